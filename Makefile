@@ -1,0 +1,46 @@
+# Everything runs in .venv, made from requirements.txt (pinned and hashed), with nothing installed
+# before but python3, venv, make and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard protos/leasehold/v1/*.proto)
+PYTEST_WORKERS ?= 2
+
+.PHONY: demo test check bench protos lock clean
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/leasehold demo
+
+test: $(VENV)/.installed
+	$(BIN)/leasehold simgpu build
+	$(BIN)/pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf format protos --diff --exit-code
+	$(BIN)/python protos/generate.py --check
+
+bench: $(VENV)/.installed
+	$(BIN)/python bench/command_latency.py
+
+protos: $(VENV)/.installed
+	$(BIN)/buf format protos --write
+	$(BIN)/python protos/generate.py
+
+# The requirements file names no host: uv writes none, and pip asks whichever index it is set up with.
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""Suspending and restoring CUDA processes with the driver's checkpoint API."""

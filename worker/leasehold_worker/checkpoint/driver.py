@@ -1,0 +1,224 @@
+"""Driver calls with deadlines, made by warm helper processes.
+
+A call that is under way is never cancelled: killing the caller in the middle can leave the target out of
+step with the driver (criu pull request 2547). Cancellation is delivered after the call, or after its
+deadline, whichever comes first. A helper whose call expired is killed and never used again.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, final
+
+import msgspec
+import trio
+
+from leasehold_worker.checkpoint.helper_protocol import (
+    PROTOCOL_ENCODER,
+    DriverCall,
+    Greeting,
+    Reply,
+    Request,
+)
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S: Final = 60.0
+"""Loading libcuda and cuInit take up to 3 s on a host with eight GPUs."""
+
+REAP_TIMEOUT_S: Final = 2.0
+"""A killed helper may be stuck in the kernel; it is then left to the kernel."""
+
+QUERY_TIMEOUT_S: Final = 30.0
+"""For calls that read or unlock. They take milliseconds; in containers up to 7 s were seen."""
+
+HELPER_LIMIT: Final = 8
+"""Calls at once, which is also the number of helpers."""
+
+REPLY_LIMIT_BYTES: Final = 65536
+
+
+class DriverCallTimeoutError(Exception):
+    """A driver call did not return before its deadline; the target's state is not known."""
+
+
+class DriverUnavailableError(Exception):
+    """There is no usable driver; the text says why."""
+
+
+@final
+class _Helper:
+    """One helper process, with at most one call under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("a driver helper needs both its pipes")
+        self._process = process
+        self._requests = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
+        self._replies = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
+        process.stdin.close()
+        process.stdout.close()
+        self._received = b""
+
+    async def read_line(self) -> bytes:
+        while b"\n" not in self._received:
+            more = await self._replies.receive_some(REPLY_LIMIT_BYTES)
+            if not more:
+                raise DriverUnavailableError("the driver helper ended; its last words are in the log")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    async def ask(self, request: Request) -> Reply:
+        try:
+            await self._requests.send_all(PROTOCOL_ENCODER.encode(request) + b"\n")
+        except (trio.BrokenResourceError, OSError) as error:
+            raise DriverUnavailableError(f"the driver helper ended: {error}") from error
+        return msgspec.json.decode(await self.read_line(), type=Reply)
+
+    async def close(self) -> None:
+        """Ends the process at once and reaps it, in bounded time even under cancellation."""
+        with trio.CancelScope(shield=True):
+            await self._requests.aclose()
+            await self._replies.aclose()
+            self._process.send_signal(signal.SIGKILL)
+            with trio.move_on_after(REAP_TIMEOUT_S) as scope:
+                while self._process.poll() is None:  # noqa: ASYNC110 - nothing else tells
+                    await trio.sleep(0.005)
+        if scope.cancelled_caught:
+            logger.error("driver helper %d does not die: it is stuck in the kernel", self._process.pid)
+
+
+async def _start_helper() -> tuple[_Helper, Greeting]:
+    # Started from the main thread, not from one of trio's: the kernel ends the helper with the thread
+    # that started it. The worker's own mask would hide GPUs from the driver that a map must name.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    process = subprocess.Popen(  # noqa: ASYNC220 - see above
+        [sys.executable, "-m", "leasehold_worker.checkpoint.helper", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    helper = _Helper(process)
+    try:
+        with trio.fail_after(START_TIMEOUT_S):
+            return helper, msgspec.json.decode(await helper.read_line(), type=Greeting)
+    except BaseException as error:
+        await helper.close()
+        if isinstance(error, trio.TooSlowError):
+            raise DriverUnavailableError(f"cuInit did not return within {START_TIMEOUT_S:g} s") from error
+        raise
+
+
+@final
+class Driver:
+    """The driver's checkpoint API, reached through helper processes. Made by :func:`open_driver`."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Helper] = []
+        self._started: set[_Helper] = set()
+        self._limit = trio.CapacityLimiter(HELPER_LIMIT)
+        self._pid_locks: dict[int, trio.Lock] = {}
+        self.cuda_version: int | None = None
+        """CUDA version of the driver: 13000 is 13.0. None without a driver."""
+        self.unavailable_reason: str | None = None
+        """Why no call can work. None: they can."""
+
+    async def probe(self) -> None:
+        """Starts the first helper and learns whether there is a driver."""
+        async with self._limit:
+            try:
+                helper, greeting = await _start_helper()
+            except DriverUnavailableError as error:
+                self.unavailable_reason = str(error)
+                return
+            self._started.add(helper)
+            self.cuda_version = greeting.cuda_version
+            if greeting.init_result != 0:
+                self.unavailable_reason = f"cuInit: {greeting.init_result_name}"
+            self._idle.append(helper)
+
+    async def call(self, request: Request, timeout_s: float = QUERY_TIMEOUT_S) -> Reply:
+        """Makes one call. Calls on the same pid wait for each other.
+
+        Once the call is under way, cancellation waits for it or for its deadline.
+
+        Args:
+            request: What to call.
+            timeout_s: Deadline of the call itself; waiting for a helper doesn't count.
+
+        Raises:
+            DriverCallTimeoutError: The deadline passed. The helper was killed; the target's state is unknown.
+            DriverUnavailableError: There is no driver, or the helper died in the call.
+        """
+        lock = self._pid_locks.setdefault(request.pid, trio.Lock())
+        try:
+            async with lock, self._limit:
+                return await self._call_now(request, timeout_s)
+        finally:
+            if not lock.locked() and self._pid_locks.get(request.pid) is lock:
+                del self._pid_locks[request.pid]
+
+    async def _call_now(self, request: Request, timeout_s: float) -> Reply:
+        helper = await self._take_helper()
+        healthy = False
+        try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout_s) as scope:
+                reply = await helper.ask(request)
+                healthy = True
+            if scope.cancelled_caught:
+                raise DriverCallTimeoutError(
+                    f"{request.call} of process {request.pid} did not return within {timeout_s:g} s"
+                )
+            return reply
+        finally:
+            if healthy:
+                self._idle.append(helper)
+            else:
+                self._started.discard(helper)
+                await helper.close()
+
+    async def _take_helper(self) -> _Helper:
+        if self._idle:
+            return self._idle.pop()
+        if self.unavailable_reason is not None:
+            raise DriverUnavailableError(self.unavailable_reason)
+        helper, greeting = await _start_helper()
+        self._started.add(helper)
+        if greeting.init_result != 0:
+            self._started.discard(helper)
+            await helper.close()
+            raise DriverUnavailableError(f"cuInit: {greeting.init_result_name}")
+        return helper
+
+    async def close(self) -> None:
+        """Ends every helper. No call is under way any more."""
+        while self._started:
+            await self._started.pop().close()
+        self._idle.clear()
+
+
+@asynccontextmanager
+async def open_driver() -> AsyncIterator[Driver]:
+    """Opens the driver, and ends its helpers on the way out."""
+    driver = Driver()
+    try:
+        await driver.probe()
+        yield driver
+    finally:
+        await driver.close()
+
+
+__all__ = [
+    "Driver",
+    "DriverCall",
+    "DriverCallTimeoutError",
+    "DriverUnavailableError",
+    "Request",
+    "open_driver",
+]

@@ -1,0 +1,248 @@
+"""One CUDA process under the driver's checkpoint API, for trio."""
+
+import enum
+import os
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import trio
+
+from leasehold_worker.checkpoint.driver import Driver, Request
+from leasehold_worker.checkpoint.driver_errors import ILLEGAL_STATE, NOT_READY, SUCCESS, DriverError
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.helper_protocol import DriverCall, Reply
+
+DEFAULT_LOCK_TIMEOUT_S: Final = 10.0
+"""The driver's own default is to wait for ever."""
+
+LOCK_GRACE_S: Final = 30.0
+"""Time for the lock call to return after its own timeout."""
+
+TRANSFER_TIMEOUT_S: Final = 600.0
+"""Deadline of a checkpoint or restore call that nobody gave one."""
+
+POLL_INTERVAL_S: Final = 0.025
+
+
+class ProcessState(enum.Enum):
+    """The driver's state of a process (CUprocessState), and UNKNOWN for what we can't decode."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    CHECKPOINTING = 4
+    RESTORING = 5
+    UNKNOWN = -1
+
+
+class LockResult(enum.Enum):
+    """How a lock that may time out ended."""
+
+    LOCKED = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """How to lock. ``timeout_s`` is finite and greater than 0; less than 1 ms counts as 1 ms."""
+
+    timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
+
+    def timeout_ms(self) -> int:
+        """The timeout as the driver takes it: never 0, which it would take for "wait for ever".
+
+        Raises:
+            ValueError: It is not a finite time greater than 0, or longer than the driver can count.
+        """
+        if not 0 < self.timeout_s < 2**32 / 1000 - 1:
+            raise ValueError(f"lock timeout {self.timeout_s} s: give a time greater than 0, at most 49 days")
+        return max(1, round(self.timeout_s * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How to checkpoint. ``timeout_s`` is the deadline of the driver call, which depends on the bytes."""
+
+    timeout_s: float = TRANSFER_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """How to restore. Pairs, if any, name every GPU of the host; none restores on the same GPUs."""
+
+    gpu_pairs: tuple[GpuPair, ...] = ()
+    timeout_s: float = TRANSFER_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class UnlockOptions:
+    """How to unlock. ``timeout_s`` is the deadline of the driver call."""
+
+    timeout_s: float = LOCK_GRACE_S
+
+
+class WaitTimeoutError(Exception):
+    """The process did not reach the expected state in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProcess:
+    """A CUDA process that the driver can lock, checkpoint, restore and unlock.
+
+    Two of them are equal when they name the same pid. It does not guard against a pid that is used again:
+    a group operation does. Every call raises :class:`DriverError` where the driver answers an error,
+    ``DriverCallTimeoutError`` where it doesn't answer, and ``DriverUnavailableError`` without a driver. A
+    call under way is finished before a cancellation is delivered.
+    """
+
+    driver: Driver = field(compare=False, repr=False)
+    pid: int
+
+    @classmethod
+    def from_pid(cls, driver: Driver, pid: int) -> Self:
+        """The process with this pid."""
+        return cls(driver, pid)
+
+    @classmethod
+    def current(cls, driver: Driver) -> Self:
+        """The calling process. It must not lock itself: it would wait for its own helper for ever."""
+        return cls(driver, os.getpid())
+
+    async def _call(self, call: DriverCall, timeout_s: float | None = None) -> Reply:
+        request = Request(call, self.pid)
+        reply = await (
+            self.driver.call(request) if timeout_s is None else self.driver.call(request, timeout_s)
+        )
+        return self._checked(call, reply)
+
+    def _checked(self, call: DriverCall, reply: Reply) -> Reply:
+        if reply.result != SUCCESS:
+            raise DriverError(call, self.pid, reply.result, reply.result_name)
+        return reply
+
+    async def state(self) -> ProcessState:
+        """What the driver says of the process. A state that the bindings don't know is UNKNOWN."""
+        reply = await self.driver.call(Request(DriverCall.STATE, self.pid))
+        if reply.result is None:
+            return ProcessState.UNKNOWN
+        value = self._checked(DriverCall.STATE, reply).value
+        try:
+            return ProcessState(value)
+        except ValueError:
+            return ProcessState.UNKNOWN
+
+    async def is_running(self) -> bool:
+        """Whether it is RUNNING. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.RUNNING
+
+    async def is_locked(self) -> bool:
+        """Whether it is LOCKED. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.LOCKED
+
+    async def is_checkpointed(self) -> bool:
+        """Whether it is CHECKPOINTED. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.CHECKPOINTED
+
+    async def wait_for_state(self, expected: ProcessState, timeout_s: float) -> ProcessState:
+        """Polls every 25 ms until the process is in the state. It asks at least once.
+
+        Raises:
+            WaitTimeoutError: The time passed.
+            DriverError: The driver answered an error, or the process is FAILED, which it never leaves.
+        """
+        deadline = trio.current_time() + timeout_s
+        while (state := await self.state()) is not expected:
+            if state is ProcessState.FAILED:
+                raise DriverError(DriverCall.STATE, self.pid, ILLEGAL_STATE, "the process is FAILED for good")
+            remaining_s = deadline - trio.current_time()
+            if remaining_s <= 0:
+                raise WaitTimeoutError(
+                    f"process {self.pid} is {state.name} after {timeout_s:g} s, not {expected.name}"
+                )
+            await trio.sleep(min(POLL_INTERVAL_S, remaining_s))
+        return state
+
+    async def restore_thread_id(self) -> int:
+        """Id of the driver's thread in the process. The cheapest proof that it uses CUDA."""
+        value = (await self._call(DriverCall.RESTORE_THREAD_ID)).value
+        if value is None:
+            raise DriverError(DriverCall.RESTORE_THREAD_ID, self.pid, None, "no thread id")
+        return value
+
+    async def try_lock(self, options: LockOptions | None = None) -> LockResult:
+        """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""
+        timeout_ms = (options or LockOptions()).timeout_ms()
+        request = Request(DriverCall.LOCK, self.pid, lock_timeout_ms=timeout_ms)
+        reply = await self.driver.call(request, timeout_ms / 1000 + LOCK_GRACE_S)
+        if reply.result == NOT_READY:
+            return LockResult.TIMED_OUT
+        self._checked(DriverCall.LOCK, reply)
+        return LockResult.LOCKED
+
+    async def lock(self, options: LockOptions | None = None) -> None:
+        """RUNNING → LOCKED: its CUDA calls block from here on. A timeout is a DriverError of NOT_READY."""
+        if await self.try_lock(options) is LockResult.TIMED_OUT:
+            raise DriverError(DriverCall.LOCK, self.pid, NOT_READY, "CUDA_ERROR_NOT_READY")
+
+    async def checkpoint(self) -> None:
+        """LOCKED → CHECKPOINTED: its device memory moves to host memory."""
+        await self.checkpoint_with_options(CheckpointOptions())
+
+    async def checkpoint_with_options(self, options: CheckpointOptions) -> None:
+        """LOCKED → CHECKPOINTED, with a deadline."""
+        await self._call(DriverCall.CHECKPOINT, options.timeout_s)
+
+    async def restore(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
+        """CHECKPOINTED → LOCKED, on the GPUs that the pairs say."""
+        await self.restore_with_options(RestoreOptions(gpu_pairs))
+
+    async def restore_with_options(self, options: RestoreOptions) -> None:
+        """CHECKPOINTED → LOCKED, with a deadline."""
+        pairs = [(pair.old_uuid, pair.new_uuid) for pair in options.gpu_pairs]
+        request = Request(DriverCall.RESTORE, self.pid, gpu_pairs=pairs)
+        self._checked(DriverCall.RESTORE, await self.driver.call(request, options.timeout_s))
+
+    async def unlock(self) -> None:
+        """LOCKED → RUNNING."""
+        await self.unlock_with_options(UnlockOptions())
+
+    async def unlock_with_options(self, options: UnlockOptions) -> None:
+        """LOCKED → RUNNING, with a deadline."""
+        await self._call(DriverCall.UNLOCK, options.timeout_s)
+
+    async def suspend(self, options: LockOptions | None = None) -> None:
+        """RUNNING → CHECKPOINTED. A process that can't be checkpointed is unlocked again."""
+        await self.lock(options)
+        try:
+            await self.checkpoint()
+        except DriverError:
+            if await self.is_locked():
+                await self.unlock()
+            raise
+
+    async def resume(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
+        """CHECKPOINTED → RUNNING, on the GPUs that the pairs say."""
+        await self.restore(gpu_pairs)
+        await self.unlock()
+
+    async def toggle(
+        self, options: LockOptions | None = None, gpu_pairs: tuple[GpuPair, ...] = ()
+    ) -> ProcessState:
+        """Suspends a RUNNING process or resumes a CHECKPOINTED one, and returns the state read afterwards.
+
+        Never part of a command: a repeated toggle undoes itself.
+
+        Raises:
+            DriverError: ILLEGAL_STATE in every other state, besides what the calls raise.
+        """
+        match await self.state():
+            case ProcessState.RUNNING:
+                await self.suspend(options)
+            case ProcessState.CHECKPOINTED:
+                await self.resume(gpu_pairs)
+            case state:
+                raise DriverError(
+                    DriverCall.STATE, self.pid, ILLEGAL_STATE, f"can't toggle a process that is {state.name}"
+                )
+        return await self.state()

@@ -1,0 +1,30 @@
+"""What a worker refuses or fails with, as the wire carries it."""
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+
+
+class OperationError(Exception):
+    """An operation was refused, or failed.
+
+    Attributes:
+        reason: The typed reason of the wire.
+        message: One sentence for a person: the value, the rule and the remedy.
+        metadata: Facts for programs, under the names that ``errors.proto`` lists.
+    """
+
+    def __init__(
+        self, reason: ErrorReason.ValueType, message: str, metadata: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = metadata or {}
+
+    def to_proto(self) -> errors_pb2.Error:
+        """The same error as a message."""
+        return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
+
+
+class StartError(Exception):
+    """The worker can't start; its text is one sentence with the remedy."""

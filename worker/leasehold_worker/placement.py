@@ -1,0 +1,77 @@
+"""On which GPUs a parked workload wakes. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.errors import OperationError
+
+
+def choose_gpus(
+    parked: Sequence[str],
+    free: Sequence[str],
+    chips: Mapping[str, str],
+    free_bytes: Mapping[str, int],
+    parked_bytes: Mapping[str, int],
+) -> tuple[GpuPair, ...]:
+    """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
+
+    Args:
+        parked: GPUs that the workload held, in its order.
+        free: GPUs that can be claimed, in slot order.
+        chips: Chip by UUID of every GPU of the host.
+        free_bytes: Free device memory by UUID; a GPU is missing where it is unknown.
+        parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
+
+    Raises:
+        OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
+            places are too small.
+    """
+    left = list(free)
+    chosen = {uuid: uuid for uuid in parked if uuid in left and _fits(uuid, uuid, free_bytes, parked_bytes)}
+    left = [uuid for uuid in left if uuid not in chosen]
+    for uuid in parked:
+        if uuid in chosen:
+            continue
+        same_chip = [candidate for candidate in left if chips[candidate] == chips[uuid]]
+        if not same_chip:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NO_FREE_GPU,
+                f"no {chips[uuid]} is free to take the place of {uuid}: suspend or stop a workload first",
+                {"gpu_uuid": uuid},
+            )
+        fitting = [c for c in same_chip if _fits(c, uuid, free_bytes, parked_bytes)]
+        if not fitting:
+            check_memory((GpuPair(uuid, same_chip[0]),), free_bytes, parked_bytes)
+        chosen[uuid] = fitting[0]
+        left.remove(fitting[0])
+    return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)
+
+
+def check_memory(
+    pairs: Sequence[GpuPair], free_bytes: Mapping[str, int], needed_bytes: Mapping[str, int]
+) -> None:
+    """Refuses destinations with too little free memory.
+
+    A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
+
+    Raises:
+        OperationError: INSUFFICIENT_DEVICE_MEMORY.
+    """
+    for pair in pairs:
+        if not _fits(pair.new_uuid, pair.old_uuid, free_bytes, needed_bytes):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
+                f"{pair.new_uuid} has {free_bytes[pair.new_uuid]} bytes free and the workload needs "
+                f"{needed_bytes[pair.old_uuid]}: choose another GPU, or free memory on it",
+                {"gpu_uuid": pair.new_uuid},
+            )
+
+
+def _fits(
+    destination: str, source: str, free_bytes: Mapping[str, int], needed_bytes: Mapping[str, int]
+) -> bool:
+    if destination not in free_bytes or source not in needed_bytes:
+        return True
+    return free_bytes[destination] >= needed_bytes[source]

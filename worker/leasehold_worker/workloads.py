@@ -1,0 +1,181 @@
+"""The workloads of this worker: what they are, where they stand, and their processes' end."""
+
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
+
+from leasehold_worker.checkpoint.group import Member
+from leasehold_worker.errors import OperationError
+from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.processes import Pid, ProcessIdentity, identify
+
+logger = logging.getLogger(__name__)
+
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
+EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
+FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
+
+ENDED: Final = frozenset({EXITED, FAILED})
+ENDED_LIMIT: Final = 256
+"""Ended workloads that are remembered; their output stays on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What waking a workload needs to know.
+
+    Attributes:
+        gpu_uuids: GPUs that it held, in its order.
+        device_memory_bytes: Parked bytes by the GPU that they were on; missing where NVML couldn't say.
+        policy: How it was parked.
+        since: When.
+    """
+
+    gpu_uuids: tuple[str, ...]
+    device_memory_bytes: Mapping[str, int]
+    policy: workload_pb2.EvictionPolicy
+    since: datetime
+
+
+@dataclass(eq=False, slots=True)
+class Workload:
+    """A process tree of this worker. Its state is changed by :class:`Workloads` only."""
+
+    workload_id: str
+    name: str
+    spec: WorkloadSpec
+    root: ProcessIdentity
+    output_path: Path
+    start_time: datetime
+    lease: Lease | None
+    state: WorkloadState.ValueType = RUNNING
+    generation: int = 1
+    members: tuple[Member, ...] = ()
+    parked: Parked | None = None
+    end_time: datetime | None = None
+    returncode: int | None = None
+    error: OperationError | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+@final
+class Workloads:
+    """The registry. Every change is told to the observer, in order, with the workload after it."""
+
+    def __init__(self, pool: GpuPool, directory: Path, observer: Callable[[Workload], None]) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._observer = observer
+        self._by_id: dict[str, Workload] = {}
+
+    def __contains__(self, workload_id: object) -> bool:
+        return workload_id in self._by_id
+
+    def get(self, workload_id: str) -> Workload:
+        """The workload with this id.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD.
+        """
+        try:
+            return self._by_id[workload_id]
+        except KeyError:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                f"this worker has no workload {workload_id}: it ended before the worker's last start",
+            ) from None
+
+    def all(self) -> tuple[Workload, ...]:
+        """Every workload, oldest first."""
+        return tuple(self._by_id.values())
+
+    def set_state(self, workload: Workload, state: WorkloadState.ValueType) -> None:
+        """Changes the state and tells the observer. An ended workload stays ended."""
+        if workload.state in ENDED:
+            return
+        workload.state = state
+        workload.generation += 1
+        self._observer(workload)
+
+    async def spawn(
+        self, workload_id: str, name: str, spec: WorkloadSpec, lease: Lease | None, nursery: trio.Nursery
+    ) -> Workload:
+        """Starts the workload's program, in a session of its own, and watches for its end.
+
+        Its output goes to a file that outlives the worker.
+
+        Raises:
+            OperationError: SPAWN_FAILED; nothing was started.
+        """
+        folder = self._directory / workload_id
+        output_path = folder / "output.log"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with output_path.open("ab") as output:
+                process = await trio.lowlevel.open_process(
+                    list(spec.arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=spec.working_directory or folder,
+                    env=child_environment(os.environ, name, spec, lease),
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_SPAWN_FAILED,
+                f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
+            ) from error
+        # A child that has ended already is a zombie until it is waited for: its pid is still its own.
+        root = identify(process.pid) or ProcessIdentity(Pid(process.pid), 0)
+        workload = Workload(workload_id, name, spec, root, output_path, datetime.now(UTC), lease)
+        self._by_id[workload_id] = workload
+        nursery.start_soon(self._watch, workload, process)
+        self._observer(workload)
+        return workload
+
+    async def _watch(self, workload: Workload, process: trio.Process) -> None:
+        returncode = await process.wait()
+        logger.info("workload %s ended with %d", workload.name, returncode)
+        workload.returncode = returncode
+        workload.end_time = datetime.now(UTC)
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        workload.parked = None
+        workload.members = ()
+        self.set_state(workload, EXITED)
+        workload.ended.set()
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        ended = [workload for workload in self._by_id.values() if workload.state in ENDED]
+        for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
+            del self._by_id[workload.workload_id]
+
+
+def child_environment(
+    inherited: Mapping[str, str], name: str, spec: WorkloadSpec, lease: Lease | None
+) -> dict[str, str]:
+    """The environment of a workload: the worker's own, then what was asked for, then its GPUs.
+
+    GPUs are named by UUID, and a workload without any sees none.
+    """
+    visible = ",".join(lease.gpu_uuids) if lease else "-1"
+    return {
+        **inherited,
+        **spec.environment,
+        "LEASEHOLD_WORKLOAD": name,
+        "CUDA_VISIBLE_DEVICES": visible,
+        "NVIDIA_VISIBLE_DEVICES": visible,
+    }

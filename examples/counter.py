@@ -1,0 +1,116 @@
+"""Counts in GPU memory, and proves with every count that the memory is intact.
+
+Fills a device buffer with a pattern that follows from the count. Then, at every interval, copies it back, checks
+every byte, prints the count, and writes the pattern of the next one. A count that is lost, repeated or stored in
+damaged memory shows: the printed numbers are consecutive, or a line says `corrupt` and the program fails.
+
+Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT end it between two counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import threading
+import uuid
+from types import FrameType
+from typing import Any
+
+from cuda.bindings import driver  # noqa: TID251 - the example is a CUDA program
+
+_UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_PERIOD = 251  # a prime: shifted or swapped pages do not fit the pattern
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """Returns what a driver call answers beside its error code, or ends the program on an error."""
+    error, *values = answer
+    if error != driver.CUresult.CUDA_SUCCESS:
+        _, name = driver.cuGetErrorName(error)
+        sys.exit(f"counter: the driver answered {name.decode() if name else int(error)}")
+    return values[0] if values else None
+
+
+def parse_size(text: str) -> int:
+    """Reads a size such as 64MiB."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text)
+    if match is None or match[2] not in _UNITS or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write one like 64MiB, with B, KiB, MiB or GiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+class Pattern:
+    """The bytes that stand for each count: one long cycle, read from a place that follows from the count."""
+
+    def __init__(self, size: int) -> None:
+        repeats = (size + _PERIOD) // _PERIOD + 1
+        self._cycle = memoryview(bytes(range(_PERIOD)) * repeats)
+        self._size = size
+
+    def of(self, count: int) -> memoryview:
+        """The pattern of a count, which differs from that of its neighbours in every byte."""
+        start = count % _PERIOD
+        return self._cycle[start : start + self._size]
+
+
+def gpu_uuid(device: Any) -> str:
+    """Asks the driver afresh: after a move the same device is another GPU."""
+    return f"GPU-{uuid.UUID(bytes=bytes(check(driver.cuDeviceGetUuid(device)).bytes))}"
+
+
+def first_difference(found: bytearray, expected: memoryview) -> int:
+    """The position of the first byte that differs."""
+    return next(index for index, value in enumerate(expected) if found[index] != value)
+
+
+def main() -> int:
+    """Counts until it is told to stop. Returns 1 if a byte was wrong."""
+    parser = argparse.ArgumentParser(description="Count in GPU memory, checking every byte at every count.")
+    parser.add_argument("--bytes", type=parse_size, default="64MiB", metavar="SIZE", help="size of the buffer")
+    parser.add_argument("--interval-s", type=float, default=0.1, metavar="S", help="time between two counts")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device to use")
+    parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")
+    options = parser.parse_args()
+
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+    check(driver.cuInit(0))
+    device = check(driver.cuDeviceGet(options.device))
+    check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
+    buffer = check(driver.cuMemAlloc(options.bytes))
+    pattern = Pattern(options.bytes)
+    found = bytearray(options.bytes)
+
+    count = 0
+    check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
+    while not stopping.is_set() and count != options.counts:
+        check(driver.cuMemcpyDtoH(found, buffer, options.bytes))
+        expected = pattern.of(count)
+        if found != expected:
+            position = first_difference(found, expected)
+            print(
+                f"count={count} gpu={gpu_uuid(device)} corrupt byte {position}: "
+                f"found {found[position]}, expected {expected[position]}",
+                flush=True,
+            )
+            return 1
+        print(f"count={count} gpu={gpu_uuid(device)} ok", flush=True)
+        count += 1
+        check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
+        stopping.wait(options.interval_s)
+
+    check(driver.cuMemFree(buffer))
+    check(driver.cuDevicePrimaryCtxRelease(device))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""A simulated GPU host: `libcuda.so.1` and `libnvidia-ml.so.1` that behave like NVIDIA's, without a GPU.
+
+Programs that use CUDA through cuda-python, and NVML through nvidia-ml-py, run unchanged in an environment that
+puts these libraries first:
+
+    host = SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100")
+    child = subprocess.Popen([sys.executable, "examples/counter.py"], env={**os.environ, **host.environment()})
+    ...
+    host.processes()                       # pid, state, bytes by GPU UUID
+    host.set_fault("restore", pid, error=2, times=1)   # the next restore of that process: out of memory
+    host.set_busy(pid)                     # a lock of it does not drain
+    host.hog(0, 70 * GIB)                  # GPU 0 has that much less
+    host.lose_gpu(1)                       # NVML_ERROR_GPU_IS_LOST
+    host.set_readings(2, ecc_uncorrected=1, mig_enabled=True, temperature_c=91)
+    host.clear_faults()
+
+Never load the libraries into a process that has started without that environment: the loader reads
+LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's state file.
+"""
+
+from __future__ import annotations
+
+from leasehold_simgpu.build import build
+from leasehold_simgpu.chips import CHIPS, GIB, Chip, find_chip
+from leasehold_simgpu.errors import CompilerError, InvalidSettingError, NoSuchHostError, SimgpuError
+from leasehold_simgpu.host import (
+    CALL_OF_ACTION,
+    ProcessState,
+    SimulatedFault,
+    SimulatedGpu,
+    SimulatedHost,
+    SimulatedProcess,
+)
+from leasehold_simgpu.timing import Timing
+
+__all__ = [
+    "CALL_OF_ACTION",
+    "CHIPS",
+    "GIB",
+    "Chip",
+    "CompilerError",
+    "InvalidSettingError",
+    "NoSuchHostError",
+    "ProcessState",
+    "SimgpuError",
+    "SimulatedFault",
+    "SimulatedGpu",
+    "SimulatedHost",
+    "SimulatedProcess",
+    "Timing",
+    "build",
+    "find_chip",
+]

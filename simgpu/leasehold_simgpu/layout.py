@@ -1,0 +1,116 @@
+"""The state file of a simulated host, as `native/state.h` lays it out.
+
+Both sides follow the C ABI's rules of alignment; `tests/simgpu/test_layout.py` compares every offset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+MAGIC: Final = 0x55504753
+MAX_GPUS: Final = 16
+MAX_PROCESSES: Final = 256
+MAX_FAULTS: Final = 64
+NO_STATE: Final = -1
+UNLIMITED: Final = -1
+
+STATE_MASK: Final = 0x07
+RESIDENT: Final = 0x08
+WEDGED: Final = 0x10
+GATE_CLOSED: Final = 0x20
+PLACEMENT: Final = 0x40
+
+
+class Gpu(ctypes.Structure):
+    """`struct simgpu_gpu`."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        ("name", ctypes.c_char * 64),
+        ("serial", ctypes.c_char * 32),
+        ("memory_bytes", ctypes.c_uint64),
+        ("hogged_bytes", ctypes.c_uint64),
+        ("ecc_corrected", ctypes.c_uint64),
+        ("ecc_uncorrected", ctypes.c_uint64),
+        ("pci_domain", ctypes.c_uint32),
+        ("pci_bus", ctypes.c_uint32),
+        ("pci_device", ctypes.c_uint32),
+        ("pci_device_id", ctypes.c_uint32),
+        ("compute_major", ctypes.c_uint32),
+        ("compute_minor", ctypes.c_uint32),
+        ("multiprocessors", ctypes.c_uint32),
+        ("lost", ctypes.c_uint32),
+        ("mig_enabled", ctypes.c_uint32),
+        ("temperature_c", ctypes.c_uint32),
+        ("utilization_percent", ctypes.c_uint32),
+        ("memory_utilization_percent", ctypes.c_uint32),
+        ("encoder_percent", ctypes.c_uint32),
+        ("decoder_percent", ctypes.c_uint32),
+        ("power_mw", ctypes.c_uint32),
+        ("power_limit_mw", ctypes.c_uint32),
+    )
+
+
+class Fault(ctypes.Structure):
+    """`struct simgpu_fault`."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint64),
+        ("call", ctypes.c_char * 56),
+        ("pid", ctypes.c_int32),
+        ("error", ctypes.c_int32),
+        ("delay_ms", ctypes.c_uint32),
+        ("hang", ctypes.c_uint32),
+        ("signal", ctypes.c_int32),
+        ("state", ctypes.c_int32),
+        ("skip", ctypes.c_uint32),
+        ("keep_memory", ctypes.c_uint32),
+        ("ignore_gpu_pairs", ctypes.c_uint32),
+        ("remaining", ctypes.c_int32),
+    )
+
+
+class Process(ctypes.Structure):
+    """`struct simgpu_process`."""
+
+    _fields_ = (
+        ("pid", ctypes.c_int32),
+        ("restore_tid", ctypes.c_int32),
+        ("start_time", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("in_flight", ctypes.c_uint32),
+        ("busy", ctypes.c_uint32),
+        ("channel_pid", ctypes.c_int32),
+        ("channel_start_time", ctypes.c_uint64),
+        ("visible_count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("placement", (ctypes.c_uint8 * MAX_GPUS) * 2),
+        ("allocated_bytes", ctypes.c_uint64 * MAX_GPUS),
+        ("contexts", ctypes.c_uint32 * MAX_GPUS),
+    )
+
+
+class Host(ctypes.Structure):
+    """`struct simgpu_host`: the whole file."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint32),
+        ("layout_bytes", ctypes.c_uint32),
+        ("gpu_count", ctypes.c_uint32),
+        ("cuda_version", ctypes.c_uint32),
+        ("driver_version", ctypes.c_char * 32),
+        ("persistence_mode", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("context_bytes", ctypes.c_uint64),
+        ("suspend_fixed_us", ctypes.c_uint64),
+        ("suspend_bytes_per_s", ctypes.c_uint64),
+        ("restore_fixed_us", ctypes.c_uint64),
+        ("restore_bytes_per_s", ctypes.c_uint64),
+        ("next_fault_id", ctypes.c_uint64),
+        ("fault_count", ctypes.c_uint32),
+        ("reserved_2", ctypes.c_uint32),
+        ("gpus", Gpu * MAX_GPUS),
+        ("faults", Fault * MAX_FAULTS),
+        ("processes", Process * MAX_PROCESSES),
+    )

@@ -1,0 +1,223 @@
+/* The six calls of the checkpoint API, as the driver API reference describes them.
+ *
+ *   RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
+ *
+ * Any other call is ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
+ * (NVIDIA/cuda-checkpoint issue 44): it reads CHECKPOINTED, but further restores are OPERATING_SYSTEM.
+ * Each change is stored at the end of a call, in one word: a controller killed in a call has changed nothing.
+ */
+#include "driver.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "checkpoint_channel.h"
+#include "gpu_pairs.h"
+
+#define FIRST_DRIVER_WITH_PAIRS 13000
+#define DRAIN_POLL_MS 5
+#define LIVENESS_INTERVAL_MS 50
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static uint32_t state_of(const struct simgpu_process *target) {
+    return atomic_load(&target->status) & SIMGPU_STATE_MASK;
+}
+
+/* Changes the state and these bits, and leaves the others. */
+static void move_to(struct simgpu_process *target, uint32_t state, uint32_t set, uint32_t clear) {
+    uint32_t status = atomic_load(&target->status) & ~(SIMGPU_STATE_MASK | clear);
+    simgpu_set_status(target, status | set | state);
+}
+
+static bool is_zero(const void *bytes, size_t count) {
+    const unsigned char *byte = bytes;
+    while (count > 0 && byte[count - 1] == 0)
+        count--;
+    return count == 0;
+}
+
+EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
+    struct channel channel;
+    if (state == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessGetState", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = channel_close(&channel, CUDA_SUCCESS);
+    *state = (CUprocessState)state_of(channel.target);
+    return result;
+}
+
+EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
+    struct channel channel;
+    if (tid == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessGetRestoreThreadId", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *tid = channel.target->restore_tid;
+    return channel_close(&channel, CUDA_SUCCESS);
+}
+
+/* Waits, with the gate closed, until no device call and no other work runs. */
+static CUresult drain(const struct channel *channel, unsigned timeout_ms) {
+    struct simgpu_process *target = channel->target;
+    uint64_t start = now_ms(), checked = start;
+    for (;;) {
+        uint32_t in_flight = atomic_load(&target->in_flight);
+        if (in_flight == 0 && atomic_load(&target->busy) == 0)
+            return CUDA_SUCCESS;
+        uint64_t now = now_ms();
+        if (timeout_ms != 0 && now - start >= timeout_ms)
+            return CUDA_ERROR_NOT_READY;
+        if (now - checked >= LIVENESS_INTERVAL_MS) {
+            if (!channel_target_lives(channel))
+                return CUDA_ERROR_OPERATING_SYSTEM;
+            checked = now;
+        }
+        simgpu_wait_word(&target->in_flight, in_flight, DRAIN_POLL_MS);
+    }
+}
+
+EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *args) {
+    struct channel channel;
+    if (args != NULL && !is_zero(&args->reserved0, sizeof *args - offsetof(CUcheckpointLockArgs, reserved0)))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessLock", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct simgpu_process *target = channel.target;
+    if (state_of(target) != CU_PROCESS_STATE_RUNNING)
+        return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
+    move_to(target, CU_PROCESS_STATE_RUNNING, SIMGPU_GATE_CLOSED, 0);
+    result = drain(&channel, args == NULL ? 0 : args->timeoutMs);
+    if (result == CUDA_SUCCESS)
+        move_to(target, CU_PROCESS_STATE_LOCKED, 0, 0);
+    else
+        move_to(target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
+    return channel_close(&channel, result);
+}
+
+static uint64_t allocated_bytes(const struct simgpu_process *target) {
+    uint64_t bytes = 0;
+    for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++)
+        bytes += target->allocated_bytes[ordinal];
+    return bytes;
+}
+
+/* The first reason why the target cannot be checkpointed: a GPU of it that is lost or split into MIG instances
+ * (NVIDIA/cuda-checkpoint issue 42). */
+static CUresult obstacle(const struct channel *channel) {
+    for (uint32_t ordinal = 0; ordinal < channel->target->visible_count; ordinal++) {
+        const struct simgpu_gpu *gpu = &channel->host->gpus[simgpu_gpu_of(channel->target, ordinal)];
+        if (channel->target->contexts[ordinal] == 0)
+            continue;
+        if (gpu->lost)
+            return CUDA_ERROR_UNKNOWN;
+        if (gpu->mig_enabled)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpointArgs *args) {
+    struct channel channel;
+    if (args != NULL && !is_zero(args, sizeof *args))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessCheckpoint", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct simgpu_host *host = channel.host;
+    struct simgpu_process *target = channel.target;
+    if (state_of(target) != CU_PROCESS_STATE_LOCKED)
+        return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
+    result = obstacle(&channel);
+    if (result != CUDA_SUCCESS)
+        return channel_close(&channel, result);
+    if (!channel_spend(&channel, host->suspend_fixed_us, allocated_bytes(target), host->suspend_bytes_per_s))
+        return channel_close(&channel, CUDA_ERROR_OPERATING_SYSTEM);
+    move_to(target, CU_PROCESS_STATE_CHECKPOINTED, 0, channel.fault.keep_memory ? 0 : SIMGPU_RESIDENT);
+    return channel_close(&channel, CUDA_SUCCESS);
+}
+
+/* Is there room for the target on the GPUs that the map leads to? Under the lock. */
+static CUresult find_room(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+    struct simgpu_host *host = channel->host;
+    const struct simgpu_process *target = channel->target;
+    for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++) {
+        uint32_t gpu = new_of[simgpu_gpu_of(target, ordinal)];
+        uint64_t bytes = simgpu_bytes_of(host, target, ordinal);
+        uint64_t used = simgpu_used_bytes(host, gpu, target), total = host->gpus[gpu].memory_bytes;
+        if (bytes != 0 && host->gpus[gpu].lost)
+            return CUDA_ERROR_UNKNOWN;
+        if (bytes != 0 && (used > total || bytes > total - used))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Puts the target on its new GPUs. The placement is written to the row that does not hold yet; the one store of
+ * the status makes row, residence and state hold together. Under the lock. */
+static void place(struct simgpu_process *target, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+    uint32_t flipped = (atomic_load(&target->status) & SIMGPU_PLACEMENT) ^ SIMGPU_PLACEMENT;
+    uint8_t *row = target->placement[flipped ? 1 : 0];
+    for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++)
+        row[ordinal] = new_of[simgpu_gpu_of(target, ordinal)];
+    move_to(target, CU_PROCESS_STATE_LOCKED, SIMGPU_RESIDENT | flipped, SIMGPU_PLACEMENT);
+}
+
+static CUresult restore(struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+    struct simgpu_host *host = channel->host;
+    struct simgpu_process *target = channel->target;
+    if (!channel_spend(channel, host->restore_fixed_us, allocated_bytes(target), host->restore_bytes_per_s))
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    simgpu_lock();
+    CUresult result = find_room(channel, new_of);
+    if (result == CUDA_SUCCESS)
+        place(target, new_of);
+    else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        move_to(target, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_WEDGED, 0);
+    simgpu_unlock();
+    return result;
+}
+
+EXPORT CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArgs *args) {
+    struct channel channel;
+    if (args != NULL && !is_zero(args->reserved, sizeof args->reserved))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessRestore", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct simgpu_host *host = channel.host;
+    uint32_t count = args == NULL || channel.fault.ignore_gpu_pairs ? 0 : args->gpuPairsCount;
+    uint8_t new_of[SIMGPU_MAX_GPUS];
+    if (state_of(channel.target) != CU_PROCESS_STATE_CHECKPOINTED)
+        result = CUDA_ERROR_ILLEGAL_STATE;
+    else if (atomic_load(&channel.target->status) & SIMGPU_WEDGED)
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    else if (!host->persistence_mode && simgpu_self == NULL)
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    else if (count != 0 && host->cuda_version < FIRST_DRIVER_WITH_PAIRS)
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    else
+        result = gpu_pairs_read(host, args == NULL ? NULL : args->gpuPairs, count, new_of);
+    return channel_close(&channel, result != CUDA_SUCCESS ? result : restore(&channel, new_of));
+}
+
+EXPORT CUresult cuCheckpointProcessUnlock(int pid, const CUcheckpointUnlockArgs *args) {
+    struct channel channel;
+    if (args != NULL && !is_zero(args, sizeof *args))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = channel_open(&channel, "cuCheckpointProcessUnlock", pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (state_of(channel.target) != CU_PROCESS_STATE_LOCKED)
+        return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
+    move_to(channel.target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
+    return channel_close(&channel, CUDA_SUCCESS);
+}

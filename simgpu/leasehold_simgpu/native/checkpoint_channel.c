@@ -1,0 +1,112 @@
+/* The real driver talks to a thread of the target through /proc (NVIDIA/cuda-checkpoint issue 41). What follows
+ * from that holds here too: a thread id names its process, one call at a time is served, a stopped target answers
+ * no call, and a target that dies in a call ends it with CUDA_ERROR_OPERATING_SYSTEM.
+ */
+#include "checkpoint_channel.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "process_table.h"
+
+#define FIRST_DRIVER_WITH_API 12080
+#define POLL_US 2000
+#define LIVENESS_INTERVAL_US 50000
+
+bool channel_target_lives(const struct channel *channel) {
+    return process_start_time(channel->pid) == channel->start_time;
+}
+
+static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid, uint64_t start_time) {
+    for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
+        if (host->processes[slot].pid == pid && host->processes[slot].start_time == start_time)
+            return &host->processes[slot];
+    return NULL;
+}
+
+/* INVALID_VALUE for a pid that no process has, NOT_INITIALIZED for a process without CUDA. */
+static CUresult find_target(struct channel *channel, int pid) {
+    channel->pid = process_of_thread(pid);
+    channel->start_time = process_start_time(channel->pid);
+    if (channel->start_time == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (kill(channel->pid, 0) != 0 && errno == EPERM)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    simgpu_lock();
+    channel->target = find_record(channel->host, channel->pid, channel->start_time);
+    simgpu_unlock();
+    return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+}
+
+/* Takes the channel unless another living controller holds it. */
+static bool try_acquire(struct channel *channel) {
+    struct simgpu_process *target = channel->target;
+    simgpu_lock();
+    bool held = target->channel_pid != 0 && process_start_time(target->channel_pid) == target->channel_start_time;
+    if (!held) {
+        target->channel_start_time = process_start_time(getpid());
+        target->channel_pid = getpid();
+    }
+    simgpu_unlock();
+    return !held;
+}
+
+static void release(struct channel *channel) {
+    simgpu_lock();
+    channel->target->channel_pid = 0;
+    simgpu_unlock();
+}
+
+CUresult channel_open(struct channel *channel, const char *call, int pid) {
+    channel->host = simgpu_host();
+    if (channel->host == NULL)
+        return CUDA_ERROR_NO_DEVICE;
+    if (channel->host->cuda_version < FIRST_DRIVER_WITH_API)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = find_target(channel, pid);
+    if (result != CUDA_SUCCESS)
+        return result;
+    while (process_is_stopped(channel->pid) || !try_acquire(channel)) {
+        simgpu_sleep_us(POLL_US);
+        if (!channel_target_lives(channel))
+            return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    simgpu_meet_fault(call, channel->pid, &channel->fault);
+    if (channel->fault.error != 0 || channel->fault.skip)
+        return channel_close(channel, (CUresult)channel->fault.error);
+    return CUDA_SUCCESS;
+}
+
+/* What a fault says about the state afterwards. */
+static void force_state(struct channel *channel, uint32_t state) {
+    uint32_t status = atomic_load(&channel->target->status) & (SIMGPU_PLACEMENT | SIMGPU_WEDGED);
+    if (state != CU_PROCESS_STATE_CHECKPOINTED || channel->fault.keep_memory)
+        status |= SIMGPU_RESIDENT;
+    if (state != CU_PROCESS_STATE_RUNNING)
+        status |= SIMGPU_GATE_CLOSED;
+    simgpu_set_status(channel->target, status | state);
+}
+
+CUresult channel_close(struct channel *channel, CUresult result) {
+    if (!channel_target_lives(channel))
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    else if (channel->fault.state != SIMGPU_NO_STATE)
+        force_state(channel, (uint32_t)channel->fault.state & SIMGPU_STATE_MASK);
+    release(channel);
+    return result;
+}
+
+bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s) {
+    uint64_t left_us = fixed_us;
+    if (bytes_per_s != 0)
+        left_us += (uint64_t)((double)bytes / (double)bytes_per_s * 1e6);
+    while (left_us > 0) {
+        uint64_t step_us = left_us < LIVENESS_INTERVAL_US ? left_us : LIVENESS_INTERVAL_US;
+        simgpu_sleep_us(step_us);
+        left_us -= step_us;
+        if (!channel_target_lives(channel))
+            return false;
+    }
+    return true;
+}

@@ -1,0 +1,29 @@
+/* The way from a controller to a target process: what every call of the checkpoint API begins and ends with. */
+#ifndef SIMGPU_CHECKPOINT_CHANNEL_H
+#define SIMGPU_CHECKPOINT_CHANNEL_H
+
+#include "driver_types.h"
+#include "faults.h"
+#include "state.h"
+
+struct channel {
+    struct simgpu_host *host;
+    struct simgpu_process *target;
+    pid_t pid; /* of the target's process, also when the caller named one of its threads */
+    uint64_t start_time;
+    struct simgpu_fault fault;
+};
+
+/* Finds the target, waits for its channel and meets the call's faults. On any result but CUDA_SUCCESS the call is
+ * over, and channel_close() must not be called. */
+CUresult channel_open(struct channel *channel, const char *call, int pid);
+
+/* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
+CUresult channel_close(struct channel *channel, CUresult result);
+
+/* Lets time pass as a copy of so many bytes would. False if the target died. */
+bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s);
+
+bool channel_target_lives(const struct channel *channel);
+
+#endif

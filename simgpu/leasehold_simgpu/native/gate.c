@@ -1,0 +1,73 @@
+/* The gate that every device call of a process passes.
+ *
+ * A caller first counts itself in, then looks at the gate, and counts itself out again if it is closed; a lock
+ * first closes the gate, then waits until nobody is in. Both orders are sequentially consistent, so a lock never
+ * misses a call. Waiting sleeps on the status word: it costs no CPU.
+ */
+#include "driver.h"
+#include "faults.h"
+#include "process_table.h"
+
+#include <unistd.h>
+
+#define HEAL_INTERVAL_MS 250
+
+static bool channel_is_in_use(const struct simgpu_process *self) {
+    pid_t owner = *(volatile const int32_t *)&self->channel_pid;
+    return owner != 0 && process_start_time(owner) == self->channel_start_time;
+}
+
+/* A controller that died while it waited for this process to drain left the gate closed on a running process. */
+static void reopen_if_abandoned(struct simgpu_process *self, uint32_t status) {
+    if ((status & SIMGPU_STATE_MASK) != CU_PROCESS_STATE_RUNNING || channel_is_in_use(self))
+        return;
+    if (atomic_compare_exchange_strong(&self->status, &status, status & ~SIMGPU_GATE_CLOSED))
+        simgpu_wake_word(&self->status);
+}
+
+static void pass_gate(struct simgpu_process *self) {
+    for (;;) {
+        atomic_fetch_add(&self->in_flight, 1);
+        uint32_t status = atomic_load(&self->status);
+        if (!(status & SIMGPU_GATE_CLOSED))
+            return;
+        simgpu_leave(CUDA_SUCCESS);
+        simgpu_wait_word(&self->status, status, HEAL_INTERVAL_MS);
+        if (atomic_load(&self->status) == status)
+            reopen_if_abandoned(self, status);
+    }
+}
+
+CUresult simgpu_leave(CUresult result) {
+    struct simgpu_process *self = simgpu_self;
+    if (atomic_fetch_sub(&self->in_flight, 1) == 1 && (atomic_load(&self->status) & SIMGPU_GATE_CLOSED))
+        simgpu_wake_word(&self->in_flight);
+    return result;
+}
+
+static CUresult find_usable_context(struct context **context) {
+    struct context *current = NULL;
+    CUresult result = simgpu_find_context(NULL, &current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (simgpu_host()->gpus[simgpu_gpu_of(simgpu_self, current->ordinal)].lost)
+        return CUDA_ERROR_UNKNOWN;
+    if (context != NULL)
+        *context = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult simgpu_enter(const char *call, enum call_kind kind, struct context **context) {
+    struct simgpu_fault fault;
+    if (simgpu_meet_fault(call, getpid(), &fault) && fault.error != 0)
+        return (CUresult)fault.error;
+    if (kind == NEEDS_NOTHING)
+        return CUDA_SUCCESS;
+    if (simgpu_self == NULL)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (kind == NEEDS_DRIVER)
+        return CUDA_SUCCESS;
+    pass_gate(simgpu_self);
+    CUresult result = kind == NEEDS_CONTEXT ? find_usable_context(context) : CUDA_SUCCESS;
+    return result == CUDA_SUCCESS ? CUDA_SUCCESS : simgpu_leave(result);
+}

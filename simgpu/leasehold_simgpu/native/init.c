@@ -1,0 +1,121 @@
+/* cuInit: a process enters the host's books. */
+#include "driver.h"
+#include "faults.h"
+#include "process_table.h"
+#include "visible_devices.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define RESTORE_THREAD_STACK_BYTES 65536
+
+struct simgpu_process *simgpu_self;
+pthread_mutex_t simgpu_objects = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool forked_after_init;
+
+/* A child forked after cuInit has no CUDA: the driver's threads and channels stayed with the parent. */
+static void forget_in_child(void) {
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    init_lock = fresh;
+    simgpu_objects = fresh;
+    forked_after_init = forked_after_init || simgpu_self != NULL;
+    simgpu_self = NULL;
+}
+
+static _Atomic int restore_tid;
+
+/* Stands for the thread through which the real driver answers controllers: "cuda" and 11 hex digits. */
+static void *restore_thread(void *unused) {
+    (void)unused;
+    atomic_store(&restore_tid, (int)syscall(SYS_gettid));
+    for (;;)
+        pause();
+    return NULL;
+}
+
+static bool start_restore_thread(void) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, RESTORE_THREAD_STACK_BYTES);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are not this thread's business */
+    int failed = pthread_create(&thread, &attributes, restore_thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (failed)
+        return false;
+    char name[16];
+    snprintf(name, sizeof name, "cuda%011x", (unsigned)getpid());
+    pthread_setname_np(thread, name);
+    while (atomic_load(&restore_tid) == 0)
+        simgpu_sleep_us(50);
+    return true;
+}
+
+/* A free record, or one whose process is gone. Under the lock. */
+static struct simgpu_process *free_record(struct simgpu_host *host) {
+    for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
+        if (!simgpu_record_is_live(&host->processes[slot]))
+            return &host->processes[slot];
+    return NULL;
+}
+
+static CUresult register_process(struct simgpu_host *host) {
+    uint8_t gpus[SIMGPU_MAX_GPUS];
+    uint32_t count = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus);
+    if (count == 0)
+        return CUDA_ERROR_NO_DEVICE;
+    if (!start_restore_thread())
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    simgpu_lock();
+    struct simgpu_process *record = free_record(host);
+    if (record != NULL) {
+        memset(record, 0, sizeof *record);
+        record->restore_tid = atomic_load(&restore_tid);
+        record->start_time = process_start_time(getpid());
+        record->visible_count = count;
+        memcpy(record->placement[0], gpus, count);
+        atomic_store(&record->status, CU_PROCESS_STATE_RUNNING | SIMGPU_RESIDENT);
+        record->pid = getpid(); /* last: from here on the record counts */
+        simgpu_self = record;
+    }
+    simgpu_unlock();
+    return record == NULL ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuInit(unsigned int flags) {
+    CUresult result = simgpu_enter("cuInit", NEEDS_NOTHING, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct simgpu_host *host = simgpu_host();
+    if (host == NULL)
+        return CUDA_ERROR_NO_DEVICE;
+    pthread_mutex_lock(&init_lock);
+    if (forked_after_init) {
+        result = CUDA_ERROR_NOT_INITIALIZED;
+    } else if (simgpu_self == NULL) {
+        pthread_atfork(NULL, NULL, forget_in_child);
+        result = register_process(host);
+    }
+    pthread_mutex_unlock(&init_lock);
+    return result;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version) {
+    struct simgpu_host *host = simgpu_host();
+    if (version == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = host == NULL ? 0 : (int)host->cuda_version;
+    return host == NULL ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}

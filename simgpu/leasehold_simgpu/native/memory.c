@@ -1,0 +1,268 @@
+/* Device memory: a real mapping of this process for each allocation, and the host's account of its size.
+ *
+ * A device address is the address of the mapping. Nothing moves at a checkpoint, so the data and the addresses
+ * survive it, as the driver promises; pages that were never written take no memory of the machine.
+ */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct allocation {
+    CUdeviceptr address;
+    size_t bytes;
+    uint64_t id;
+    uint32_t ordinal;
+    struct context *context;
+    struct memory_pool *pool;
+    struct allocation *next;
+};
+
+static struct allocation *allocations;
+static uint64_t next_id = 1;
+
+CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
+    struct simgpu_host *host = simgpu_host();
+    simgpu_lock();
+    uint32_t gpu = simgpu_gpu_of(simgpu_self, ordinal);
+    uint64_t used = simgpu_used_bytes(host, gpu, NULL);
+    uint64_t wanted = bytes + contexts * host->context_bytes;
+    uint64_t total = host->gpus[gpu].memory_bytes;
+    bool fits = used <= total && wanted <= total - used;
+    if (fits) {
+        simgpu_self->allocated_bytes[ordinal] += bytes;
+        simgpu_self->contexts[ordinal] += contexts;
+    }
+    simgpu_unlock();
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void simgpu_give_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
+    simgpu_lock();
+    simgpu_self->allocated_bytes[ordinal] -= bytes;
+    simgpu_self->contexts[ordinal] -= contexts;
+    simgpu_unlock();
+}
+
+/* The allocation that holds this address. Under simgpu_objects. */
+static struct allocation *find(CUdeviceptr address) {
+    struct allocation *allocation = allocations;
+    while (allocation != NULL && address - allocation->address >= allocation->bytes)
+        allocation = allocation->next;
+    return allocation;
+}
+
+static void release(struct allocation *allocation) {
+    munmap((void *)(uintptr_t)allocation->address, allocation->bytes);
+    simgpu_give_memory(allocation->ordinal, allocation->bytes, 0);
+    if (allocation->pool != NULL)
+        simgpu_pool_changed(allocation->pool, -(int64_t)allocation->bytes);
+    free(allocation);
+}
+
+CUresult simgpu_allocate(struct context *context, uint32_t ordinal, struct memory_pool *pool, size_t bytes,
+                         CUdeviceptr *address) {
+    if (bytes == 0 || address == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = simgpu_take_memory(ordinal, bytes, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct allocation *allocation = malloc(sizeof *allocation);
+    void *memory =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (allocation == NULL || memory == MAP_FAILED) {
+        if (memory != MAP_FAILED)
+            munmap(memory, bytes);
+        free(allocation);
+        simgpu_give_memory(ordinal, bytes, 0);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&simgpu_objects);
+    *allocation = (struct allocation){
+        .address = (CUdeviceptr)(uintptr_t)memory,
+        .bytes = bytes,
+        .id = next_id++,
+        .ordinal = ordinal,
+        .context = context,
+        .pool = pool,
+        .next = allocations,
+    };
+    allocations = allocation;
+    if (pool != NULL)
+        simgpu_pool_changed(pool, (int64_t)bytes);
+    pthread_mutex_unlock(&simgpu_objects);
+    *address = allocation->address;
+    return CUDA_SUCCESS;
+}
+
+CUresult simgpu_free(CUdeviceptr address) {
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&simgpu_objects);
+    for (struct allocation **link = &allocations; *link != NULL; link = &(*link)->next) {
+        struct allocation *allocation = *link;
+        if (allocation->address != address)
+            continue;
+        *link = allocation->next;
+        release(allocation);
+        result = CUDA_SUCCESS;
+        break;
+    }
+    pthread_mutex_unlock(&simgpu_objects);
+    return result;
+}
+
+void simgpu_free_owned(const struct context *context, const struct memory_pool *pool) {
+    struct allocation **link = &allocations;
+    while (*link != NULL) {
+        struct allocation *allocation = *link;
+        if (pool != NULL ? allocation->pool == pool : allocation->context == context) {
+            *link = allocation->next;
+            release(allocation);
+        } else {
+            link = &allocation->next;
+        }
+    }
+}
+
+bool simgpu_is_device_memory(CUdeviceptr address, size_t bytes) {
+    pthread_mutex_lock(&simgpu_objects);
+    const struct allocation *allocation = find(address);
+    bool inside = allocation != NULL && bytes <= allocation->bytes - (address - allocation->address);
+    pthread_mutex_unlock(&simgpu_objects);
+    return inside;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    struct context *context;
+    CUresult result = simgpu_enter("cuMemAlloc", NEEDS_CONTEXT, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return simgpu_leave(simgpu_allocate(context, context->ordinal, NULL, bytes, address));
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
+    CUresult result = simgpu_enter("cuMemFree", NEEDS_CONTEXT, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return simgpu_leave(address == 0 ? CUDA_SUCCESS : simgpu_free(address));
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
+    struct context *context;
+    CUresult result = simgpu_enter("cuMemGetInfo", NEEDS_CONTEXT, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct simgpu_host *host = simgpu_host();
+    uint32_t gpu = simgpu_gpu_of(simgpu_self, context->ordinal);
+    simgpu_lock();
+    uint64_t total = host->gpus[gpu].memory_bytes, used = simgpu_used_bytes(host, gpu, NULL);
+    simgpu_unlock();
+    *total_bytes = total;
+    *free_bytes = used < total ? total - used : 0;
+    return simgpu_leave(CUDA_SUCCESS);
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    CUresult result = simgpu_enter("cuMemGetAddressRange", NEEDS_DRIVER, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&simgpu_objects);
+    const struct allocation *allocation = find(address);
+    if (allocation != NULL && base != NULL)
+        *base = allocation->address;
+    if (allocation != NULL && bytes != NULL)
+        *bytes = allocation->bytes;
+    pthread_mutex_unlock(&simgpu_objects);
+    return allocation != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* Pinned host memory: ordinary memory of the process, which takes nothing on a GPU. */
+static CUresult allocate_host(const char *call, void **address, size_t bytes) {
+    CUresult result = simgpu_enter(call, NEEDS_CONTEXT, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (address == NULL || bytes == 0)
+        return simgpu_leave(CUDA_ERROR_INVALID_VALUE);
+    return simgpu_leave(posix_memalign(address, 4096, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+EXPORT CUresult cuMemAllocHost_v2(void **address, size_t bytes) {
+    return allocate_host("cuMemAllocHost", address, bytes);
+}
+
+EXPORT CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    (void)flags;
+    return allocate_host("cuMemHostAlloc", address, bytes);
+}
+
+EXPORT CUresult cuMemFreeHost(void *address) {
+    CUresult result = simgpu_enter("cuMemFreeHost", NEEDS_CONTEXT, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    free(address);
+    return simgpu_leave(CUDA_SUCCESS);
+}
+
+/* What is asked of an address, by attribute. Host addresses that CUDA does not know are an error for most. */
+static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr address) {
+    const struct allocation *allocation = find(address);
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        *(unsigned *)data = 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        *(unsigned *)data = allocation != NULL;
+        return CUDA_SUCCESS;
+    default:
+        break;
+    }
+    if (allocation == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        *(CUcontext *)data = allocation->context;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)data = CU_MEMORYTYPE_DEVICE;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        *(CUdeviceptr *)data = address;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        *(uint64_t *)data = allocation->id;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)data = (int)allocation->ordinal;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *(CUdeviceptr *)data = allocation->address;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *(size_t *)data = allocation->bytes;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address) {
+    CUresult result = simgpu_enter("cuPointerGetAttribute", NEEDS_DRIVER, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&simgpu_objects);
+    result = pointer_attribute(data, attribute, address);
+    pthread_mutex_unlock(&simgpu_objects);
+    return result;
+}
+
+/* Unlike its singular form it succeeds for any address: what does not apply is left as zero by the caller. */
+EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr address) {
+    CUresult result = simgpu_enter("cuPointerGetAttributes", NEEDS_DRIVER, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&simgpu_objects);
+    for (unsigned index = 0; index < count; index++)
+        (void)pointer_attribute(data[index], attributes[index], address);
+    pthread_mutex_unlock(&simgpu_objects);
+    return CUDA_SUCCESS;
+}

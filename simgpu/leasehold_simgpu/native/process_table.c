@@ -1,0 +1,56 @@
+#include "process_table.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool read_proc(pid_t pid, const char *name, char *text, size_t size) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    ssize_t length = read(file, text, size - 1);
+    close(file);
+    if (length <= 0)
+        return false;
+    text[length] = '\0';
+    return true;
+}
+
+/* The text of /proc/PID/stat from field 3 on: the command name before it may hold spaces and parentheses. */
+static const char *stat_from_state(pid_t pid, char *text, size_t size) {
+    if (pid <= 0 || !read_proc(pid, "stat", text, size))
+        return NULL;
+    const char *name_end = strrchr(text, ')');
+    return name_end != NULL && name_end[1] == ' ' ? name_end + 2 : NULL;
+}
+
+uint64_t process_start_time(pid_t pid) {
+    char text[1024];
+    const char *field = stat_from_state(pid, text, sizeof text);
+    if (field == NULL || *field == 'Z' || *field == 'X')
+        return 0;
+    for (int number = 3; number < 22 && field != NULL; number++) {
+        field = strchr(field, ' ');
+        if (field != NULL)
+            field++;
+    }
+    return field == NULL ? 0 : strtoull(field, NULL, 10);
+}
+
+bool process_is_stopped(pid_t pid) {
+    char text[1024];
+    const char *state = stat_from_state(pid, text, sizeof text);
+    return state != NULL && (*state == 'T' || *state == 't');
+}
+
+pid_t process_of_thread(pid_t tid) {
+    char text[4096];
+    if (tid <= 0 || !read_proc(tid, "status", text, sizeof text))
+        return 0;
+    const char *line = strstr(text, "\nTgid:");
+    return line == NULL ? 0 : (pid_t)strtol(line + 6, NULL, 10);
+}

@@ -1,0 +1,18 @@
+/* Facts of /proc about living processes. */
+#ifndef SIMGPU_PROCESS_TABLE_H
+#define SIMGPU_PROCESS_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* The start time of a process in clock ticks after boot, or 0 if there is none or it is a zombie. */
+uint64_t process_start_time(pid_t pid);
+
+/* Is it stopped by a signal or a tracer, so that no thread of it can answer? */
+bool process_is_stopped(pid_t pid);
+
+/* The process that a thread id belongs to (its own for a process id), or 0 if there is none. */
+pid_t process_of_thread(pid_t tid);
+
+#endif

@@ -1,0 +1,129 @@
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "process_table.h"
+
+static pthread_mutex_t thread_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct simgpu_host *_Atomic mapped;
+static int lock_file = -1;
+static char state_path[PATH_MAX];
+
+/* A fork shares the open file, and with it the flock: the child drops its share, so that the parent's death
+ * frees the lock, and opens the file anew. It also drops the mutexes, which threads left behind may hold. */
+static void after_fork_in_child(void) {
+    static const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    thread_lock = fresh;
+    open_lock = fresh;
+    if (lock_file >= 0) {
+        close(lock_file);
+        lock_file = open(state_path, O_RDWR | O_CLOEXEC);
+    }
+}
+
+static struct simgpu_host *map_state(void) {
+    const char *directory = getenv("LEASEHOLD_SIMGPU_DIR");
+    if (directory == NULL || snprintf(state_path, sizeof state_path, "%s/state", directory) >= PATH_MAX)
+        return NULL;
+    int file = open(state_path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return NULL;
+    struct stat facts;
+    void *memory = MAP_FAILED;
+    if (fstat(file, &facts) == 0 && facts.st_size == sizeof(struct simgpu_host))
+        memory = mmap(NULL, sizeof(struct simgpu_host), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) {
+        close(file);
+        return NULL;
+    }
+    struct simgpu_host *host = memory;
+    if (host->magic != SIMGPU_MAGIC || host->layout_bytes != sizeof *host) {
+        munmap(memory, sizeof *host);
+        close(file);
+        return NULL;
+    }
+    lock_file = file;
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+    return host;
+}
+
+struct simgpu_host *simgpu_host(void) {
+    struct simgpu_host *host = atomic_load(&mapped);
+    if (host != NULL)
+        return host;
+    pthread_mutex_lock(&open_lock);
+    host = atomic_load(&mapped);
+    if (host == NULL) {
+        host = map_state();
+        atomic_store(&mapped, host);
+    }
+    pthread_mutex_unlock(&open_lock);
+    return host;
+}
+
+void simgpu_lock(void) {
+    pthread_mutex_lock(&thread_lock);
+    while (flock(lock_file, LOCK_EX) != 0 && errno == EINTR)
+        ;
+}
+
+void simgpu_unlock(void) {
+    flock(lock_file, LOCK_UN);
+    pthread_mutex_unlock(&thread_lock);
+}
+
+uint32_t simgpu_gpu_of(const struct simgpu_process *process, uint32_t ordinal) {
+    uint32_t row = (atomic_load(&process->status) & SIMGPU_PLACEMENT) ? 1 : 0;
+    return process->placement[row][ordinal];
+}
+
+uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_process *process, uint32_t ordinal) {
+    return process->allocated_bytes[ordinal] + process->contexts[ordinal] * host->context_bytes;
+}
+
+bool simgpu_record_is_live(const struct simgpu_process *process) {
+    return process->pid != 0 && process_start_time(process->pid) == process->start_time;
+}
+
+uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except) {
+    uint64_t used = host->gpus[gpu].hogged_bytes;
+    for (uint32_t slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
+        const struct simgpu_process *process = &host->processes[slot];
+        if (process->pid == 0 || process == except || !(atomic_load(&process->status) & SIMGPU_RESIDENT))
+            continue;
+        uint64_t bytes = 0;
+        for (uint32_t ordinal = 0; ordinal < process->visible_count; ordinal++)
+            if (simgpu_gpu_of(process, ordinal) == gpu)
+                bytes += simgpu_bytes_of(host, process, ordinal);
+        if (bytes != 0 && simgpu_record_is_live(process))
+            used += bytes;
+    }
+    return used;
+}
+
+void simgpu_set_status(struct simgpu_process *process, uint32_t status) {
+    atomic_store(&process->status, status);
+    simgpu_wake_word(&process->status);
+}
+
+void simgpu_wait_word(_Atomic uint32_t *word, uint32_t value, unsigned milliseconds) {
+    struct timespec longest = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &longest, NULL, 0);
+}
+
+void simgpu_wake_word(_Atomic uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}

@@ -1,0 +1,138 @@
+/* The simulated host: one memory-mapped file that every process on it shares.
+ *
+ * leasehold_simgpu/layout.py states the same layout for Python, and a test compares the two field by field.
+ *
+ * Any process may be killed at any instruction. So: the file lock is a flock, which the kernel takes back from
+ * the dead; a process record counts only while a process with its pid AND its start time lives; and each change
+ * of a process's state is one store of one word, `status`, so that no reader ever sees half of it.
+ */
+#ifndef SIMGPU_STATE_H
+#define SIMGPU_STATE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define SIMGPU_MAGIC 0x55504753u /* "SGPU" */
+#define SIMGPU_MAX_GPUS 16
+#define SIMGPU_MAX_PROCESSES 256
+#define SIMGPU_MAX_FAULTS 64
+#define SIMGPU_NO_STATE (-1)
+#define SIMGPU_UNLIMITED (-1)
+
+struct simgpu_gpu {
+    uint8_t uuid[16];
+    char name[64]; /* two GPUs are of the same chip when their names are equal */
+    char serial[32];
+    uint64_t memory_bytes;
+    uint64_t hogged_bytes; /* memory taken by something that is not a process of this host */
+    uint64_t ecc_corrected;
+    uint64_t ecc_uncorrected;
+    uint32_t pci_domain;
+    uint32_t pci_bus;
+    uint32_t pci_device;
+    uint32_t pci_device_id;
+    uint32_t compute_major;
+    uint32_t compute_minor;
+    uint32_t multiprocessors;
+    uint32_t lost;
+    uint32_t mig_enabled;
+    uint32_t temperature_c;
+    uint32_t utilization_percent;
+    uint32_t memory_utilization_percent;
+    uint32_t encoder_percent;
+    uint32_t decoder_percent;
+    uint32_t power_mw;
+    uint32_t power_limit_mw;
+};
+
+/* What to do instead of, or besides, a call. `pid` is the target of a checkpoint call and the caller of any
+ * other; 0 is anyone. */
+struct simgpu_fault {
+    uint64_t id;   /* 0: the slot is free */
+    char call[56]; /* without version suffix: cuMemAlloc, nvmlDeviceGetCount */
+    int32_t pid;
+    int32_t error;
+    uint32_t delay_ms;
+    uint32_t hang;             /* the call returns only once the fault is cleared */
+    int32_t signal;            /* sent to `pid`'s process */
+    int32_t state;             /* CUprocessState forced after the call, or SIMGPU_NO_STATE */
+    uint32_t skip;             /* do nothing, yet return `error` (which may be success) */
+    uint32_t keep_memory;      /* a checkpoint that leaves the memory on the GPU */
+    uint32_t ignore_gpu_pairs; /* a restore that leaves the process where it was */
+    int32_t remaining;         /* calls left, or SIMGPU_UNLIMITED */
+};
+
+/* Bits of simgpu_process.status, beside the CUprocessState in its low bits. */
+#define SIMGPU_STATE_MASK 0x7u
+#define SIMGPU_RESIDENT 0x08u    /* its memory is on the GPUs */
+#define SIMGPU_WEDGED 0x10u      /* a restore ran out of memory: nothing helps any more */
+#define SIMGPU_GATE_CLOSED 0x20u /* device calls of the process wait */
+#define SIMGPU_PLACEMENT 0x40u   /* which of the two `placement` rows holds */
+
+struct simgpu_process {
+    int32_t pid; /* 0: the slot is free */
+    int32_t restore_tid;
+    uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot */
+    _Atomic uint32_t status;
+    _Atomic uint32_t in_flight; /* device calls that are running now */
+    _Atomic uint32_t busy;      /* set from outside: submitted work that never drains */
+    int32_t channel_pid;        /* the controller whose checkpoint call is running, or 0 */
+    uint64_t channel_start_time;
+    uint32_t visible_count;
+    uint32_t reserved;
+    uint8_t placement[2][SIMGPU_MAX_GPUS]; /* CUDA ordinal -> index of the GPU it is on */
+    uint64_t allocated_bytes[SIMGPU_MAX_GPUS]; /* by CUDA ordinal */
+    uint32_t contexts[SIMGPU_MAX_GPUS];        /* by CUDA ordinal */
+};
+
+struct simgpu_host {
+    uint32_t magic;
+    uint32_t layout_bytes; /* sizeof(struct simgpu_host) */
+    uint32_t gpu_count;
+    uint32_t cuda_version; /* 13000 is CUDA 13.0 */
+    char driver_version[32];
+    uint32_t persistence_mode;
+    uint32_t reserved;
+    uint64_t context_bytes; /* memory that every context takes on its GPU */
+    uint64_t suspend_fixed_us;
+    uint64_t suspend_bytes_per_s; /* 0: no time per byte */
+    uint64_t restore_fixed_us;
+    uint64_t restore_bytes_per_s;
+    uint64_t next_fault_id;
+    _Atomic uint32_t fault_count; /* 0 lets every call skip the search */
+    uint32_t reserved_2;
+    struct simgpu_gpu gpus[SIMGPU_MAX_GPUS];
+    struct simgpu_fault faults[SIMGPU_MAX_FAULTS];
+    struct simgpu_process processes[SIMGPU_MAX_PROCESSES];
+};
+
+/* The host named by LEASEHOLD_SIMGPU_DIR, mapped on first use; NULL if there is none. */
+struct simgpu_host *simgpu_host(void);
+
+/* The lock over everything but `status`, `in_flight` and `busy`. Not recursive. Held for microseconds. */
+void simgpu_lock(void);
+void simgpu_unlock(void);
+
+/* The GPU that the CUDA device `ordinal` of the process is on now. */
+uint32_t simgpu_gpu_of(const struct simgpu_process *process, uint32_t ordinal);
+
+/* The bytes that a process takes, or would take if it were resident, on the GPU it has as `ordinal`. */
+uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_process *process, uint32_t ordinal);
+
+/* The bytes taken on a GPU by living resident processes other than `except` (may be NULL), and hogged. Under the
+ * lock. */
+uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except);
+
+/* Does the process of this record still live? */
+bool simgpu_record_is_live(const struct simgpu_process *process);
+
+/* Stores a new status and wakes everyone who waits for one. */
+void simgpu_set_status(struct simgpu_process *process, uint32_t status);
+
+/* Sleeps until the word is no longer `value`, but at most so long. May return early. */
+void simgpu_wait_word(_Atomic uint32_t *word, uint32_t value, unsigned milliseconds);
+void simgpu_wake_word(_Atomic uint32_t *word);
+
+#endif

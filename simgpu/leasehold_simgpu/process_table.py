@@ -1,0 +1,15 @@
+"""Facts of /proc about living processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def start_time(pid: int) -> int | None:
+    """The start time of a process in clock ticks after boot; None if there is none or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # from field 3 on: the name before it may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])

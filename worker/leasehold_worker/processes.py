@@ -88,6 +88,17 @@ def _all_stats() -> Iterator[_Stat]:
                 yield stat
 
 
+def why_blocked(identity: ProcessIdentity) -> str | None:
+    """Why the process can't answer the driver, whose calls would then block for ever. None: it can.
+
+    The driver talks to a thread inside the process, which must be able to run.
+    """
+    stat = _read_stat(identity.pid)
+    if stat is None:
+        return None
+    return {"T": "stopped by a signal", "t": "stopped by a debugger"}.get(stat.state)
+
+
 @contextmanager
 def held(identity: ProcessIdentity) -> Iterator[int | None]:
     """Holds the process by a pidfd: while it is held, its pid can't come to mean another process.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.checkpoint.group import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import Pid, ProcessIdentity, identify
+from leasehold_worker.processes import Pid, ProcessIdentity, identify, process_tree, send_signal
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
 ENDED: Final = frozenset({EXITED, FAILED})
 ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
+
+KILL_TIMEOUT_S: Final = 10.0
+"""Killed processes that are stuck in the kernel for longer are left to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,10 @@ class Parked:
 
 @dataclass(eq=False, slots=True)
 class Workload:
-    """A process tree of this worker. Its state is changed by :class:`Workloads` only."""
+    """A process tree of this worker. It ends with its first process.
+
+    Its state is changed through :class:`Workloads`, which tells the observer.
+    """
 
     workload_id: str
     name: str
@@ -147,6 +154,7 @@ class Workloads:
     async def _watch(self, workload: Workload, process: trio.Process) -> None:
         returncode = await process.wait()
         logger.info("workload %s ended with %d", workload.name, returncode)
+        await end_processes(workload.root)
         workload.returncode = returncode
         workload.end_time = datetime.now(UTC)
         if workload.lease is not None:
@@ -162,6 +170,15 @@ class Workloads:
         ended = [workload for workload in self._by_id.values() if workload.state in ENDED]
         for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
             del self._by_id[workload.workload_id]
+
+
+async def end_processes(root: ProcessIdentity) -> None:
+    """Kills what is left of a workload whose first process has ended, so that nobody holds its GPUs."""
+    with trio.move_on_after(KILL_TIMEOUT_S):
+        while left := process_tree(root):
+            for identity in left:
+                send_signal(identity, signal.SIGKILL)
+            await trio.sleep(0.01)
 
 
 def child_environment(

@@ -75,6 +75,22 @@ def complete_pairs(pairs: Iterable[GpuPair], chips: Mapping[str, str]) -> tuple[
     return tuple(GpuPair(uuid, mapping[uuid]) for uuid in chips)
 
 
+def rebase_pairs(pairs: Sequence[GpuPair], displacement: Sequence[GpuPair]) -> tuple[GpuPair, ...]:
+    """The pairs for a process whose content the driver has elsewhere than on the GPUs that the pairs name.
+
+    Args:
+        pairs: Complete, from the GPUs that the process is thought to be on; empty where all stay.
+        displacement: Complete, from those GPUs to where the driver has it; empty where it is there.
+    """
+    if not displacement:
+        return tuple(pairs)
+    destinations = {pair.old_uuid: pair.new_uuid for pair in pairs}
+    rebased = tuple(
+        GpuPair(place.new_uuid, destinations.get(place.old_uuid, place.old_uuid)) for place in displacement
+    )
+    return () if all(pair.old_uuid == pair.new_uuid for pair in rebased) else rebased
+
+
 def _check(pairs: Sequence[GpuPair], chips: Mapping[str, str]) -> None:
     for uuid in (uuid for pair in pairs for uuid in (pair.old_uuid, pair.new_uuid)):
         if uuid not in chips:

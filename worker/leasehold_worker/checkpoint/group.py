@@ -12,7 +12,7 @@ Members are called in parallel, because a call on one NCCL rank blocks while ano
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 import trio
@@ -25,7 +25,7 @@ from leasehold_worker.checkpoint.driver_errors import (
     OUT_OF_MEMORY,
     DriverError,
 )
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, rebase_pairs
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.process import (
     CheckpointOptions,
@@ -85,11 +85,14 @@ class Member:
         identity: The process.
         state: What the driver said, or what we know better (WEDGED, UNKNOWN, GONE).
         device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where NVML couldn't say.
+        displacement: Complete pairs from the GPUs where its workload is parked to those where the driver
+            has its content, after a restore elsewhere that had to be undone. Empty: it is where it should be.
     """
 
     identity: ProcessIdentity
     state: MemberState.ValueType
     device_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    displacement: tuple[GpuPair, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -116,6 +119,11 @@ class MemberOutcome:
     phases: list[Phase] = field(default_factory=list)
     error: OperationError | None = None
     rolled_back: bool | None = None
+    displacement: tuple[GpuPair, ...] = ()
+
+    def member_after(self) -> Member:
+        """The member as the operation left it."""
+        return replace(self.member, state=self.state_after, displacement=self.displacement)
 
 
 async def find_members(driver: Driver, processes: Sequence[ProcessIdentity]) -> tuple[Member, ...]:
@@ -156,7 +164,10 @@ async def find_members(driver: Driver, processes: Sequence[ProcessIdentity]) -> 
 
 @final
 class Group:
-    """The members of one operation, in the order in which they are called."""
+    """The members of one operation, in the order in which they are called.
+
+    It may suspend and then restore them, as a remap does; ``outcomes`` tell the whole of it.
+    """
 
     def __init__(
         self,
@@ -169,7 +180,11 @@ class Group:
         self._driver = driver
         self._sequential = sequential
         self._on_phase = on_phase
-        self.outcomes = [MemberOutcome(member, member.state, member.state) for member in members]
+        self.outcomes = [
+            MemberOutcome(member, member.state, member.state, displacement=member.displacement)
+            for member in members
+        ]
+        self._states_at_begin: dict[ProcessIdentity, MemberState.ValueType] = {}
 
     async def suspend(self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]) -> None:
         """Locks and checkpoints every member, or brings all back to where they were.
@@ -198,12 +213,15 @@ class Group:
             await self._guarded(functools.partial(self._restore, gpu_pairs))
 
     async def roll_back(self) -> None:
-        """Brings every member back to its first state, past failures. Restores go to the GPUs it had."""
+        """Brings every member back to where it was when the last operation began, past failures."""
         self._on_phase("rollback")
         with trio.CancelScope(shield=True):
             await self._for_each(self._bring_back, list(reversed(self.outcomes)))
 
     async def _guarded(self, operation: Callable[[], Awaitable[None]]) -> None:
+        self._states_at_begin = {o.member.identity: o.state_after for o in self.outcomes}
+        for outcome in self.outcomes:
+            outcome.rolled_back = None
         try:
             await operation()
         except OperationError:
@@ -240,16 +258,20 @@ class Group:
     ) -> None:
         self._on_phase(str(call))
 
+        failures: list[OperationError] = []
+
         async def take(outcome: MemberOutcome) -> None:
+            if failures and self._sequential:
+                return
             try:
                 await self._take_step(outcome, call, destination, lock_timeout_s, gpu_pairs)
             except OperationError as error:
                 outcome.error = outcome.error or error
+                failures.append(error)
 
         await self._for_each(take, [outcome for outcome in self.outcomes if outcome.state_after == source])
-        for outcome in self.outcomes:
-            if outcome.error is not None:
-                raise outcome.error
+        if failures:
+            raise failures[0]
 
     async def _for_each(
         self, act: Callable[[MemberOutcome], Awaitable[None]], outcomes: list[MemberOutcome]
@@ -257,8 +279,6 @@ class Group:
         if self._sequential:
             for outcome in outcomes:
                 await act(outcome)
-                if outcome.error is not None and outcome.rolled_back is None:
-                    return
         else:
             async with trio.open_nursery() as nursery:
                 for outcome in outcomes:
@@ -324,7 +344,9 @@ class Group:
             case DriverCall.CHECKPOINT:
                 await process.checkpoint_with_options(CheckpointOptions(transfer_s))
             case DriverCall.RESTORE:
-                await process.restore_with_options(RestoreOptions(gpu_pairs, transfer_s))
+                pairs = rebase_pairs(gpu_pairs, outcome.displacement)
+                await process.restore_with_options(RestoreOptions(pairs, transfer_s))
+                outcome.displacement = gpu_pairs
             case DriverCall.UNLOCK:
                 await process.unlock()
             case DriverCall.STATE | DriverCall.RESTORE_THREAD_ID:
@@ -341,18 +363,18 @@ class Group:
             outcome.state_after = GONE if has_ended(pidfd) else UNKNOWN
 
     async def _bring_back(self, outcome: MemberOutcome) -> None:
-        if outcome.state_after == outcome.state_before:
+        target = self._states_at_begin[outcome.member.identity]
+        if outcome.state_after == target:
             return
-        outcome.rolled_back = False
-        while call := next_call(outcome.state_after, outcome.state_before):
-            going_down = call in (DriverCall.LOCK, DriverCall.CHECKPOINT)
-            index = _LINE.index(outcome.state_after) + (1 if going_down else -1)
+        while call := next_call(outcome.state_after, target):
+            step = 1 if call in _DOWN.values() else -1
+            destination = _LINE[_LINE.index(outcome.state_after) + step]
             try:
-                await self._take_step(outcome, call, _LINE[index], None, ())
+                await self._take_step(outcome, call, destination, None, ())
             except OperationError as error:
                 outcome.error = outcome.error or error
-                return
-        outcome.rolled_back = outcome.state_after == outcome.state_before
+                break
+        outcome.rolled_back = outcome.state_after == target
 
 
 def _timeout_error(message: str, pid: int, call: DriverCall) -> OperationError:

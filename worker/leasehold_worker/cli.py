@@ -1,0 +1,71 @@
+"""``leasehold worker``: the agent's command line."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from leasehold_worker import __version__
+from leasehold_worker.agent import run_agent
+from leasehold_worker.config import WorkerConfig, load_config
+from leasehold_worker.errors import StartError
+from leasehold_worker.state_directory import open_state_directory
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command(name="worker")
+@click.version_option(__version__)
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Coordinator to connect to.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_STATE_DIR",
+    help="Directory for this worker's id and its workloads' output.",
+)
+@click.option("--name", envvar="LEASEHOLD_WORKER_NAME", help="What to call it.  [default: the host's name]")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_WORKER_CONFIG",
+    help="TOML file with these settings and labels.  [default: /etc/leasehold/worker.toml, if it exists]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log, to standard error.  [default: info]",
+)
+def command(
+    coordinator: str | None,
+    state_dir: Path | None,
+    name: str | None,
+    config_path: Path | None,
+    log_level: str | None,
+) -> None:
+    """Run the worker agent of a GPU host.
+
+    It leases this host's GPUs to workloads, and suspends, restores and moves them on the coordinator's
+    command. It keeps trying when the coordinator is away. SIGTERM ends its workloads and then the worker.
+    """
+    try:
+        config = load_config(
+            config_path, coordinator=coordinator, state_dir=state_dir, name=name, log_level=log_level
+        )
+        _serve(config)
+    except StartError as error:
+        click.echo(f"leasehold worker: {error}", err=True)
+        sys.exit(2)
+
+
+def _serve(config: WorkerConfig) -> None:
+    logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
+    with open_state_directory(config.state_dir) as state_directory:
+        trio.run(run_agent, config, state_directory, strict_exception_groups=True)

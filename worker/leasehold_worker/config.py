@@ -1,0 +1,68 @@
+"""The worker's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from leasehold_worker.errors import StartError
+
+SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+
+
+def default_state_directory() -> Path:
+    """Where a worker that nobody configured keeps its state."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "leasehold/worker"
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's settings. Its fields are the keys of the file."""
+
+    coordinator: str = DEFAULT_COORDINATOR
+    """Address of the coordinator, HOST:PORT."""
+    state_dir: Path = msgspec.field(default_factory=default_state_directory)
+    """Directory of this worker alone: its id, its epoch, and its workloads' output."""
+    name: str = msgspec.field(default_factory=socket.gethostname)
+    """What people call the worker."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    labels: dict[str, str] = {}
+    """Sent with hello."""
+
+
+def load_config(path: Path | None, **flags: object) -> WorkerConfig:
+    """Reads the file, and puts the flags that were given over it.
+
+    Args:
+        path: The file; None reads the system's, if there is one.
+        flags: Fields by name; None for those that were not given.
+
+    Raises:
+        StartError: The file can't be read, or breaks a rule; the text says which.
+    """
+    file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
+    config = WorkerConfig() if file is None else _read(file)
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = msgspec.structs.replace(config, **given)
+    host, _, port = config.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise StartError(
+            f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
+            f"{DEFAULT_COORDINATOR}"
+        )
+    return config
+
+
+def _read(path: Path) -> WorkerConfig:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=WorkerConfig)
+    except OSError as error:
+        raise StartError(
+            f"the configuration {path} can't be read: {error.strerror}; give another with --config"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartError(f"the configuration {path} is not valid: {error}") from error

@@ -1,0 +1,190 @@
+"""The worker's own records as messages of the protos, in one place."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from google.protobuf import duration_pb2, timestamp_pb2
+from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_session_pb2, workload_pb2
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.group import Member, MemberOutcome
+from leasehold_worker.inventory import GpuFacts, GpuReading
+from leasehold_worker.operations import Report
+from leasehold_worker.pool import Lease, SlotLease
+from leasehold_worker.workloads import Workload
+
+
+def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
+    """A moment with its time zone, or None."""
+    if moment is None:
+        return None
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """A span of time, to the nanosecond."""
+    message = duration_pb2.Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def gpu(facts: GpuFacts, slot: int) -> gpu_pb2.Gpu:
+    """A GPU of ``hello``."""
+    return gpu_pb2.Gpu(
+        uuid=facts.uuid,
+        slot=slot,
+        name=facts.name,
+        memory_total_bytes=facts.memory_total_bytes,
+        compute_capability=facts.compute_capability,
+        pci_bus_id=facts.pci_bus_id,
+        pci_device_id=facts.pci_device_id,
+        serial=facts.serial,
+        mig_enabled=facts.mig_enabled,
+        persistence_mode=facts.persistence_mode,
+        numa_node=facts.numa_node,
+    )
+
+
+def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease:
+    """An entry of ``worker_load``."""
+    lost = reading is not None and reading.lost
+    return lease_pb2.GpuLease(
+        gpu_uuid=slot.gpu_uuid,
+        slot=slot.slot,
+        state=slot.state,
+        lease_id=slot.lease.lease_id if slot.lease else None,
+        workload_id=slot.lease.workload_id if slot.lease else None,
+        since=timestamp(slot.since),
+        health=gpu_pb2.GPU_HEALTH_LOST if lost else gpu_pb2.GPU_HEALTH_OK,
+        sample=None if reading is None or lost else _sample(reading),
+    )
+
+
+def _sample(reading: GpuReading) -> gpu_pb2.GpuSample:
+    return gpu_pb2.GpuSample(
+        sample_time=timestamp(datetime.now(UTC)),
+        utilization_percent=reading.utilization_percent,
+        encoder_utilization_percent=reading.encoder_utilization_percent,
+        decoder_utilization_percent=reading.decoder_utilization_percent,
+        memory_used_bytes=reading.memory_used_bytes,
+        memory_total_bytes=reading.memory_total_bytes,
+        temperature_celsius=reading.temperature_celsius,
+        ecc_uncorrected_errors=reading.ecc_uncorrected_errors,
+    )
+
+
+def workload(record: Workload, worker_id: str) -> workload_pb2.Workload:
+    """A workload with its status."""
+    return workload_pb2.Workload(
+        workload_id=record.workload_id,
+        name=record.name,
+        worker_id=worker_id,
+        spec=record.spec,
+        status=_status(record),
+    )
+
+
+def _status(record: Workload) -> workload_pb2.WorkloadStatus:
+    parked = record.parked
+    return workload_pb2.WorkloadStatus(
+        state=record.state,
+        generation=record.generation,
+        lease=_lease(record.lease) if record.lease else None,
+        members=[_member(member) for member in record.members],
+        root_pid=record.root.pid,
+        parked_gpu_uuids=parked.gpu_uuids if parked else (),
+        parked_bytes=parked_bytes(record),
+        park_time=timestamp(parked.since) if parked else None,
+        parked_by=parked.policy if parked else None,
+        start_time=timestamp(record.start_time),
+        end_time=timestamp(record.end_time),
+        exit=_exit(record.returncode) if record.returncode is not None else None,
+        error=record.error.to_proto() if record.error else None,
+    )
+
+
+def parked_bytes(record: Workload) -> int | None:
+    """Device memory that the workload has on the host. None: it is not parked, or NVML couldn't say."""
+    if record.parked is None or not record.parked.device_memory_bytes:
+        return None
+    return sum(record.parked.device_memory_bytes.values())
+
+
+def _lease(lease: Lease) -> lease_pb2.Lease:
+    return lease_pb2.Lease(
+        lease_id=lease.lease_id,
+        workload_id=lease.workload_id,
+        gpu_uuids=lease.gpu_uuids,
+        grant_time=timestamp(lease.grant_time),
+        fencing_token=lease.fencing_token,
+    )
+
+
+def _member(member: Member) -> workload_pb2.Member:
+    return workload_pb2.Member(
+        pid=member.identity.pid,
+        start_time_ticks=member.identity.start_time_ticks,
+        state=member.state,
+        device_memory_bytes=member.device_memory_bytes,
+    )
+
+
+def _exit(returncode: int) -> workload_pb2.Exit:
+    """An exit in Python's form, where a signal is negative."""
+    if returncode < 0:
+        return workload_pb2.Exit(signal_number=-returncode)
+    return workload_pb2.Exit(code=returncode)
+
+
+def command_result(
+    report: Report, duration_s: float, driver_version: str | None
+) -> command_pb2.CommandResult:
+    """What a command did."""
+    return command_pb2.CommandResult(
+        already_there=report.already_there,
+        members=[_outcome(workload_id, outcome) for workload_id, outcome in report.outcomes],
+        applied_pairs=_pairs(report.applied_pairs),
+        released_gpu_uuids=report.released_gpu_uuids,
+        claimed_gpu_uuids=report.claimed_gpu_uuids,
+        driver_version=driver_version,
+        duration=duration(duration_s),
+        warnings=report.warnings,
+    )
+
+
+def _pairs(pairs: Iterable[GpuPair]) -> list[gpu_pb2.GpuPair]:
+    return [gpu_pb2.GpuPair(old_uuid=pair.old_uuid, new_uuid=pair.new_uuid) for pair in pairs]
+
+
+def _outcome(workload_id: str, outcome: MemberOutcome) -> command_pb2.MemberOutcome:
+    return command_pb2.MemberOutcome(
+        workload_id=workload_id,
+        pid=outcome.member.identity.pid,
+        start_time_ticks=outcome.member.identity.start_time_ticks,
+        state_before=outcome.state_before,
+        state_after=outcome.state_after,
+        phases=[
+            command_pb2.PhaseTiming(
+                phase=str(phase.call), duration=duration(phase.duration_s), moved_bytes=phase.moved_bytes
+            )
+            for phase in outcome.phases
+        ],
+        error=outcome.error.to_proto() if outcome.error else None,
+        rolled_back=outcome.rolled_back,
+    )
+
+
+def gpu_leases(slots: Iterable[SlotLease], readings: Mapping[str, GpuReading]) -> list[lease_pb2.GpuLease]:
+    """The pool, in slot order."""
+    return [gpu_lease(slot, readings.get(slot.gpu_uuid)) for slot in slots]
+
+
+def parked_workloads(records: Iterable[Workload]) -> list[worker_session_pb2.ParkedWorkload]:
+    """Those of the workloads that are parked."""
+    return [
+        worker_session_pb2.ParkedWorkload(workload_id=record.workload_id, parked_bytes=parked_bytes(record))
+        for record in records
+        if record.parked is not None
+    ]

@@ -1,8 +1,8 @@
 """Counts in GPU memory, and proves with every count that the memory is intact.
 
-Fills a device buffer with a pattern that follows from the count. Then, at every interval, copies it back, checks
-every byte, prints the count, and writes the pattern of the next one. A count that is lost, repeated or stored in
-damaged memory shows: the printed numbers are consecutive, or a line says `corrupt` and the program fails.
+Fills a device buffer with a pattern that follows from the count. Then, at every interval, copies it back,
+checks every byte, prints the count, and writes the pattern of the next one. Damaged memory shows: a line says
+`corrupt` and the program fails. A lost or repeated count shows too: the printed numbers are consecutive.
 
 Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT end it between two counts.
 """
@@ -18,7 +18,7 @@ import uuid
 from types import FrameType
 from typing import Any
 
-from cuda.bindings import driver  # noqa: TID251 - the example is a CUDA program
+from cuda.bindings import driver
 
 _UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _PERIOD = 251  # a prime: shifted or swapped pages do not fit the pattern
@@ -37,7 +37,9 @@ def parse_size(text: str) -> int:
     """Reads a size such as 64MiB."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text)
     if match is None or match[2] not in _UNITS or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write one like 64MiB, with B, KiB, MiB or GiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size: write one like 64MiB, with B, KiB, MiB or GiB"
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -68,7 +70,9 @@ def first_difference(found: bytearray, expected: memoryview) -> int:
 def main() -> int:
     """Counts until it is told to stop. Returns 1 if a byte was wrong."""
     parser = argparse.ArgumentParser(description="Count in GPU memory, checking every byte at every count.")
-    parser.add_argument("--bytes", type=parse_size, default="64MiB", metavar="SIZE", help="size of the buffer")
+    parser.add_argument(
+        "--bytes", type=parse_size, default="64MiB", metavar="SIZE", help="size of the buffer"
+    )
     parser.add_argument("--interval-s", type=float, default=0.1, metavar="S", help="time between two counts")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="CUDA device to use")
     parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")

@@ -1,10 +1,11 @@
 """A simulated GPU host: `libcuda.so.1` and `libnvidia-ml.so.1` that behave like NVIDIA's, without a GPU.
 
-Programs that use CUDA through cuda-python, and NVML through nvidia-ml-py, run unchanged in an environment that
-puts these libraries first:
+Programs that use CUDA through cuda-python, and NVML through nvidia-ml-py, run unchanged in an environment
+that puts these libraries first:
 
     host = SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100")
-    child = subprocess.Popen([sys.executable, "examples/counter.py"], env={**os.environ, **host.environment()})
+    environment = {**os.environ, **host.environment()}
+    child = subprocess.Popen([sys.executable, "examples/counter.py"], env=environment)
     ...
     host.processes()                       # pid, state, bytes by GPU UUID
     host.set_fault("restore", pid, error=2, times=1)   # the next restore of that process: out of memory
@@ -20,17 +21,12 @@ LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's
 
 from __future__ import annotations
 
-from leasehold_simgpu.build import build
 from leasehold_simgpu.chips import CHIPS, GIB, Chip, find_chip
 from leasehold_simgpu.errors import CompilerError, InvalidSettingError, NoSuchHostError, SimgpuError
-from leasehold_simgpu.host import (
-    CALL_OF_ACTION,
-    ProcessState,
-    SimulatedFault,
-    SimulatedGpu,
-    SimulatedHost,
-    SimulatedProcess,
-)
+from leasehold_simgpu.faults import CALL_OF_ACTION
+from leasehold_simgpu.host import SimulatedHost
+from leasehold_simgpu.libraries import build
+from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess
 from leasehold_simgpu.timing import Timing
 
 __all__ = [
@@ -39,11 +35,11 @@ __all__ = [
     "GIB",
     "Chip",
     "CompilerError",
+    "Fault",
     "InvalidSettingError",
     "NoSuchHostError",
     "ProcessState",
     "SimgpuError",
-    "SimulatedFault",
     "SimulatedGpu",
     "SimulatedHost",
     "SimulatedProcess",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A fixed cost and a bandwidth for each way. Bytes are those that the process has allocated on its GPUs."""
+    """A fixed cost and a bandwidth for each way; bytes are what the process has allocated on its GPUs."""
 
     suspend_fixed_s: float
     """What a checkpoint costs however small the process is, in seconds."""

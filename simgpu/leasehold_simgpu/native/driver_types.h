@@ -150,6 +150,7 @@ enum {
 };
 
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 
 typedef struct {

@@ -70,6 +70,8 @@
     X(cuMemPoolDestroy, 11020, cuMemPoolDestroy)                                           \
     X(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo)                                             \
     X(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute)                                 \
+    X(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess)                                       \
+    X(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess)                                       \
     X(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute)                                 \
     X(cuMemAllocAsync, 11020, cuMemAllocAsync)                                             \
     X(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync)                             \

@@ -110,6 +110,23 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes_to_keep) {
     return result != CUDA_SUCCESS ? result : simgpu_leave(CUDA_SUCCESS);
 }
 
+/* A pool is always accessible to its own device, and there are no peers. */
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const void *descriptors, size_t count) {
+    (void)pool;
+    (void)descriptors;
+    (void)count;
+    return simgpu_enter("cuMemPoolSetAccess", NEEDS_DRIVER, NULL);
+}
+
+EXPORT CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, const CUmemLocation *location) {
+    CUresult result = simgpu_enter("cuMemPoolGetAccess", NEEDS_DRIVER, NULL);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool own = location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id == (int)pool->ordinal;
+    *flags = own ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
     CUresult result = simgpu_enter("cuMemPoolSetAttribute", NEEDS_DRIVER, NULL);
     if (result != CUDA_SUCCESS)

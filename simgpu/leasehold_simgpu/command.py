@@ -1,0 +1,331 @@
+"""`leasehold simgpu`: simulated GPU hosts from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from leasehold_simgpu.chips import CHIPS
+from leasehold_simgpu.errors import InvalidSettingError, SimgpuError
+from leasehold_simgpu.faults import CALL_OF_ACTION
+from leasehold_simgpu.host import DIRECTORY_VARIABLE, SimulatedHost
+from leasehold_simgpu.libraries import build
+from leasehold_simgpu.new_host import DEFAULT_DRIVER_VERSION
+from leasehold_simgpu.pass_through import run_with_signals
+from leasehold_simgpu.records import Fault, ProcessState
+from leasehold_simgpu.timing import Timing
+
+_UNITS: Final = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class SizeType(click.ParamType[int]):
+    """A number of bytes such as 80GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads the number, or fails with what would be right."""
+        match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(value))
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is not a size: write one like 80GiB, with KiB, MiB, GiB or TiB", param, ctx)
+        return int(match[1]) * _UNITS[match[2].upper()]
+
+
+class SignalType(click.ParamType[int]):
+    """A signal by name or number."""
+
+    name = "signal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads KILL, SIGKILL or 9."""
+        text = str(value).upper()
+        if text.isdecimal() and int(text) in set(signal.Signals):
+            return int(text)
+        name = text if text.startswith("SIG") else f"SIG{text}"
+        if name not in signal.Signals.__members__:
+            self.fail(f"{value!r} is not a signal: write one like KILL or 9", param, ctx)
+        return signal.Signals[name]
+
+
+class _BadUsage(click.ClickException):
+    """What the user can put right."""
+
+    exit_code = 2
+
+
+class SimgpuGroup(click.Group):
+    """Shows this package's errors as one line, and exits with 2 for a bad setting and 1 for the rest."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except InvalidSettingError as error:
+            raise _BadUsage(str(error)) from error
+        except SimgpuError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def directory_option(command: _Command) -> _Command:
+    """--dir, for the commands about a host that is there."""
+    return click.option(
+        "--dir",
+        "directory",
+        envvar=DIRECTORY_VARIABLE,
+        type=click.Path(file_okay=False, path_type=Path),
+        required=True,
+        help=f"The host's directory. Default: ${DIRECTORY_VARIABLE}.",
+    )(command)
+
+
+@click.group(cls=SimgpuGroup, name="simgpu")
+def command() -> None:
+    """Simulated GPU hosts: run CUDA programs and the worker on a machine without a GPU."""
+
+
+@command.command("exec", context_settings={"allow_interspersed_args": False})
+@click.option("--gpus", default=4, show_default=True, metavar="N", help="Number of GPUs, 1 to 16.")
+@click.option(
+    "--chip", default="H100", show_default=True, help=f"One, or one for each GPU: {', '.join(CHIPS)}."
+)
+@click.option("--memory", type=SizeType(), help="Memory of each GPU, as 80GiB. Default: the chip's.")
+@click.option("--instant", is_flag=True, help="Checkpoints and restores take no time.")
+@click.option("--suspend-gbps", type=click.FloatRange(min=0), help="GB/s from GPU to host. Default: 2.")
+@click.option("--restore-gbps", type=click.FloatRange(min=0), help="GB/s from host to GPU. Default: 4.")
+@click.option("--driver-version", default=DEFAULT_DRIVER_VERSION, show_default=True)
+@click.option("--persistence-mode", is_flag=True, help="Restores work without cuInit in the caller.")
+@click.option("--seed", type=int, help="Makes GPU UUIDs and serials repeatable.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the host's state here. If a host is there already, use it as it is.",
+)
+@click.argument("program", nargs=-1, required=True, metavar="COMMAND...")
+@click.pass_context
+def exec_(
+    ctx: click.Context,
+    gpus: int,
+    chip: str,
+    memory: int | None,
+    instant: bool,
+    suspend_gbps: float | None,
+    restore_gbps: float | None,
+    driver_version: str,
+    persistence_mode: bool,
+    seed: int | None,
+    directory: Path | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run COMMAND on a simulated GPU host, and end as it ends.
+
+    The host is new and vanishes with the command, unless --dir names where it stays.
+    """
+
+    def create(where: Path) -> SimulatedHost:
+        return SimulatedHost.create(
+            where,
+            gpus=gpus,
+            chip=chip.split(",") if "," in chip else chip,
+            memory_bytes=memory,
+            driver_version=driver_version,
+            persistence_mode=persistence_mode,
+            timing=_timing(instant, suspend_gbps, restore_gbps),
+            seed=seed,
+        )
+
+    if directory is None:
+        with tempfile.TemporaryDirectory(prefix="leasehold-simgpu-") as temporary:
+            status = run_with_signals(program, {**os.environ, **create(Path(temporary)).environment()})
+    else:
+        host = _open_unchanged(ctx, directory) if (directory / "state").exists() else create(directory)
+        status = run_with_signals(program, {**os.environ, **host.environment()})
+    sys.exit(status)
+
+
+@command.command("build")
+def build_() -> None:
+    """Compile the simulated libraries and print where they are."""
+    click.echo(build())
+
+
+@command.command("show")
+@directory_option
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def show(directory: Path, output: str) -> None:
+    """Show the GPUs, processes and faults of a host."""
+    host = SimulatedHost.open(directory)
+    gpus, processes, faults = host.gpus, host.processes(), host.faults()
+    if output == "json":
+        facts = {
+            "driver_version": host.driver_version,
+            "cuda_version": host.cuda_version,
+            "gpus": [dataclasses.asdict(gpu) for gpu in gpus],
+            "processes": [
+                {**dataclasses.asdict(process), "state": process.state.name} for process in processes
+            ],
+            "faults": [dataclasses.asdict(fault) for fault in faults],
+        }
+        click.echo(json.dumps(facts, indent=2))
+        return
+    click.echo(
+        f"driver {host.driver_version}, CUDA {host.cuda_version // 1000}.{host.cuda_version % 1000 // 10}"
+    )
+    for gpu in gpus:
+        marks = "  lost" * gpu.lost + "  MIG" * gpu.mig_enabled
+        used = f"{_mib(gpu.used_bytes)} of {_mib(gpu.memory_bytes)} MiB"
+        click.echo(f"{gpu.index:>3}  {gpu.uuid}  {gpu.chip:<5} {used}{marks}")
+    for process in processes:
+        places = ", ".join(f"{uuid} {_mib(size)} MiB" for uuid, size in process.gpu_bytes.items())
+        marks = "  wedged" * process.wedged + "  busy" * process.busy
+        click.echo(f"pid {process.pid}  {process.state.name}{marks}  {places}")
+    for fault in faults:
+        click.echo(f"fault {fault.id}  {_describe(fault)}")
+
+
+@command.group("fault")
+def fault_group() -> None:
+    """Make driver calls go wrong."""
+
+
+@fault_group.command("set")
+@directory_option
+@click.option(
+    "--pid", type=int, help="Only for this process: the target of a checkpoint call, else the caller."
+)
+@click.option("--error", type=click.IntRange(0, 9999), default=0, help="The number that the call returns.")
+@click.option("--delay-s", type=click.FloatRange(min=0), default=0.0, help="Seconds that pass first.")
+@click.option("--hang", is_flag=True, help="Return only when the fault is cleared.")
+@click.option("--signal", "signal_", type=SignalType(), help="Sent to the process, as KILL.")
+@click.option(
+    "--state", type=click.Choice([state.name.lower() for state in ProcessState]), help="Afterwards."
+)
+@click.option("--skip", is_flag=True, help="Do nothing, but succeed (or return --error).")
+@click.option("--keep-memory", is_flag=True, help="A checkpoint that leaves the memory on the GPU.")
+@click.option("--ignore-gpu-pairs", is_flag=True, help="A restore that moves nothing.")
+@click.option(
+    "--times", type=click.IntRange(min=1), help="How many calls it holds for. Default: until cleared."
+)
+@click.argument("call")
+def fault_set(
+    directory: Path,
+    pid: int | None,
+    error: int,
+    delay_s: float,
+    hang: bool,
+    signal_: int | None,
+    state: str | None,
+    skip: bool,
+    keep_memory: bool,
+    ignore_gpu_pairs: bool,
+    times: int | None,
+    call: str,
+) -> None:
+    """Set a fault on CALL and print its id.
+
+    CALL is a function of libcuda or NVML without version suffix (cuMemAlloc, nvmlDeviceGetCount), or one of
+    lock, checkpoint, restore, unlock, get_state, get_restore_thread_id.
+    """
+    fault = SimulatedHost.open(directory).set_fault(
+        call,
+        pid,
+        error=error,
+        delay_s=delay_s,
+        hang=hang,
+        signal=signal_ or 0,
+        state=None if state is None else ProcessState[state.upper()],
+        skip=skip,
+        keep_memory=keep_memory,
+        ignore_gpu_pairs=ignore_gpu_pairs,
+        times=times,
+    )
+    click.echo(fault.id)
+
+
+@fault_group.command("clear")
+@directory_option
+@click.option("--id", "fault_id", type=int, help="The number that `fault set` printed.")
+@click.option("--call", help="Only faults of this call.")
+@click.option("--pid", type=int, help="Only faults of this process.")
+def fault_clear(directory: Path, fault_id: int | None, call: str | None, pid: int | None) -> None:
+    """Clear faults: all, or those that match. Calls that hang go on. Prints how many."""
+    click.echo(SimulatedHost.open(directory).clear_faults(fault_id=fault_id, call=call, pid=pid))
+
+
+@command.command("busy")
+@directory_option
+@click.option("--off", is_flag=True, help="Let its work drain again.")
+@click.argument("pid", type=int)
+def busy(directory: Path, off: bool, pid: int) -> None:
+    """Give process PID work that never drains: a lock of it waits or times out."""
+    SimulatedHost.open(directory).set_busy(pid, not off)
+
+
+@command.command("gpu")
+@directory_option
+@click.option("--hog", type=SizeType(), help="Memory taken by something else; 0 gives it back.")
+@click.option("--lost/--found", default=None, help="Let the GPU fall off the bus, or come back.")
+@click.option("--mig/--no-mig", "mig_enabled", default=None, help="Switch MIG mode.")
+@click.option("--ecc-corrected", type=click.IntRange(min=0), help="Count of corrected ECC errors.")
+@click.option("--ecc-uncorrected", type=click.IntRange(min=0), help="Count of uncorrected ECC errors.")
+@click.option("--temperature-c", type=click.IntRange(0, 150))
+@click.option("--utilization-percent", type=click.IntRange(0, 100))
+@click.argument("gpu")
+def gpu_(directory: Path, gpu: str, hog: int | None, lost: bool | None, **readings: int | None) -> None:
+    """Change what GPU (index or UUID) has, or says about itself."""
+    host = SimulatedHost.open(directory)
+    key = int(gpu) if gpu.isdecimal() else gpu
+    host.set_readings(key, **{name: int(value) for name, value in readings.items() if value is not None})
+    if hog is not None:
+        host.hog(key, hog)
+    if lost is not None:
+        host.lose_gpu(key, lost)
+
+
+def _timing(instant: bool, suspend_gbps: float | None, restore_gbps: float | None) -> Timing:
+    if instant and (suspend_gbps is not None or restore_gbps is not None):
+        raise InvalidSettingError(
+            "--instant takes no time, so --suspend-gbps and --restore-gbps mean nothing"
+        )
+    if instant:
+        return Timing.instant()
+    timing = Timing.typical()
+    if suspend_gbps is not None:
+        timing = dataclasses.replace(timing, suspend_bytes_per_s=suspend_gbps * 1e9)
+    if restore_gbps is not None:
+        timing = dataclasses.replace(timing, restore_bytes_per_s=restore_gbps * 1e9)
+    return timing
+
+
+def _open_unchanged(ctx: click.Context, directory: Path) -> SimulatedHost:
+    """Opens a host that is there, unless options ask for another one."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in {"directory", "program"}:
+            raise InvalidSettingError(
+                f"{parameter.opts[0]} cannot change the host that is in {directory}: "
+                "leave it out, or name a new directory"
+            )
+    return SimulatedHost.open(directory)
+
+
+def _describe(fault: Fault) -> str:
+    short = {name: action for action, name in CALL_OF_ACTION.items()}
+    shown = [f"{name}={value}" for name, value in dataclasses.asdict(fault).items() if value and name != "id"]
+    return " ".join(shown).replace(f"call={fault.call}", short.get(fault.call, fault.call))
+
+
+def _mib(size: int) -> int:
+    return size // 2**20

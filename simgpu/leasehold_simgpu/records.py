@@ -1,0 +1,84 @@
+"""What can be read from a simulated host: values, as they were when they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ProcessState(IntEnum):
+    """The driver's CUprocessState."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    CHECKPOINTING = 4
+    """From CUDA 13.4 on, and here only when a fault asks for it."""
+    RESTORING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpu:
+    """One GPU of a simulated host."""
+
+    index: int
+    """Its place in NVML's order, which is also CUDA's here."""
+    uuid: str
+    """As NVML writes it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`."""
+    chip: str
+    name: str
+    memory_bytes: int
+    used_bytes: int
+    """Taken by processes whose memory is on the GPU, and hogged."""
+    hogged_bytes: int
+    lost: bool
+    mig_enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedProcess:
+    """One living CUDA process of a simulated host."""
+
+    pid: int
+    state: ProcessState
+    restore_thread_id: int
+    gpu_bytes: Mapping[str, int]
+    """By UUID of each GPU it has a context on now: what it takes there, or took before its checkpoint."""
+    resident: bool
+    """Is its memory on the GPUs?"""
+    wedged: bool
+    """Did a restore run out of memory? Then nothing helps any more."""
+    busy: bool
+    """Does it have work that never drains? See `SimulatedHost.set_busy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Makes a call go wrong, in every process of the host."""
+
+    call: str
+    """A function without version suffix: `cuMemAlloc`, `nvmlDeviceGetCount`, `nvmlInit` (any form of it)."""
+    pid: int | None = None
+    """Only for this process: the target of a checkpoint call, the caller of any other. None is anyone."""
+    error: int = 0
+    """What the call returns, a CUresult or nvmlReturn_t. Unless 0, the call does nothing else."""
+    delay_s: float = 0.0
+    """Time that passes first."""
+    hang: bool = False
+    """The call returns only when the fault is cleared or its target dies."""
+    signal: int = 0
+    """Sent to the process that `pid` speaks of, after the delay."""
+    state: int | None = None
+    """The state that the target has afterwards. For checkpoint calls only, as are the next three."""
+    skip: bool = False
+    """Do nothing and return `error`, which may be 0: success."""
+    keep_memory: bool = False
+    """A checkpoint that leaves the memory on the GPU."""
+    ignore_gpu_pairs: bool = False
+    """A restore that leaves the process on its old GPUs."""
+    times: int | None = None
+    """How many calls it holds for, or still holds for. None: until it is cleared."""
+    id: int = 0
+    """Given by the host when the fault is set."""

@@ -1,0 +1,78 @@
+"""The file that holds a simulated host's state, mapped into memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Final, final
+
+from leasehold_simgpu import layout
+from leasehold_simgpu.errors import InvalidSettingError, NoSuchHostError
+
+STATE_BYTES: Final = ctypes.sizeof(layout.Host)
+
+
+@final
+class StateFile:
+    """One mapping of the state file of a directory: what one process writes, every other sees at once."""
+
+    def __init__(self, directory: Path, memory: mmap.mmap) -> None:
+        self.directory = directory
+        self.host = layout.Host.from_buffer(memory)
+
+    @classmethod
+    def create(cls, directory: Path, host: layout.Host) -> StateFile:
+        """Writes the state of a new host; it appears whole or not at all.
+
+        Raises:
+            InvalidSettingError: The directory holds a host, or cannot be written.
+        """
+        host.magic = layout.MAGIC
+        host.layout_bytes = STATE_BYTES
+        temporary = directory / f".state.{os.getpid()}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(bytes(host))
+            os.link(temporary, directory / "state")  # unlike a rename, it fails if there is one
+        except FileExistsError as error:
+            raise InvalidSettingError(
+                f"{directory} holds a simulated host already: open it, or name a new directory"
+            ) from error
+        except OSError as error:
+            raise InvalidSettingError(
+                f"{directory} cannot hold a simulated host: {error.strerror}"
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return cls.open(directory)
+
+    @classmethod
+    def open(cls, directory: Path) -> StateFile:
+        """Maps the state of a host.
+
+        Raises:
+            NoSuchHostError: The directory holds no host, or one of another version of simgpu.
+        """
+        try:
+            with open(directory / "state", "r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                memory = mmap.mmap(file.fileno(), size) if size == STATE_BYTES else None
+        except OSError as error:
+            raise NoSuchHostError(
+                f"{directory} holds no simulated host ({error.strerror}): make one there first"
+            ) from error
+        if memory is None or layout.Host.from_buffer_copy(memory).magic != layout.MAGIC:
+            raise NoSuchHostError(f"{directory} holds a simulated host of another version: make a new one")
+        return cls(directory, memory)
+
+    @contextmanager
+    def locked(self) -> Iterator[layout.Host]:
+        """The flock that the libraries take. Opened anew each time, so that threads exclude each other."""
+        with open(self.directory / "state", "rb") as file:
+            flock(file, LOCK_EX)
+            yield self.host

@@ -1,0 +1,84 @@
+"""A simulated GPU host for the worker's parts that run in the test's own process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.checkpoint.driver import Driver, open_driver
+from leasehold_worker.processes import ProcessIdentity, identify
+
+COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedHost:
+    """Four equal simulated GPUs. Driver helpers and targets started from the test run on it."""
+    simulated = SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+    for name, value in simulated.environment().items():
+        monkeypatch.setenv(name, value)
+    return simulated
+
+
+@pytest.fixture
+async def driver(host: SimulatedHost) -> AsyncIterator[Driver]:
+    """The driver of the simulated host."""
+    async with open_driver() as opened:
+        yield opened
+
+
+@dataclass(slots=True)
+class Counter:
+    """A running counter, as a member of nobody's workload."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    identity: ProcessIdentity = field(init=False)
+
+    def __post_init__(self) -> None:
+        identity = identify(self.process.pid)
+        assert identity is not None
+        self.identity = identity
+
+    def counts(self) -> list[int]:
+        """The counts printed so far."""
+        lines = self.output.read_text().splitlines()
+        return [int(line.split()[0].removeprefix("count=")) for line in lines if line.startswith("count=")]
+
+    async def wait_count(self, more: int = 2) -> None:
+        """Waits until it has counted on."""
+        target = len(self.counts()) + more
+        with trio.fail_after(30):
+            while len(self.counts()) < target:
+                assert self.process.poll() is None, self.output.read_text()
+                await trio.sleep(0.01)
+
+
+@pytest.fixture
+def start_counter(host: SimulatedHost, tmp_path: Path) -> Iterator[Callable[..., Counter]]:
+    """Starts counters on the simulated host, and kills them at the end."""
+    started: list[Counter] = []
+
+    def start(gpu: int = 0) -> Counter:
+        output = tmp_path / f"counter{len(started)}.log"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": host.gpus[gpu].uuid},
+                start_new_session=True,
+            )
+        counter = Counter(process, output)
+        started.append(counter)
+        return counter
+
+    yield start
+    for counter in started:
+        counter.process.kill()
+        counter.process.wait(timeout=10)

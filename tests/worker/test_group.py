@@ -1,0 +1,187 @@
+"""Groups: all members or none, whatever the driver does in between."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold_simgpu import SimulatedHost
+from leasehold_worker.checkpoint import group
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.checkpoint.group import Group, Member, find_members, next_call
+from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
+from leasehold_worker.errors import OperationError
+from leasehold_worker.processes import identify
+
+from .conftest import Counter
+
+StartCounter = Callable[..., Counter]
+SEQUENTIAL = pytest.mark.parametrize("sequential", [False, True], ids=["parallel", "sequential"])
+
+
+async def start_members(driver: Driver, start_counter: StartCounter, count: int = 3) -> list[Counter]:
+    counters = [start_counter(gpu) for gpu in range(count)]
+    for counter in counters:
+        await counter.wait_count()
+    return counters
+
+
+async def members_of(driver: Driver, counters: Sequence[Counter]) -> tuple[Member, ...]:
+    return await find_members(driver, [counter.identity for counter in counters])
+
+
+def make_group(driver: Driver, members: Sequence[Member], *, sequential: bool = False) -> Group:
+    return Group(driver, members, sequential=sequential, on_phase=lambda _: None)
+
+
+async def states(driver: Driver, counters: Sequence[Counter]) -> list[ProcessState]:
+    return [await CheckpointProcess(driver, counter.process.pid).state() for counter in counters]
+
+
+async def nobody_new() -> tuple[Member, ...]:
+    return ()
+
+
+def test_the_line_of_states() -> None:
+    running, locked, checkpointed = group.RUNNING, group.LOCKED, group.CHECKPOINTED
+    assert next_call(running, checkpointed) is DriverCall.LOCK
+    assert next_call(locked, checkpointed) is DriverCall.CHECKPOINT
+    assert next_call(checkpointed, running) is DriverCall.RESTORE
+    assert next_call(locked, running) is DriverCall.UNLOCK
+    assert next_call(running, running) is None
+    assert next_call(group.WEDGED, running) is None
+
+
+@SEQUENTIAL
+async def test_suspend_and_restore(driver: Driver, start_counter: StartCounter, sequential: bool) -> None:
+    counters = await start_members(driver, start_counter)
+    parties = make_group(driver, await members_of(driver, counters), sequential=sequential)
+    await parties.suspend(1, nobody_new)
+    assert await states(driver, counters) == [ProcessState.CHECKPOINTED] * 3
+    await parties.restore(())
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 3
+    for outcome in parties.outcomes:
+        assert [phase.call for phase in outcome.phases] == ["lock", "checkpoint", "restore", "unlock"]
+        assert outcome.error is None
+        assert outcome.rolled_back is None
+
+
+@SEQUENTIAL
+@pytest.mark.parametrize(
+    ("call", "error", "reason"),
+    [
+        ("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT),
+        ("lock", 304, errors_pb2.ERROR_REASON_PERMISSION_OR_OS),
+        ("checkpoint", 801, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE),
+        ("checkpoint", 2, errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY),
+    ],
+)
+async def test_a_suspend_that_fails_for_one_is_undone_for_all(
+    host: SimulatedHost,
+    driver: Driver,
+    start_counter: StartCounter,
+    call: str,
+    error: int,
+    reason: int,
+    sequential: bool,
+) -> None:
+    counters = await start_members(driver, start_counter)
+    parties = make_group(driver, await members_of(driver, counters), sequential=sequential)
+    host.set_fault(call, counters[1].process.pid, error=error, times=1)
+    with pytest.raises(OperationError) as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == reason
+    assert raised.value.metadata["pid"] == str(counters[1].process.pid)
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 3
+    for counter in counters:
+        await counter.wait_count()
+    assert parties.outcomes[1].error is raised.value
+    assert parties.outcomes[0].rolled_back is True
+
+
+async def test_a_restore_elsewhere_that_fails_leaves_all_parked_and_the_next_one_works(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = [start_counter(0), start_counter(0)]
+    for counter in counters:
+        await counter.wait_count()
+    uuids = [gpu.uuid for gpu in host.gpus]
+    pairs = complete_pairs([GpuPair(uuids[0], uuids[1])], dict.fromkeys(uuids, "H100"))
+    first = make_group(driver, await members_of(driver, counters))
+    await first.suspend(1, nobody_new)
+    host.set_fault("restore", counters[1].process.pid, error=801, times=1)
+    members = [outcome.member_after() for outcome in first.outcomes]
+    second = make_group(driver, members)
+    with pytest.raises(OperationError):
+        await second.restore(pairs)
+    assert await states(driver, counters) == [ProcessState.CHECKPOINTED] * 2
+    members = [outcome.member_after() for outcome in second.outcomes]
+    assert [bool(member.displacement) for member in members] == [True, False]
+    await make_group(driver, members).restore(())
+    for counter in counters:
+        await counter.wait_count()
+        assert uuids[0] in counter.output.read_text().splitlines()[-1], "all are where they were"
+
+
+async def test_a_restore_out_of_memory_is_wedged_and_the_others_stay_parked(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    first = make_group(driver, await members_of(driver, counters))
+    await first.suspend(1, nobody_new)
+    host.hog(1, host.gpus[1].memory_bytes)
+    second = make_group(driver, [outcome.member_after() for outcome in first.outcomes])
+    with pytest.raises(OperationError) as raised:
+        await second.restore(())
+    assert raised.value.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
+    assert [outcome.state_after for outcome in second.outcomes] == [
+        workload_pb2.MEMBER_STATE_CHECKPOINTED,
+        workload_pb2.MEMBER_STATE_WEDGED,
+    ]
+    assert second.outcomes[1].rolled_back is False
+
+
+async def test_a_newcomer_undoes_the_suspend(driver: Driver, start_counter: StartCounter) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    parties = make_group(driver, await members_of(driver, counters[:1]))
+
+    async def rescan() -> tuple[Member, ...]:
+        return await members_of(driver, counters)
+
+    with pytest.raises(OperationError) as raised:
+        await parties.suspend(1, rescan)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_MEMBERS_CHANGED
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+
+
+async def test_a_member_that_dies_fails_the_group_and_frees_the_others(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter)
+    parties = make_group(driver, await members_of(driver, counters))
+    counters[2].process.kill()
+    counters[2].process.wait()
+    with pytest.raises(OperationError) as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED
+    assert parties.outcomes[2].state_after == workload_pb2.MEMBER_STATE_GONE
+    assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
+
+
+async def test_a_cancelled_operation_is_finished_first(driver: Driver, start_counter: StartCounter) -> None:
+    counters = await start_members(driver, start_counter, 1)
+    parties = make_group(driver, await members_of(driver, counters))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await parties.suspend(1, nobody_new)
+    assert await states(driver, counters) == [ProcessState.CHECKPOINTED]
+
+
+async def test_only_cuda_processes_are_members(driver: Driver, start_counter: StartCounter) -> None:
+    counters = await start_members(driver, start_counter, 1)
+    parent = identify(1)
+    assert parent is not None
+    members = await find_members(driver, [parent, counters[0].identity])
+    assert [member.identity for member in members] == [counters[0].identity]

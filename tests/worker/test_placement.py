@@ -1,0 +1,40 @@
+"""On which GPUs a parked workload wakes."""
+
+import pytest
+from leasehold.v1 import errors_pb2
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.errors import OperationError
+from leasehold_worker.placement import check_memory, choose_gpus
+
+CHIPS = {"a": "H100", "b": "H100", "c": "H100", "d": "L4"}
+
+
+def test_the_same_gpus_are_taken_if_they_are_free() -> None:
+    assert choose_gpus(["b", "a"], ["a", "b", "c"], CHIPS, {}, {}) == (GpuPair("b", "b"), GpuPair("a", "a"))
+
+
+def test_one_that_is_taken_is_replaced_by_the_first_free_of_its_chip() -> None:
+    assert choose_gpus(["a", "b"], ["d", "c", "b"], CHIPS, {}, {}) == (GpuPair("a", "c"), GpuPair("b", "b"))
+
+
+def test_one_with_too_little_memory_is_passed_over() -> None:
+    free_bytes = {"a": 10, "b": 10, "c": 100}
+    assert choose_gpus(["a"], ["a", "b", "c"], CHIPS, free_bytes, {"a": 50}) == (GpuPair("a", "c"),)
+
+
+def test_no_gpu_of_the_chip_is_refused() -> None:
+    with pytest.raises(OperationError) as error:
+        choose_gpus(["a"], ["d"], CHIPS, {}, {})
+    assert error.value.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+
+
+def test_too_little_memory_everywhere_is_refused() -> None:
+    with pytest.raises(OperationError) as error:
+        choose_gpus(["a"], ["b"], CHIPS, {"b": 10}, {"a": 50})
+    assert error.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+    assert "b has 10 bytes free" in error.value.message
+
+
+def test_unknown_memory_is_not_taken_for_none() -> None:
+    check_memory([GpuPair("a", "b")], {}, {"a": 50})
+    check_memory([GpuPair("a", "b")], {"b": 0}, {})

@@ -1,0 +1,187 @@
+"""CheckpointProcess over the helper process, on the simulated driver."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold_simgpu import SimulatedHost
+from leasehold_worker.checkpoint.driver import Driver, DriverCallTimeoutError, open_driver
+from leasehold_worker.checkpoint.driver_errors import (
+    ILLEGAL_STATE,
+    INVALID_VALUE,
+    NOT_INITIALIZED,
+    NOT_READY,
+    DriverError,
+)
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.checkpoint.helper_protocol import DriverCall, Request
+from leasehold_worker.checkpoint.process import (
+    CheckpointProcess,
+    LockOptions,
+    LockResult,
+    ProcessState,
+    WaitTimeoutError,
+)
+
+from .conftest import Counter
+
+StartCounter = Callable[..., Counter]
+
+
+async def test_full_cycle_keeps_the_data(driver: Driver, start_counter: StartCounter) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess.from_pid(driver, counter.process.pid)
+    assert await process.is_running()
+    assert await process.restore_thread_id() > 0
+    await process.lock()
+    assert await process.is_locked()
+    await process.checkpoint()
+    assert await process.is_checkpointed()
+    await process.restore()
+    assert await process.state() is ProcessState.LOCKED
+    await process.unlock()
+    assert await process.state() is ProcessState.RUNNING
+    await counter.wait_count()
+    assert counter.counts() == list(range(counter.counts()[0], counter.counts()[-1] + 1))
+
+
+async def test_resume_elsewhere_shows_in_the_process(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter(gpu=0)
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    chips = {gpu.uuid: gpu.name for gpu in host.gpus}
+    await process.suspend()
+    await process.resume(complete_pairs([GpuPair(host.gpus[0].uuid, host.gpus[2].uuid)], chips))
+    await counter.wait_count()
+    assert host.gpus[2].uuid in counter.output.read_text().splitlines()[-1]
+
+
+async def test_toggle_goes_both_ways_and_refuses_the_middle(
+    driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    assert await process.toggle() is ProcessState.CHECKPOINTED
+    assert await process.toggle() is ProcessState.RUNNING
+    await process.lock()
+    with pytest.raises(DriverError) as error:
+        await process.toggle()
+    assert error.value.result == ILLEGAL_STATE
+    assert await process.is_locked()
+
+
+async def test_a_lock_that_times_out_leaves_it_running(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    host.set_busy(counter.process.pid)
+    assert await process.try_lock(LockOptions(timeout_s=0.05)) is LockResult.TIMED_OUT
+    with pytest.raises(DriverError) as error:
+        await process.lock(LockOptions(timeout_s=0.05))
+    assert error.value.result == NOT_READY
+    assert await process.is_running()
+
+
+@pytest.mark.parametrize(("timeout_s", "timeout_ms"), [(0.0001, 1), (0.0005, 1), (1, 1000), (10.0, 10_000)])
+def test_a_lock_timeout_is_never_zero_for_the_driver(timeout_s: float, timeout_ms: int) -> None:
+    assert LockOptions(timeout_s).timeout_ms() == timeout_ms
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), 2.0**32])
+def test_a_lock_timeout_that_means_for_ever_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="lock timeout"):
+        LockOptions(timeout_s).timeout_ms()
+
+
+async def test_suspend_unlocks_what_it_cannot_checkpoint(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    host.set_fault("checkpoint", counter.process.pid, error=801, times=1)
+    with pytest.raises(DriverError):
+        await process.suspend()
+    assert await process.is_running()
+
+
+async def test_who_is_no_cuda_process(driver: Driver) -> None:
+    with pytest.raises(DriverError) as error:
+        await CheckpointProcess(driver, os.getpid()).state()
+    assert error.value.result == NOT_INITIALIZED
+    with pytest.raises(DriverError) as error:
+        await CheckpointProcess(driver, 2**22 + 1).is_running()
+    assert error.value.result == INVALID_VALUE
+
+
+async def test_waiting_for_a_state(driver: Driver, start_counter: StartCounter) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    assert await process.wait_for_state(ProcessState.RUNNING, timeout_s=0) is ProcessState.RUNNING
+    with pytest.raises(WaitTimeoutError, match="is RUNNING after"):
+        await process.wait_for_state(ProcessState.LOCKED, timeout_s=0.03)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.wait_for_state, ProcessState.LOCKED, 10)
+        await process.lock()
+
+
+async def test_a_call_that_hangs_is_given_up_and_the_next_one_works(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    hanging, other = start_counter(), start_counter(1)
+    await hanging.wait_count()
+    await other.wait_count()
+    host.set_fault("lock", hanging.process.pid, hang=True)
+    request = Request(DriverCall.LOCK, hanging.process.pid, lock_timeout_ms=10)
+    with pytest.raises(DriverCallTimeoutError):
+        await driver.call(request, timeout_s=0.3)
+    assert await CheckpointProcess(driver, other.process.pid).is_running()
+
+
+async def test_calls_on_one_process_wait_for_each_other(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    host.set_busy(counter.process.pid)
+    results: list[str] = []
+
+    async def lock() -> None:
+        results.append((await process.try_lock(LockOptions(timeout_s=0.2))).name)
+
+    async def ask() -> None:
+        results.append((await process.state()).name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lock)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ask)
+    assert results == ["TIMED_OUT", "RUNNING"]
+
+
+async def test_the_helpers_end_with_the_driver(host: SimulatedHost) -> None:
+    before = children()
+    async with open_driver() as driver:
+        assert driver.cuda_version == 13000
+        assert children() - before
+    assert children() == before
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_equality_is_by_pid(host: SimulatedHost) -> None:
+    driver = Driver()
+    assert CheckpointProcess(driver, 5) == CheckpointProcess(Driver(), 5)
+    assert CheckpointProcess.current(driver).pid == os.getpid()

@@ -1,0 +1,161 @@
+"""A coordinator that does what a test says, on a real socket."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+
+import grpc
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, worker_session_pb2, worker_session_pb2_grpc
+from leasehold.v1.worker_session_pb2 import (
+    CommandAck,
+    CommandFrame,
+    CommandUpdate,
+    ConnectRequest,
+    ConnectResponse,
+    Hello,
+    ProtocolVersion,
+    Welcome,
+)
+
+TERMINAL = {
+    command_pb2.COMMAND_STATE_SUCCEEDED,
+    command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_REJECTED,
+    command_pb2.COMMAND_STATE_CANCELLED,
+    command_pb2.COMMAND_STATE_EXPIRED,
+}
+TIMEOUT_S = 30
+
+
+@dataclass
+class Session:
+    """One stream of a worker: what came up, and the means to send down."""
+
+    hello: Hello
+    epoch: int
+    down: queue.Queue[ConnectResponse | None] = field(default_factory=queue.Queue)
+    frames: list[ConnectRequest] = field(default_factory=list)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+    ended: bool = False
+
+    def wait(self, wanted: Callable[[ConnectRequest], bool]) -> ConnectRequest:
+        """The first frame that is wanted, as soon as it is there."""
+        found: list[ConnectRequest] = []
+
+        def look() -> bool:
+            found.extend(frame for frame in self.frames if wanted(frame))
+            return bool(found)
+
+        with self.arrived:
+            assert self.arrived.wait_for(look, TIMEOUT_S), [f.WhichOneof("frame") for f in self.frames]
+        return found[0]
+
+    def send(self, command: command_pb2.Command, *, epoch: int | None = None, cancel: bool = False) -> None:
+        """Sends a command."""
+        frame = CommandFrame(epoch=self.epoch if epoch is None else epoch, command=command, cancel=cancel)
+        self.down.put(ConnectResponse(command=frame))
+
+    def outcome(self, command_id: str) -> CommandUpdate:
+        """The terminal update of a command."""
+        return self.wait(
+            lambda frame: (
+                frame.HasField("command_update")
+                and frame.command_update.command_id == command_id
+                and frame.command_update.state in TERMINAL
+            )
+        ).command_update
+
+    def run(self, command_id: str, workload_id: str, **operation: object) -> CommandUpdate:
+        """Sends a command with one operation and waits for its outcome."""
+        self.send(make_command(command_id, workload_id, **operation))
+        return self.outcome(command_id)
+
+    def acknowledge(self, command_id: str) -> None:
+        """Acknowledges an outcome."""
+        self.down.put(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
+
+    def end(self) -> None:
+        """Ends the stream without a goodbye."""
+        self.down.put(None)
+
+
+def make_command(command_id: str, workload_id: str, **operation: object) -> command_pb2.Command:
+    """A command with one operation, given by its field's name."""
+    return command_pb2.Command(
+        command_id=command_id,
+        workload_id=workload_id,
+        timeout=duration_pb2.Duration(seconds=60),
+        operation=command_pb2.Operation(**operation),  # type: ignore[arg-type]  # a field by name
+    )
+
+
+class ScriptedCoordinator(worker_session_pb2_grpc.WorkerSessionServiceServicer):
+    """Welcomes every worker and hands its session to the test."""
+
+    def __init__(self, address: str = "127.0.0.1:0") -> None:
+        self.sessions: queue.Queue[Session] = queue.Queue()
+        self.welcomes_major = 1
+        self.first_answer: ConnectResponse | None = None
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        worker_session_pb2_grpc.add_WorkerSessionServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        self._server.start()
+
+    def next_session(self) -> Session:
+        """The next worker's session, after its welcome."""
+        return self.sessions.get(timeout=TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Ends all streams."""
+        self._server.stop(None).wait(10)
+
+    def Connect(
+        self,
+        request_iterator: Iterator[ConnectRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[ConnectResponse]:
+        first = next(request_iterator)
+        assert first.WhichOneof("frame") == "hello"
+        session = Session(first.hello, first.hello.last_epoch + 1)
+        reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
+        reader.start()
+        if self.first_answer is not None:
+            yield self.first_answer
+        yield ConnectResponse(
+            welcome=Welcome(
+                session_id=f"session-{session.epoch}",
+                epoch=session.epoch,
+                protocol_version=ProtocolVersion(major=self.welcomes_major),
+                load_interval=duration_pb2.Duration(seconds=5),
+                silence_limit=duration_pb2.Duration(seconds=60),
+            )
+        )
+        self.sessions.put(session)
+        while context.is_active():
+            try:
+                frame = session.down.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if frame is None:
+                return
+            yield frame
+
+    def _read(self, session: Session, frames: Iterator[ConnectRequest]) -> None:
+        try:
+            for frame in frames:
+                with session.arrived:
+                    session.frames.append(frame)
+                    session.arrived.notify_all()
+        except grpc.RpcError:
+            pass
+        with session.arrived:
+            session.ended = True
+            session.arrived.notify_all()
+
+
+def is_goodbye(reason: worker_session_pb2.GoodbyeReason.ValueType) -> Callable[[ConnectRequest], bool]:
+    """Whether a frame is a goodbye for this reason."""
+    return lambda frame: frame.HasField("goodbye") and frame.goodbye.reason == reason

@@ -1,0 +1,214 @@
+"""A CUDA program that does what it is told: one JSON request a line, one JSON answer a line.
+
+Plays the controller as well as the target. Runs in a process of its own, in the environment of a simulated host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+import pynvml
+from cuda.bindings import driver
+
+Buffer = dict[str, int]
+
+
+def _ok(answer: tuple[Any, ...]) -> Any:
+    error, *values = answer
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{error.name} ({int(error)})")
+    return values[0] if len(values) == 1 else values
+
+
+# --- the controller's side -----------------------------------------------------------------------------------
+
+
+def get_state(pid: int) -> list[int | None]:
+    error, state = driver.cuCheckpointProcessGetState(pid)
+    return [int(error), None if state is None else int(state)]
+
+
+def restore_thread_id(pid: int) -> list[int | None]:
+    error, tid = driver.cuCheckpointProcessGetRestoreThreadId(pid)
+    return [int(error), tid]
+
+
+def lock(pid: int, timeout_ms: int | None = None) -> int:
+    args = None
+    if timeout_ms is not None:
+        args = driver.CUcheckpointLockArgs()
+        args.timeoutMs = timeout_ms
+    return int(driver.cuCheckpointProcessLock(pid, args)[0])
+
+
+def checkpoint(pid: int) -> int:
+    return int(driver.cuCheckpointProcessCheckpoint(pid, None)[0])
+
+
+def unlock(pid: int) -> int:
+    return int(driver.cuCheckpointProcessUnlock(pid, None)[0])
+
+
+def _uuid(text: str) -> tuple[Any, Any]:
+    raw = ctypes.create_string_buffer(uuid.UUID(text.removeprefix("GPU-")).bytes, 16)
+    return driver.CUuuid(ctypes.addressof(raw)), raw
+
+
+def restore(pid: int, pairs: list[list[str]] | None = None, count: int | None = None) -> int:
+    if pairs is None:
+        return int(driver.cuCheckpointProcessRestore(pid, None)[0])
+    kept = []
+    made = []
+    for old, new in pairs:
+        pair = driver.CUcheckpointGpuPair()
+        for name, text in (("oldUuid", old), ("newUuid", new)):
+            value, raw = _uuid(text)
+            setattr(pair, name, value)
+            kept.append(raw)
+        made.append(pair)
+    args = driver.CUcheckpointRestoreArgs()
+    args.gpuPairs = made
+    args.gpuPairsCount = len(made) if count is None else count
+    return int(driver.cuCheckpointProcessRestore(pid, args)[0])
+
+
+def timed(name: str, *arguments: Any) -> float:
+    start = time.perf_counter()
+    result = globals()[name](*arguments)
+    if result != 0:
+        raise RuntimeError(f"{name}: {result}")
+    return time.perf_counter() - start
+
+
+# --- the target's side -------------------------------------------------------------------------------------
+
+
+def init() -> int:
+    return int(driver.cuInit(0)[0])
+
+
+def set_up(ordinal: int = 0) -> None:
+    _ok(driver.cuInit(0))
+    _ok(driver.cuCtxSetCurrent(_ok(driver.cuDevicePrimaryCtxRetain(_ok(driver.cuDeviceGet(ordinal))))))
+
+
+def allocate(size: int) -> list[int | None]:
+    error, address = driver.cuMemAlloc(size)
+    return [int(error), int(address) if error == driver.CUresult.CUDA_SUCCESS else None]
+
+
+def free(address: int) -> int:
+    return int(driver.cuMemFree(address)[0])
+
+
+def fill(address: int, size: int, seed: int) -> None:
+    _ok(driver.cuMemcpyHtoD(address, _pattern(size, seed), size))
+
+
+def holds(address: int, size: int, seed: int) -> bool:
+    found = bytearray(size)
+    _ok(driver.cuMemcpyDtoH(found, address, size))
+    return found == _pattern(size, seed)
+
+
+def _pattern(size: int, seed: int) -> bytes:
+    return bytes((seed + index) % 251 for index in range(251)) * (size // 251) + bytes(size % 251)
+
+
+def device_uuids() -> list[str]:
+    count = _ok(driver.cuDeviceGetCount())
+    return [f"GPU-{uuid.UUID(bytes=bytes(_ok(driver.cuDeviceGetUuid(index)).bytes))}" for index in range(count)]
+
+
+def memory_info() -> list[int]:
+    return [int(value) for value in _ok(driver.cuMemGetInfo())]
+
+
+def cpu_seconds() -> float:
+    return time.process_time()
+
+
+def call(name: str, *arguments: Any) -> list[Any]:
+    """Any driver function with plain arguments; what is no plain value comes back as its text."""
+    error, *values = getattr(driver, name)(*arguments)
+    plain = [value if isinstance(value, int | float | str) else str(value) for value in values]
+    return [int(error), *plain]
+
+
+def start_thread_allocating(size: int, seconds: float) -> None:
+    """Allocates and frees in the background, as fast as it goes."""
+    context = _ok(driver.cuCtxGetCurrent())
+
+    def work() -> None:
+        _ok(driver.cuCtxSetCurrent(context))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            _ok(driver.cuMemFree(_ok(driver.cuMemAlloc(size))))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def call_in_forked_child(name: str) -> int:
+    """What a CUDA call answers in a child forked after cuInit."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(getattr(driver, name)(0)[0]) & 0x7F)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# --- NVML ------------------------------------------------------------------------------------------------------
+
+
+def nvml_processes() -> dict[str, dict[str, int]]:
+    """By UUID of each GPU, by pid (as text): used bytes."""
+    pynvml.nvmlInit()
+    listed = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+        listed[pynvml.nvmlDeviceGetUUID(gpu)] = {str(process.pid): process.usedGpuMemory for process in processes}
+    pynvml.nvmlShutdown()
+    return listed
+
+
+def nvml(name: str, index: int, *arguments: Any) -> Any:
+    """An NVML function of one device: its answer, or the number of its error."""
+    pynvml.nvmlInit()
+    try:
+        answer = getattr(pynvml, name)(pynvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+    except pynvml.NVMLError as error:
+        return error.value
+    if isinstance(answer, ctypes.Structure):
+        return {field: getattr(answer, field) for field, _ in answer._fields_}
+    return answer
+
+
+def nvml_system(name: str, *arguments: Any) -> Any:
+    """An NVML function that needs no device."""
+    try:
+        pynvml.nvmlInit()
+        answer = getattr(pynvml, name)(*arguments)
+    except pynvml.NVMLError as error:
+        return error.value
+    return pynvml.nvmlDeviceGetIndex(answer) if name.startswith("nvmlDeviceGetHandle") else answer
+
+
+def main() -> None:
+    for line in sys.stdin:
+        name, arguments, options = json.loads(line)
+        try:
+            reply = {"value": globals()[name](*arguments, **options)}
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()

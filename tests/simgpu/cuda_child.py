@@ -124,7 +124,9 @@ def _pattern(size: int, seed: int) -> bytes:
 
 def device_uuids() -> list[str]:
     count = _ok(driver.cuDeviceGetCount())
-    return [f"GPU-{uuid.UUID(bytes=bytes(_ok(driver.cuDeviceGetUuid(index)).bytes))}" for index in range(count)]
+    return [
+        f"GPU-{uuid.UUID(bytes=bytes(_ok(driver.cuDeviceGetUuid(index)).bytes))}" for index in range(count)
+    ]
 
 
 def memory_info() -> list[int]:
@@ -173,7 +175,9 @@ def nvml_processes() -> dict[str, dict[str, int]]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-        listed[pynvml.nvmlDeviceGetUUID(gpu)] = {str(process.pid): process.usedGpuMemory for process in processes}
+        listed[pynvml.nvmlDeviceGetUUID(gpu)] = {
+            str(process.pid): process.usedGpuMemory for process in processes
+        }
     pynvml.nvmlShutdown()
     return listed
 

@@ -49,7 +49,9 @@ def test_a_full_cycle_passes_through_every_state(controller: Program, target: Pr
     assert controller.get_state(target.pid) == [SUCCESS, RUNNING]
 
 
-def test_every_other_call_is_an_illegal_state_and_changes_nothing(controller: Program, target: Program) -> None:
+def test_every_other_call_is_an_illegal_state_and_changes_nothing(
+    controller: Program, target: Program
+) -> None:
     controller.init()
     legal = {RUNNING: "lock", LOCKED: "checkpoint", CHECKPOINTED: "restore"}
     for state, way_on in legal.items():
@@ -139,7 +141,9 @@ def test_a_dead_target_is_an_invalid_value_even_before_it_is_collected(
     wait_until(lambda: controller.get_state(target.pid) == [INVALID_VALUE, None], "the zombie counts as gone")
 
 
-def test_the_restore_thread_is_a_thread_of_the_target_and_names_it(controller: Program, target: Program) -> None:
+def test_the_restore_thread_is_a_thread_of_the_target_and_names_it(
+    controller: Program, target: Program
+) -> None:
     error, tid = controller.restore_thread_id(target.pid)
     assert error == SUCCESS
     assert tid != target.pid
@@ -188,7 +192,9 @@ def test_a_restore_out_of_memory_wedges_the_process(
 def test_a_process_can_checkpoint_itself(target: Program) -> None:
     _, address = target.allocate(MIB)
     target.fill(address, MIB, 3)
-    assert [getattr(target, call)(target.pid) for call in ("lock", "checkpoint", "restore", "unlock")] == [0] * 4
+    assert [getattr(target, call)(target.pid) for call in ("lock", "checkpoint", "restore", "unlock")] == [
+        0
+    ] * 4
     assert target.holds(address, MIB, 3)
 
 
@@ -200,7 +206,9 @@ def test_a_stopped_target_answers_no_call_until_it_goes_on(controller: Program, 
     assert controller.answer() == [SUCCESS, RUNNING]
 
 
-def test_a_target_that_dies_in_a_call_ends_it(host: SimulatedHost, controller: Program, target: Program) -> None:
+def test_a_target_that_dies_in_a_call_ends_it(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
     host.set_busy(target.pid)
     controller.begin("lock", target.pid)
     assert controller.is_waiting()
@@ -249,7 +257,9 @@ def test_the_state_outlives_its_controller(
     target.memory_info()
 
 
-def test_a_driver_of_cuda_12_4_has_no_checkpoint_api(make_host: MakeHost, start_program: StartProgram) -> None:
+def test_a_driver_of_cuda_12_4_has_no_checkpoint_api(
+    make_host: MakeHost, start_program: StartProgram
+) -> None:
     program = start_program(make_host(gpus=1, driver_version="550.163.01"))
     program.set_up()
     with pytest.raises(ProgramError, match="FunctionNotFoundError"):

@@ -38,7 +38,9 @@ def test_a_rotation_visits_every_gpu_and_comes_home(
         resume(controller, target, rotation(host))
         assert target.device_uuids()[0] == uuids[expected]
         assert target.holds(address, 3 * MIB, 11)
-        assert [gpu.used_bytes for gpu in host.gpus] == [3 * MIB if index == expected else 0 for index in range(4)]
+        assert [gpu.used_bytes for gpu in host.gpus] == [
+            3 * MIB if index == expected else 0 for index in range(4)
+        ]
 
 
 def test_the_target_speaks_of_its_new_gpu(make_host: MakeHost, start_program: StartProgram) -> None:

@@ -45,10 +45,9 @@ EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
     struct channel channel;
     if (state == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessGetState", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = channel_close(&channel, CUDA_SUCCESS);
+    if (!channel_open(&channel, "cuCheckpointProcessGetState", pid))
+        return channel.result;
+    CUresult result = channel_close(&channel, CUDA_SUCCESS);
     *state = (CUprocessState)state_of(channel.target);
     return result;
 }
@@ -57,9 +56,8 @@ EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
     struct channel channel;
     if (tid == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessGetRestoreThreadId", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+    if (!channel_open(&channel, "cuCheckpointProcessGetRestoreThreadId", pid))
+        return channel.result;
     *tid = channel.target->restore_tid;
     return channel_close(&channel, CUDA_SUCCESS);
 }
@@ -88,14 +86,13 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
     struct channel channel;
     if (args != NULL && !is_zero(&args->reserved0, sizeof *args - offsetof(CUcheckpointLockArgs, reserved0)))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessLock", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+    if (!channel_open(&channel, "cuCheckpointProcessLock", pid))
+        return channel.result;
     struct simgpu_process *target = channel.target;
     if (state_of(target) != CU_PROCESS_STATE_RUNNING)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
     move_to(target, CU_PROCESS_STATE_RUNNING, SIMGPU_GATE_CLOSED, 0);
-    result = drain(&channel, args == NULL ? 0 : args->timeoutMs);
+    CUresult result = drain(&channel, args == NULL ? 0 : args->timeoutMs);
     if (result == CUDA_SUCCESS)
         move_to(target, CU_PROCESS_STATE_LOCKED, 0, 0);
     else
@@ -129,14 +126,13 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
     struct channel channel;
     if (args != NULL && !is_zero(args, sizeof *args))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessCheckpoint", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+    if (!channel_open(&channel, "cuCheckpointProcessCheckpoint", pid))
+        return channel.result;
     const struct simgpu_host *host = channel.host;
     struct simgpu_process *target = channel.target;
     if (state_of(target) != CU_PROCESS_STATE_LOCKED)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
-    result = obstacle(&channel);
+    CUresult result = obstacle(&channel);
     if (result != CUDA_SUCCESS)
         return channel_close(&channel, result);
     if (!channel_spend(&channel, host->suspend_fixed_us, allocated_bytes(target), host->suspend_bytes_per_s))
@@ -190,12 +186,12 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArg
     struct channel channel;
     if (args != NULL && !is_zero(args->reserved, sizeof args->reserved))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessRestore", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+    if (!channel_open(&channel, "cuCheckpointProcessRestore", pid))
+        return channel.result;
     const struct simgpu_host *host = channel.host;
     uint32_t count = args == NULL || channel.fault.ignore_gpu_pairs ? 0 : args->gpuPairsCount;
     uint8_t new_of[SIMGPU_MAX_GPUS];
+    CUresult result;
     if (state_of(channel.target) != CU_PROCESS_STATE_CHECKPOINTED)
         result = CUDA_ERROR_ILLEGAL_STATE;
     else if (atomic_load(&channel.target->status) & SIMGPU_WEDGED)
@@ -213,9 +209,8 @@ EXPORT CUresult cuCheckpointProcessUnlock(int pid, const CUcheckpointUnlockArgs 
     struct channel channel;
     if (args != NULL && !is_zero(args, sizeof *args))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = channel_open(&channel, "cuCheckpointProcessUnlock", pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+    if (!channel_open(&channel, "cuCheckpointProcessUnlock", pid))
+        return channel.result;
     if (state_of(channel.target) != CU_PROCESS_STATE_LOCKED)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
     move_to(channel.target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);

@@ -58,24 +58,36 @@ static void release(struct channel *channel) {
     simgpu_unlock();
 }
 
-CUresult channel_open(struct channel *channel, const char *call, int pid) {
-    channel->host = simgpu_host();
-    if (channel->host == NULL)
-        return CUDA_ERROR_NO_DEVICE;
-    if (channel->host->cuda_version < FIRST_DRIVER_WITH_API)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult result = find_target(channel, pid);
-    if (result != CUDA_SUCCESS)
-        return result;
+/* Waits until the target can answer and serves nobody else. False if it dies first. */
+static bool acquire(struct channel *channel) {
     while (process_is_stopped(channel->pid) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
         if (!channel_target_lives(channel))
-            return CUDA_ERROR_OPERATING_SYSTEM;
+            return false;
     }
-    simgpu_meet_fault(call, channel->pid, &channel->fault);
-    if (channel->fault.error != 0 || channel->fault.skip)
-        return channel_close(channel, (CUresult)channel->fault.error);
-    return CUDA_SUCCESS;
+    return true;
+}
+
+bool channel_open(struct channel *channel, const char *call, int pid) {
+    channel->host = simgpu_host();
+    if (channel->host == NULL)
+        channel->result = CUDA_ERROR_NO_DEVICE;
+    else if (channel->host->cuda_version < FIRST_DRIVER_WITH_API)
+        channel->result = CUDA_ERROR_NOT_SUPPORTED;
+    else
+        channel->result = find_target(channel, pid);
+    if (channel->result != CUDA_SUCCESS)
+        return false;
+    if (!acquire(channel)) {
+        channel->result = CUDA_ERROR_OPERATING_SYSTEM;
+        return false;
+    }
+    bool met = simgpu_meet_fault(call, channel->pid, &channel->fault);
+    if (met && (channel->fault.error != 0 || channel->fault.skip)) {
+        channel->result = channel_close(channel, (CUresult)channel->fault.error);
+        return false;
+    }
+    return true;
 }
 
 /* What a fault says about the state afterwards. */

@@ -12,11 +12,12 @@ struct channel {
     pid_t pid; /* of the target's process, also when the caller named one of its threads */
     uint64_t start_time;
     struct simgpu_fault fault;
+    CUresult result; /* of a call that channel_open() ended */
 };
 
-/* Finds the target, waits for its channel and meets the call's faults. On any result but CUDA_SUCCESS the call is
- * over, and channel_close() must not be called. */
-CUresult channel_open(struct channel *channel, const char *call, int pid);
+/* Finds the target, waits for its channel and meets the call's faults. If false the call is over with
+ * `channel->result`, else it must end with channel_close(). */
+bool channel_open(struct channel *channel, const char *call, int pid);
 
 /* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
 CUresult channel_close(struct channel *channel, CUresult result);

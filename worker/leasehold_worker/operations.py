@@ -14,7 +14,7 @@ from typing import Final, final
 
 import trio
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker import proof
@@ -27,14 +27,22 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory, choose_gpus
 from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import memory_bytes, process_tree, send_signal, why_blocked
+from leasehold_worker.preconditions import (
+    REMAP_CUDA_VERSION,
+    SUSPEND_CUDA_VERSION,
+    invalid,
+    is_plain_suspend,
+    parse_pairs,
+    require_alive,
+    require_driver,
+    require_host_memory,
+    require_known_features,
+    require_members,
+    require_runnable,
+    require_state,
+)
+from leasehold_worker.processes import process_tree, send_signal
 from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, Parked, Workload, Workloads
-
-SUSPEND_CUDA_VERSION: Final = 12080
-"""The driver API for checkpoints came with CUDA 12.8 (driver 570)."""
-
-REMAP_CUDA_VERSION: Final = 13000
-"""GPU pairs came with CUDA 13.0 (driver 580)."""
 
 DEFAULT_GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 15.0
@@ -76,7 +84,8 @@ class Operations:
         """Claims GPUs without waiting and starts the program on them."""
         spec = operation.spec
         if not spec.arguments:
-            raise _invalid("arguments", "a workload needs a program: give its arguments")
+            raise invalid("arguments", "a workload needs a program: give its arguments")
+        require_known_features(spec)
         lease = self._claim_for_run(workload_id, operation)
         report.on_phase("spawn")
         try:
@@ -95,10 +104,17 @@ class Operations:
         if workload.state == SUSPENDED:
             report.already_there = True
             return
-        self._require(workload, RUNNING, "suspended")
-        self._require_driver(SUSPEND_CUDA_VERSION, "suspend")
+        require_state(workload, RUNNING, "suspended")
+        policy = operation.policy if operation.HasField("policy") else workload.spec.eviction
+        if not is_plain_suspend(policy):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                "this version parks by retain and cuda_suspend only: leave the policy out",
+                {"field": "policy"},
+            )
+        require_driver(self._driver, SUSPEND_CUDA_VERSION)
         members = await self._find_members(workload)
-        _check_host_memory(members)
+        require_host_memory(sum(_bytes_by_gpu(members).values()))
         with trio.CancelScope(shield=True):
             parties = self._group(workload, members, report)
             self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_SUSPENDING)
@@ -107,7 +123,7 @@ class Operations:
             except OperationError as error:
                 self._settle(workload, parties, RUNNING, error)
                 raise
-            _require_alive(workload)
+            require_alive(workload)
             workload.members = _members_after(parties)
             workload.parked = Parked(
                 workload.lease.gpu_uuids if workload.lease else (),
@@ -132,7 +148,7 @@ class Operations:
         if workload.state == RUNNING and not operation.gpu_uuids and not operation.pairs:
             report.already_there = True
             return
-        self._require(workload, SUSPENDED, "restored")
+        require_state(workload, SUSPENDED, "restored")
         if workload.parked is None:
             raise ValueError(f"workload {workload_id} is suspended, and nobody knows from where")
         parked = workload.parked
@@ -140,7 +156,7 @@ class Operations:
         wanted = self._choose(parked, operation, free_bytes)
         pairs = complete_pairs(wanted, self._inventory.chips)
         if pairs:
-            self._require_driver(REMAP_CUDA_VERSION, "restore elsewhere")
+            require_driver(self._driver, REMAP_CUDA_VERSION)
         reserved = self._pool.reserve_gpus(workload_id, [pair.new_uuid for pair in wanted])
         try:
             check_memory(wanted, free_bytes, parked.device_memory_bytes)
@@ -153,7 +169,7 @@ class Operations:
                     workload.members = _members_after(parties)
                     self._settle(workload, parties, SUSPENDED, error)
                     raise
-                _require_alive(workload)
+                require_alive(workload)
                 self._pool.confirm(reserved)
                 self._hold(workload, parties, reserved)
         except BaseException:
@@ -171,27 +187,27 @@ class Operations:
             )
         move = operation.moves[0]
         workload = self._workloads.get(move.workload_id)
-        self._require(workload, RUNNING, "remapped")
+        require_state(workload, RUNNING, "remapped")
         if workload.lease is None:
-            raise _invalid("pairs", f"workload {workload.name} holds no GPU: there is nothing to move")
+            raise invalid("pairs", f"workload {workload.name} holds no GPU: there is nothing to move")
         held = workload.lease
-        pairs = complete_pairs(_parse_pairs(move.pairs, held.gpu_uuids), self._inventory.chips)
+        pairs = complete_pairs(parse_pairs(move.pairs, held.gpu_uuids), self._inventory.chips)
         moves = {pair.old_uuid: pair.new_uuid for pair in pairs}
         destination = [moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in held.gpu_uuids]
         if destination == list(held.gpu_uuids):
             report.already_there = True
             return
-        self._require_driver(REMAP_CUDA_VERSION, "remap")
+        require_driver(self._driver, REMAP_CUDA_VERSION)
         reserved = self._pool.reserve_gpus(
             workload.workload_id, [uuid for uuid in destination if uuid not in held.gpu_uuids]
         )
         try:
             members = await self._find_members(workload)
-            _check_host_memory(members)
+            require_host_memory(sum(_bytes_by_gpu(members).values()))
             await self._check_destination(held, destination, members)
             with trio.CancelScope(shield=True):
                 await self._move(workload, members, pairs, _lock_timeout_s(operation.lock_timeout), report)
-                _require_alive(workload)
+                require_alive(workload)
                 workload.lease = self._pool.exchange(held, reserved, destination)
         except BaseException:
             self._pool.release(reserved)
@@ -263,27 +279,9 @@ class Operations:
             OperationError: There is none, or one can't be suspended.
         """
         processes = process_tree(workload.root)
-        for identity in processes:
-            if reason := why_blocked(identity):
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-                    f"process {identity.pid} of workload {workload.name} is {reason}: let it run first",
-                    {"pid": str(identity.pid)},
-                )
+        require_runnable(workload, processes)
         members = await group.find_members(self._driver, processes)
-        if not members:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
-                f"no process of workload {workload.name} uses CUDA: wait until it does, or stop it",
-            )
-        for member in members:
-            if member.state != group.RUNNING:
-                state = workload_pb2.MemberState.Name(member.state).removeprefix("MEMBER_STATE_")
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_WRONG_STATE,
-                    f"process {member.identity.pid} is {state}, not RUNNING: somebody else suspends it",
-                    {"pid": str(member.identity.pid), "observed_state": state},
-                )
+        require_members(workload, members)
         return await proof.measured(self._inventory, members)
 
     async def _park(self, workload: Workload, parties: Group, lock_timeout_s: float, report: Report) -> None:
@@ -366,12 +364,12 @@ class Operations:
     ) -> tuple[GpuPair, ...]:
         """Pairs each GPU that was held with the one to wake on."""
         if operation.pairs:
-            moves = {pair.old_uuid: pair.new_uuid for pair in _parse_pairs(operation.pairs, parked.gpu_uuids)}
+            moves = {pair.old_uuid: pair.new_uuid for pair in parse_pairs(operation.pairs, parked.gpu_uuids)}
             return tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in parked.gpu_uuids)
         if operation.gpu_uuids:
             wanted = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
             if len(wanted) != len(parked.gpu_uuids):
-                raise _invalid(
+                raise invalid(
                     "gpu_uuids",
                     f"{len(wanted)} GPUs are named, and the workload held {len(parked.gpu_uuids)}",
                 )
@@ -400,45 +398,6 @@ class Operations:
             if reading.memory_free_bytes is not None
         }
 
-    def _require(self, workload: Workload, state: WorkloadState.ValueType, verb: str) -> None:
-        if workload.state != state:
-            actual = WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
-            wanted = WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
-            raise OperationError(
-                errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"workload {workload.name} is {actual}: only one that is {wanted} can be {verb}",
-                {"observed_state": actual},
-            )
-
-    def _require_driver(self, cuda_version: int, verb: str) -> None:
-        reason = self._driver.unavailable_reason
-        if reason is None and (self._driver.cuda_version or 0) < cuda_version:
-            reason = f"the driver supports CUDA {_version_text(self._driver.cuda_version)}"
-        if reason is not None:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
-                f"to {verb}, the driver must support CUDA {_version_text(cuda_version)} or newer: {reason}",
-            )
-
-
-def _require_alive(workload: Workload) -> None:
-    """Refuses to lease GPUs to a workload that ended during the operation."""
-    if workload.state in ENDED:
-        raise OperationError(
-            errors_pb2.ERROR_REASON_TARGET_CRASHED, f"workload {workload.name} ended during the operation"
-        )
-
-
-def _parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[GpuPair, ...]:
-    parsed = tuple(GpuPair(normalize_uuid(pair.old_uuid), normalize_uuid(pair.new_uuid)) for pair in pairs)
-    for pair in parsed:
-        if pair.old_uuid not in held:
-            raise _invalid(
-                "pairs",
-                f"the workload does not hold {pair.old_uuid}: it holds {', '.join(held) or 'no GPU'}",
-            )
-    return parsed
-
 
 def _bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:
     total: dict[str, int] = {}
@@ -452,26 +411,6 @@ def _members_after(parties: Group) -> tuple[Member, ...]:
     return tuple(outcome.member_after() for outcome in parties.outcomes)
 
 
-def _check_host_memory(members: Iterable[Member]) -> None:
-    """Refuses what host memory can't hold: the driver's copy would have the process killed."""
-    available = memory_bytes("MemAvailable")
-    needed = sum(_bytes_by_gpu(members).values())
-    if available is not None and needed > available:
-        raise OperationError(
-            errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-            f"{needed} bytes of device memory don't fit into the {available} bytes of host memory that are "
-            "available: free host memory, or have the program drop device memory first",
-        )
-
-
 def _lock_timeout_s(duration: duration_pb2.Duration) -> float:
     seconds = duration.ToTimedelta().total_seconds()
     return seconds if seconds > 0 else DEFAULT_LOCK_TIMEOUT_S
-
-
-def _version_text(cuda_version: int | None) -> str:
-    return "nothing" if cuda_version is None else f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
-
-
-def _invalid(field_name: str, message: str) -> OperationError:
-    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})

@@ -17,8 +17,8 @@ from leasehold_worker import __version__, processes, wire
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.commands import Commands
 from leasehold_worker.inventory import GpuReading, Inventory
-from leasehold_worker.operations import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
 from leasehold_worker.workloads import ENDED, Workloads
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)
@@ -130,14 +130,8 @@ class Reporter:
         ]
 
     def _driver_capability(self, name: str, cuda_version: int, mig: list[str]) -> Capability:
-        reason = ""
-        if self._driver.unavailable_reason is not None:
-            reason = f"no usable CUDA driver: {self._driver.unavailable_reason}"
-        elif (self._driver.cuda_version or 0) < cuda_version:
-            reason = (
-                f"the driver supports CUDA {self._driver.cuda_version}; {cuda_version} is needed: update it"
-            )
-        elif mig:
+        reason = why_unsupported(self._driver, cuda_version) or ""
+        if not reason and mig:
             reason = f"MIG is on for {', '.join(mig)}: turn it off with nvidia-smi -mig 0"
         return Capability(name=name, available=not reason, reason=reason)
 

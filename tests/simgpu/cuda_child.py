@@ -1,6 +1,6 @@
 """A CUDA program that does what it is told: one JSON request a line, one JSON answer a line.
 
-Plays the controller as well as the target. Runs in a process of its own, in the environment of a simulated host.
+Plays the controller as well as the target, each in a process of its own, on a simulated host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _ok(answer: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-# --- the controller's side -----------------------------------------------------------------------------------
+# --- the controller's side
 
 
 def get_state(pid: int) -> list[int | None]:
@@ -87,7 +87,7 @@ def timed(name: str, *arguments: Any) -> float:
     return time.perf_counter() - start
 
 
-# --- the target's side -------------------------------------------------------------------------------------
+# --- the target's side
 
 
 def init() -> int:
@@ -165,7 +165,7 @@ def call_in_forked_child(name: str) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-# --- NVML ------------------------------------------------------------------------------------------------------
+# --- NVML
 
 
 def nvml_processes() -> dict[str, dict[str, int]]:
@@ -190,7 +190,7 @@ def nvml(name: str, index: int, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         return error.value
     if isinstance(answer, ctypes.Structure):
-        return {field: getattr(answer, field) for field, _ in answer._fields_}
+        return {field: getattr(answer, field) for field, *_ in answer._fields_}
     return answer
 
 

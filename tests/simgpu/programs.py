@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -95,10 +96,8 @@ class Program:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            try:
+            with contextlib.suppress(OSError):
                 stream.close()
-            except OSError:
-                pass
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from leasehold_simgpu import InvalidSettingError, ProcessState, SimulatedHost
@@ -119,7 +120,7 @@ def test_an_error_that_the_bindings_do_not_know_raises_there(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:
     host.set_fault("lock", target.pid, error=4242)
-    with pytest.raises(ProgramError, match="ValueError|KeyError"):
+    with pytest.raises(ProgramError, match=r"ValueError|KeyError"):
         controller.lock(target.pid)
 
 
@@ -171,7 +172,7 @@ def test_faults_are_listed_as_they_were_set(host: SimulatedHost) -> None:
     ("call", "settings"),
     [("frobnicate", {}), ("lock", {"times": 0}), ("lock", {"delay_s": -1}), ("lock", {"state": 8})],
 )
-def test_a_fault_that_cannot_be_is_refused(host: SimulatedHost, call: str, settings: dict[str, int]) -> None:
+def test_a_fault_that_cannot_be_is_refused(host: SimulatedHost, call: str, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettingError):
         host.set_fault(call, **settings)
     assert host.faults() == ()

@@ -1,0 +1,194 @@
+"""`leasehold simgpu`, run as users run it, and the building of the libraries."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from leasehold_simgpu import CompilerError, InvalidSettingError, NoSuchHostError, SimulatedHost, build
+
+from .conftest import MakeHost, StartProgram
+from .programs import COUNTER, NOT_READY, Program
+
+SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.command import command; command(prog_name='simgpu')"]
+
+
+def simgpu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SIMGPU, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_exec_runs_a_program_on_a_new_host() -> None:
+    counter: list[str | Path] = [
+        sys.executable,
+        COUNTER,
+        "--bytes",
+        "1MiB",
+        "--interval-s",
+        "0",
+        "--counts",
+        "3",
+    ]
+    done = simgpu("exec", "--gpus", "2", "--chip", "L4", "--memory", "1GiB", "--", *counter)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["count=0", "count=1", "count=2"]
+
+
+def test_exec_ends_as_its_program_ends() -> None:
+    assert simgpu("exec", "--", "sh", "-c", "exit 7").returncode == 7
+    assert simgpu("exec", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_exec_hands_signals_on(number: signal.Signals) -> None:
+    source = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(33))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    command = [*SIMGPU, "exec", "--", sys.executable, "-c", source]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 33
+
+
+def test_exec_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert simgpu("exec", "--", "sh", "-c", 'test -f "$LEASEHOLD_SIMGPU_DIR/state"').returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exec_keeps_and_reuses_a_named_host(tmp_path: Path) -> None:
+    directory = tmp_path / "kept"
+    assert simgpu("exec", "--gpus", "3", "--dir", directory, "--", "true").returncode == 0
+    first = SimulatedHost.open(directory).gpus
+    assert len(first) == 3
+    assert simgpu("exec", "--dir", directory, "--", "true").returncode == 0
+    assert SimulatedHost.open(directory).gpus == first
+    refused = simgpu("exec", "--gpus", "2", "--dir", directory, "--", "true")
+    assert refused.returncode == 2
+    assert "--gpus cannot change the host" in refused.stderr
+
+
+def test_show_tells_what_goes_on(make_host: MakeHost, start_program: StartProgram) -> None:
+    host = make_host(gpus=2)
+    program = start_program(host)
+    program.set_up()
+    program.lock(program.pid)
+    shown = simgpu("show", "--dir", host.directory)
+    assert host.gpus[1].uuid in shown.stdout
+    assert f"pid {program.pid}  LOCKED" in shown.stdout
+    facts = json.loads(simgpu("show", "-o", "json", "--dir", host.directory).stdout)
+    assert [gpu["uuid"] for gpu in facts["gpus"]] == [gpu.uuid for gpu in host.gpus]
+    assert facts["processes"][0]["state"] == "LOCKED"
+
+
+def test_faults_come_and_go_by_command(host: SimulatedHost, controller: Program, target: Program) -> None:
+    where = ("--dir", host.directory)
+    number = simgpu("fault", "set", *where, "lock", "--pid", str(target.pid), "--error", "600").stdout.strip()
+    assert controller.lock(target.pid) == NOT_READY
+    assert "lock" in simgpu("show", *where).stdout
+    assert simgpu("fault", "clear", *where, "--id", number).stdout == "1\n"
+    assert controller.lock(target.pid) == 0
+
+
+def test_gpus_and_processes_change_by_command(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    where = ("--dir", host.directory)
+    options = ("--hog", "3GiB", "--lost", "--mig", "--ecc-uncorrected", "4")
+    assert simgpu("gpu", *where, *options, host.gpus[1].uuid).returncode == 0
+    gpu = host.gpus[1]
+    assert (gpu.hogged_bytes, gpu.lost, gpu.mig_enabled) == (3 * 2**30, True, True)
+    assert simgpu("gpu", *where, "--found", "--no-mig", "--hog", "0", "1").returncode == 0
+    assert host.gpus[1].lost is False
+    assert controller.nvml("nvmlDeviceGetTotalEccErrors", 1, 1, 0) == 4
+    assert simgpu("busy", *where, str(target.pid)).returncode == 0
+    assert controller.lock(target.pid, 20) == NOT_READY
+    assert simgpu("busy", *where, "--off", str(target.pid)).returncode == 0
+    assert controller.lock(target.pid, 1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["exec", "--gpus", "0", "--", "true"], 2, "0 GPUs cannot be simulated: choose 1 to 16"),
+        (["exec", "--chip", "H9000", "--", "true"], 2, "chip 'H9000' is not simulated: choose one of"),
+        (["exec", "--chip", "H100,L4", "--", "true"], 2, "2 chips for 4 GPUs"),
+        (["exec", "--memory", "lots", "--", "true"], 2, "'lots' is not a size: write one like 80GiB"),
+        (["exec", "--memory", "9TiB", "--", "true"], 2, "choose up to 1 TiB"),
+        (["exec", "--driver-version", "1.2", "--", "true"], 2, "of no known branch: choose one of 550"),
+        (["exec", "--instant", "--suspend-gbps", "2", "--", "true"], 2, "--instant takes no time"),
+        (["exec", "--", "/no/such/program"], 2, "cannot be started: No such file or directory"),
+        (["show", "--dir", "/no/such/host"], 1, "holds no simulated host"),
+        (["show"], 2, "--dir"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: list[str], status: int, says: str) -> None:
+    done = simgpu(*arguments)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) == 1
+
+
+def test_bad_targets_are_refused(host: SimulatedHost) -> None:
+    where = ("--dir", host.directory)
+    assert "GPU 9 is not on the host" in simgpu("gpu", *where, "--lost", "9").stderr
+    assert "pid 1 is no living CUDA process" in simgpu("busy", *where, "1").stderr
+    assert "is no driver function" in simgpu("fault", "set", *where, "sing").stderr
+    with pytest.raises(InvalidSettingError):
+        host.hog(99, 1)
+    with pytest.raises(InvalidSettingError):
+        host.set_readings(0, no_such_reading=1)
+
+
+def test_a_host_is_made_once_and_found_again(make_host: MakeHost, tmp_path: Path) -> None:
+    host = make_host(gpus=2, seed=5)
+    assert SimulatedHost.open(host.directory).gpus == host.gpus
+    assert make_host(gpus=2, seed=5).gpus == host.gpus
+    assert make_host(gpus=2).gpus != host.gpus
+    with pytest.raises(InvalidSettingError, match="holds a simulated host already"):
+        SimulatedHost.create(host.directory)
+    (tmp_path / "state").write_bytes(b"something else")
+    with pytest.raises(NoSuchHostError, match="another version"):
+        SimulatedHost.open(tmp_path)
+
+
+def test_the_libraries_are_built_once_however_many_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as threads:
+        (directory,) = set(threads.map(lambda _: build(), range(4)))
+    assert sorted(path.name for path in directory.iterdir()) == ["libcuda.so.1", "libnvidia-ml.so.1"]
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+    monkeypatch.setenv("PATH", "")
+    assert build() == directory
+
+
+def test_without_a_compiler_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(CompilerError, match=r"'no-such-compiler' not found: .* apt install gcc"):
+        build()
+
+
+def test_the_sources_compile_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "strict-cc"
+    compiler.write_text('#!/bin/sh\nexec cc -Werror -Wshadow -Wstrict-prototypes "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", str(compiler))
+    build()

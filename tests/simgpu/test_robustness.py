@@ -1,0 +1,134 @@
+"""Nothing that dies takes the host with it, and nobody who waits waits in vain."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from leasehold_simgpu import SimulatedHost
+
+from .conftest import StartProgram
+from .programs import COUNTER, MIB, RUNNING, SUCCESS, Program, environment_of, wait_until
+
+
+def test_programs_killed_at_any_moment_leave_no_trace(host: SimulatedHost, controller: Program) -> None:
+    source = (
+        "import sys\n"
+        "from cuda.bindings import driver\n"
+        "driver.cuInit(0)\n"
+        "driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])\n"
+        "print('up', flush=True)\n"
+        "while True:\n"
+        "    address = driver.cuMemAlloc(1 << 20)[1]\n"
+        "    driver.cuMemFree(address)\n"
+    )
+    times = random.Random(7)
+    environment = environment_of(host.environment())
+    for _ in range(8):
+        victims = [
+            subprocess.Popen([sys.executable, "-c", source], env=environment, stdout=subprocess.PIPE)
+            for _ in "ab"
+        ]
+        for victim in victims:
+            assert victim.stdout is not None
+            victim.stdout.readline()
+        time.sleep(times.random() * 0.02)
+        for victim in victims:
+            victim.kill()
+        for victim in victims:
+            with victim:
+                victim.wait()
+    assert host.processes() == ()
+    assert host.gpus[0].used_bytes == 0
+    controller.set_up()
+    assert controller.memory_info()[0] == host.gpus[0].memory_bytes
+
+
+def test_more_programs_over_time_than_there_are_records(host: SimulatedHost, controller: Program) -> None:
+    source = "import ctypes\ncuda = ctypes.CDLL('libcuda.so.1')\nassert cuda.cuInit(0) == 0\n"
+    environment = environment_of(host.environment())
+
+    def start(_: int) -> int:
+        return subprocess.run([sys.executable, "-S", "-c", source], env=environment, check=False).returncode
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(start, range(300))) == {0}
+    assert host.processes() == ()
+
+
+def test_many_controllers_and_targets_at_once(host: SimulatedHost, start_program: StartProgram) -> None:
+    targets = [start_program(host) for _ in range(4)]
+    controllers = [start_program(host) for _ in range(4)]
+    uuids = [gpu.uuid for gpu in host.gpus]
+    turn = [[old, new] for old, new in zip(uuids, uuids[1:] + uuids[:1], strict=True)]
+    addresses = []
+    for ordinal, target in enumerate(targets):
+        target.set_up(ordinal)
+        addresses.append(target.allocate(MIB)[1])
+        target.fill(addresses[-1], MIB, ordinal)
+    for controller in controllers:
+        controller.init()
+    failures: list[str] = []
+
+    def rotate(controller: Program, target: Program) -> None:
+        for _ in range(20):
+            results = [
+                controller.lock(target.pid, 5000),
+                controller.checkpoint(target.pid),
+                controller.restore(target.pid, turn),
+                controller.unlock(target.pid),
+            ]
+            if results != [SUCCESS] * 4:
+                failures.append(str(results))
+
+    pairs = zip(controllers, targets, strict=True)
+    threads = [threading.Thread(target=rotate, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for ordinal, target in enumerate(targets):
+        assert target.holds(addresses[ordinal], MIB, ordinal)
+        assert target.device_uuids() == uuids, "20 turns of 4 GPUs lead home"
+    assert [gpu.used_bytes for gpu in host.gpus] == [MIB] * 4
+
+
+def has_more(lines: list[str], than: int) -> bool:
+    return len(lines) > than
+
+
+def test_a_counter_loses_no_count_to_suspends_and_moves(host: SimulatedHost, controller: Program) -> None:
+    counter = subprocess.Popen(
+        [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.001"],
+        env=environment_of(host.environment()),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines: list[str] = []
+    assert counter.stdout is not None
+    reader = threading.Thread(target=lambda: lines.extend(counter.stdout or ()))
+    reader.start()
+    controller.init()
+    uuids = [gpu.uuid for gpu in host.gpus]
+    turn = [[old, new] for old, new in zip(uuids, uuids[1:] + uuids[:1], strict=True)]
+    for _ in range(20):
+        wait_until(partial(has_more, lines, len(lines) + 2), "it counts on")
+        assert controller.lock(counter.pid, 5000) == SUCCESS
+        assert controller.checkpoint(counter.pid) == SUCCESS
+        assert controller.restore(counter.pid, turn) == SUCCESS
+        assert controller.unlock(counter.pid) == SUCCESS
+    assert controller.get_state(counter.pid) == [SUCCESS, RUNNING]
+    counter.terminate()
+    assert counter.wait(timeout=30) == 0
+    reader.join()
+    counter.stdout.close()
+    counts = [int(line.split()[0].removeprefix("count=")) for line in lines]
+    assert counts == list(range(len(counts)))
+    assert all(line.endswith(" ok\n") for line in lines)
+    assert {line.split()[1].removeprefix("gpu=") for line in lines} == set(uuids)

@@ -19,13 +19,25 @@ from leasehold_simgpu.new_host import (
     store_timing,
     uuid_text,
 )
-from leasehold_simgpu.process_table import start_time
+from leasehold_simgpu.process_table import has_thread, start_time
 from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess
 from leasehold_simgpu.state_file import StateFile
 from leasehold_simgpu.timing import Timing
 
 DIRECTORY_VARIABLE: Final = "LEASEHOLD_SIMGPU_DIR"
-_READINGS: Final = frozenset(name for name, _ in layout.Gpu._fields_)
+_READINGS: Final = frozenset(
+    {
+        "utilization_percent",
+        "memory_utilization_percent",
+        "encoder_percent",
+        "decoder_percent",
+        "temperature_c",
+        "power_mw",
+        "ecc_corrected",
+        "ecc_uncorrected",
+        "mig_enabled",
+    }
+)
 
 
 @final
@@ -264,7 +276,9 @@ class SimulatedHost:
         record = self._gpu(gpu)
         unknown = sorted(readings.keys() - _READINGS)
         if unknown:
-            raise InvalidSettingError(f"{unknown[0]!r} is no reading of a GPU")
+            raise InvalidSettingError(
+                f"{unknown[0]!r} is no reading of a GPU: choose of {', '.join(sorted(_READINGS))}"
+            )
         for name, value in readings.items():
             setattr(record, name, value)
 
@@ -280,11 +294,7 @@ class SimulatedHost:
 
     def _live_records(self) -> list[layout.Process]:
         with self._file.locked() as state:
-            return [
-                record
-                for record in state.processes
-                if record.pid != 0 and start_time(record.pid) == record.start_time
-            ]
+            return [record for record in state.processes if record.pid != 0 and _is_live(record)]
 
     def _bytes_by_gpu(self, record: layout.Process) -> dict[int, int]:
         row = record.placement[1 if record.status & layout.PLACEMENT else 0]
@@ -314,6 +324,11 @@ class SimulatedHost:
             wedged=bool(record.status & layout.WEDGED),
             busy=bool(record.busy),
         )
+
+
+def _is_live(record: layout.Process) -> bool:
+    """As `simgpu_record_is_live` of the libraries: an exec keeps pid and start time, but ends the thread."""
+    return start_time(record.pid) == record.start_time and has_thread(record.pid, record.restore_tid)
 
 
 def _short_name(name: str) -> str:

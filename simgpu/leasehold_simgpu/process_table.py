@@ -13,3 +13,8 @@ def start_time(pid: int) -> int | None:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # from field 3 on: the name before it may hold spaces
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def has_thread(pid: int, tid: int) -> bool:
+    """Does the process have this thread?"""
+    return Path(f"/proc/{pid}/task/{tid}").exists()

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from leasehold_simgpu import SimulatedHost
+from leasehold_simgpu.state_file import StateFile
 
 from .conftest import StartProgram
-from .programs import COUNTER, MIB, RUNNING, SUCCESS, Program, environment_of, wait_until
+from .programs import COUNTER, MIB, NOT_INITIALIZED, RUNNING, SUCCESS, Program, environment_of, wait_until
 
 
 def test_programs_killed_at_any_moment_leave_no_trace(host: SimulatedHost, controller: Program) -> None:
@@ -132,3 +133,42 @@ def test_a_counter_loses_no_count_to_suspends_and_moves(host: SimulatedHost, con
     assert counts == list(range(len(counts)))
     assert all(line.endswith(" ok\n") for line in lines)
     assert {line.split()[1].removeprefix("gpu=") for line in lines} == set(uuids)
+
+
+def test_a_recycled_pid_is_another_process(host: SimulatedHost, controller: Program, target: Program) -> None:
+    target.allocate(MIB)
+    records = StateFile.open(host.directory).host.processes
+    record = next(record for record in records if record.pid == target.pid)
+    record.start_time -= 1  # as if the record were of a process that had the pid before
+    assert controller.get_state(target.pid) == [NOT_INITIALIZED, None]
+    assert host.processes() == ()
+    assert host.gpus[0].used_bytes == 0
+    assert controller.nvml_processes()[host.gpus[0].uuid] == {}
+
+
+def test_cuda_ends_at_an_exec(host: SimulatedHost, controller: Program) -> None:
+    source = (
+        "import os, sys\n"
+        "from cuda.bindings import driver\n"
+        "driver.cuInit(0)\n"
+        "driver.cuDevicePrimaryCtxRetain(0)\n"
+        "print('before', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.execv('/bin/sh', ['sh', '-c', 'echo after; read line'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source],
+        env=environment_of(host.environment()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"before\n"
+        assert controller.get_state(program.pid) == [SUCCESS, RUNNING]
+        program.stdin.write(b"\n")
+        assert program.stdout.readline() == b"after\n"
+        assert controller.get_state(program.pid) == [NOT_INITIALIZED, None]
+        assert host.processes() == ()
+        program.stdin.write(b"\n")

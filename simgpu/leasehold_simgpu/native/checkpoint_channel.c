@@ -18,9 +18,9 @@ bool channel_target_lives(const struct channel *channel) {
     return process_start_time(channel->pid) == channel->start_time;
 }
 
-static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid, uint64_t start_time) {
+static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
-        if (host->processes[slot].pid == pid && host->processes[slot].start_time == start_time)
+        if (host->processes[slot].pid == pid && simgpu_record_is_live(&host->processes[slot]))
             return &host->processes[slot];
     return NULL;
 }
@@ -34,7 +34,7 @@ static CUresult find_target(struct channel *channel, int pid) {
     if (kill(channel->pid, 0) != 0 && errno == EPERM)
         return CUDA_ERROR_OPERATING_SYSTEM;
     simgpu_lock();
-    channel->target = find_record(channel->host, channel->pid, channel->start_time);
+    channel->target = find_record(channel->host, channel->pid);
     simgpu_unlock();
     return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }

@@ -130,7 +130,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, un
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int type, int counter, unsigned long long *count) {
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int type, int counter,
+                                                unsigned long long *count) {
     nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetTotalEccErrors", device, count);
     if (result != NVML_SUCCESS)
         return result;

@@ -47,6 +47,12 @@ bool process_is_stopped(pid_t pid) {
     return state != NULL && (*state == 'T' || *state == 't');
 }
 
+bool process_has_thread(pid_t pid, pid_t tid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d", (int)pid, (int)tid);
+    return access(path, F_OK) == 0;
+}
+
 pid_t process_of_thread(pid_t tid) {
     char text[4096];
     if (tid <= 0 || !read_proc(tid, "status", text, sizeof text))

@@ -12,6 +12,8 @@ uint64_t process_start_time(pid_t pid);
 /* Is it stopped by a signal or a tracer, so that no thread of it can answer? */
 bool process_is_stopped(pid_t pid);
 
+bool process_has_thread(pid_t pid, pid_t tid);
+
 /* The process that a thread id belongs to (its own for a process id), or 0 if there is none. */
 pid_t process_of_thread(pid_t tid);
 

@@ -95,7 +95,8 @@ uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_pro
 }
 
 bool simgpu_record_is_live(const struct simgpu_process *process) {
-    return process->pid != 0 && process_start_time(process->pid) == process->start_time;
+    return process->pid != 0 && process_start_time(process->pid) == process->start_time &&
+           process_has_thread(process->pid, process->restore_tid);
 }
 
 uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except) {

@@ -125,7 +125,8 @@ uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_pro
  * lock. */
 uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except);
 
-/* Does the process of this record still live? */
+/* Does the process of this record still live, with the driver in it? An exec keeps pid and start time, but ends the
+ * restore thread. */
 bool simgpu_record_is_live(const struct simgpu_process *process);
 
 /* Stores a new status and wakes everyone who waits for one. */

@@ -62,13 +62,16 @@ EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
     return channel_close(&channel, CUDA_SUCCESS);
 }
 
-/* Waits, with the gate closed, until no device call and no other work runs. */
-static CUresult drain(const struct channel *channel, unsigned timeout_ms) {
+/* Closes the gate, waits until no device call and no other work runs, and makes the target LOCKED. The gate is
+ * closed in every round: a target that waits since another controller died may open it once more (gate.c). */
+static CUresult drain_and_lock(const struct channel *channel, unsigned timeout_ms) {
     struct simgpu_process *target = channel->target;
     uint64_t start = now_ms(), checked = start;
     for (;;) {
+        uint32_t status = atomic_fetch_or(&target->status, SIMGPU_GATE_CLOSED) | SIMGPU_GATE_CLOSED;
         uint32_t in_flight = atomic_load(&target->in_flight);
-        if (in_flight == 0 && atomic_load(&target->busy) == 0)
+        if (in_flight == 0 && atomic_load(&target->busy) == 0 &&
+            atomic_compare_exchange_strong(&target->status, &status, status | CU_PROCESS_STATE_LOCKED))
             return CUDA_SUCCESS;
         uint64_t now = now_ms();
         if (timeout_ms != 0 && now - start >= timeout_ms)
@@ -88,15 +91,11 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
         return CUDA_ERROR_INVALID_VALUE;
     if (!channel_open(&channel, "cuCheckpointProcessLock", pid))
         return channel.result;
-    struct simgpu_process *target = channel.target;
-    if (state_of(target) != CU_PROCESS_STATE_RUNNING)
+    if (state_of(channel.target) != CU_PROCESS_STATE_RUNNING)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
-    move_to(target, CU_PROCESS_STATE_RUNNING, SIMGPU_GATE_CLOSED, 0);
-    CUresult result = drain(&channel, args == NULL ? 0 : args->timeoutMs);
-    if (result == CUDA_SUCCESS)
-        move_to(target, CU_PROCESS_STATE_LOCKED, 0, 0);
-    else
-        move_to(target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
+    CUresult result = drain_and_lock(&channel, args == NULL ? 0 : args->timeoutMs);
+    if (result != CUDA_SUCCESS)
+        move_to(channel.target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
     return channel_close(&channel, result);
 }
 

@@ -15,6 +15,12 @@ that puts these libraries first:
     host.set_readings(2, ecc_uncorrected=1, mig_enabled=True, temperature_c=91)
     host.clear_faults()
 
+Or from the command line: `leasehold simgpu exec --gpus 4 --chip H100 -- COMMAND`.
+
+Simulated: the driver API that allocates, copies, fills and waits; the checkpoint API of CUDA 12.8 and 13.0;
+NVML's inventory, readings and process lists. Not simulated: kernels and modules, the CUDA runtime API, IPC,
+peer access, managed memory, MIG instances, MPS, and the custom storage of CUDA 13.4.
+
 Never load the libraries into a process that has started without that environment: the loader reads
 LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's state file.
 """

@@ -1,0 +1,82 @@
+"""CommandService: the commands that the other services created."""
+
+from collections.abc import AsyncIterator
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import (
+    CancelCommandRequest,
+    CancelCommandResponse,
+    GetCommandRequest,
+    GetCommandResponse,
+    ListCommandsRequest,
+    ListCommandsResponse,
+    WatchCommandRequest,
+    WatchCommandResponse,
+)
+from leasehold.v1.fleet_pb2_grpc import CommandServiceServicer
+
+from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.paging import next_token, page_of
+
+
+@final
+class CommandService(CommandServiceServicer):
+    """Serves commands from memory and store."""
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+
+    @unary
+    async def GetCommand(self, request: GetCommandRequest, context: Context) -> GetCommandResponse:
+        return GetCommandResponse(command=await self._find(request.command_id))
+
+    @unary
+    async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        workload_id = None
+        if request.workload:
+            workload_id = (await self._fleet.find_workload(request.workload)).workload_id
+        found = await self._fleet.store.list_commands(workload_id=workload_id, offset=offset, limit=size + 1)
+        return ListCommandsResponse(
+            commands=found[:size], next_page_token=next_token(offset, size, len(found))
+        )
+
+    @streaming
+    async def WatchCommand(
+        self, request: WatchCommandRequest, context: Context
+    ) -> AsyncIterator[WatchCommandResponse]:
+        with self._fleet.command_hub.subscribe(request.command_id) as subscription:
+            command = await self._find(request.command_id)
+            yield WatchCommandResponse(command=command)
+            if is_terminal(command.state):
+                return
+            async for change in subscription.changes():
+                if change is None or change.message.revision <= command.revision:
+                    continue
+                command = change.message
+                yield WatchCommandResponse(command=command)
+                if is_terminal(command.state):
+                    return
+
+    @unary
+    async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
+        command = await self._find(request.command_id)
+        return CancelCommandResponse(command=await self._dispatcher.cancel(command))
+
+    async def _find(self, command_id: str) -> Command:
+        stored = self._fleet.commands.get(command_id)
+        command = stored.command if stored else await self._fleet.store.find_command(command_id)
+        if command is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_COMMAND,
+                f"no command has the id {command_id!r}: `leasehold get commands` lists them",
+                field="command_id",
+            )
+        return command

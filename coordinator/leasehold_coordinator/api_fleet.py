@@ -1,0 +1,104 @@
+"""FleetService: the workers and their GPUs."""
+
+from collections.abc import AsyncIterator
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.fleet_pb2 import (
+    Bookmark,
+    FleetGpu,
+    GetGpuRequest,
+    GetGpuResponse,
+    GetWorkerRequest,
+    GetWorkerResponse,
+    ListGpusRequest,
+    ListGpusResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    WatchFleetRequest,
+    WatchFleetResponse,
+    Worker,
+)
+from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
+
+from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.paging import next_token, page_of
+
+
+@final
+class FleetService(FleetServiceServicer):
+    """Serves what the registry knows."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @unary
+    async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
+        known = self._fleet.registry.find(request.worker)
+        return GetWorkerResponse(worker=self._fleet.worker(known))
+
+    @unary
+    async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        found = self._fleet.registry.all()[offset : offset + size + 1]
+        return ListWorkersResponse(
+            workers=[self._fleet.worker(known) for known in found[:size]],
+            next_page_token=next_token(offset, size, len(found)),
+        )
+
+    @unary
+    async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
+        for gpu in self._all_gpus():
+            if gpu.gpu.uuid == request.uuid:
+                return GetGpuResponse(gpu=gpu)
+        raise FleetError(
+            errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            field="uuid",
+        )
+
+    @unary
+    async def ListGpus(self, request: ListGpusRequest, context: Context) -> ListGpusResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        registry = self._fleet.registry
+        workers = [registry.find(request.worker)] if request.worker else registry.all()
+        found = [gpu for known in workers for gpu in self._fleet.gpus(known)][offset : offset + size + 1]
+        return ListGpusResponse(
+            gpus=found[:size],
+            next_page_token=next_token(offset, size, len(found)),
+            unreachable=[known.hello.worker_id for known in workers if not known.reported],
+        )
+
+    @streaming
+    async def WatchFleet(
+        self, request: WatchFleetRequest, context: Context
+    ) -> AsyncIterator[WatchFleetResponse]:
+        hub = self._fleet.fleet_hub
+        with hub.subscribe() as subscription:
+            token = hub.token(hub.revision)
+            if request.resume_token:
+                for change in hub.since(request.resume_token):
+                    yield _response(change.message, hub.token(change.revision))
+            else:
+                for known in self._fleet.registry.all():
+                    yield _response(self._fleet.worker(known), token)
+                for gpu in self._all_gpus():
+                    yield _response(gpu, token)
+                yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
+            async for next_change in subscription.changes():
+                if next_change is None:
+                    yield WatchFleetResponse(bookmark=Bookmark(), resume_token=token)
+                else:
+                    token = hub.token(next_change.revision)
+                    yield _response(next_change.message, token)
+
+    def _all_gpus(self) -> list[FleetGpu]:
+        return [gpu for known in self._fleet.registry.all() for gpu in self._fleet.gpus(known)]
+
+
+def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:
+    if isinstance(message, Worker):
+        return WatchFleetResponse(worker=message, resume_token=token)
+    return WatchFleetResponse(gpu=message, resume_token=token)

@@ -1,0 +1,89 @@
+"""``leasehold coordinator``: the coordinator's command line."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from leasehold_coordinator import __version__
+from leasehold_coordinator.config import CoordinatorConfig, load_config
+from leasehold_coordinator.errors import StartError
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command(name="coordinator")
+@click.version_option(__version__)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_LISTEN",
+    help="Address to serve on; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--database",
+    metavar="PATH",
+    envvar="LEASEHOLD_DATABASE",
+    help="SQLite file of the store.  [default: leasehold/coordinator.sqlite3 in the user's state directory]",
+)
+@click.option(
+    "--load-interval",
+    "load_interval_s",
+    type=float,
+    metavar="SECONDS",
+    help="Time between two loads of a worker.  [default: 5]",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_COORDINATOR_CONFIG",
+    help="TOML file with these settings.  [default: /etc/leasehold/coordinator.toml, if it exists]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log, to standard error.  [default: info]",
+)
+def command(
+    listen: str | None,
+    database: str | None,
+    load_interval_s: float | None,
+    config_path: Path | None,
+    log_level: str | None,
+) -> None:
+    """Run the coordinator, to which workers connect and clients talk.
+
+    It prints one line to standard output once it serves. It can be stopped at any time: commands are
+    stored before they are answered, and workers come back by themselves.
+    """
+    try:
+        config = load_config(
+            config_path,
+            listen=listen,
+            database=database,
+            load_interval_s=load_interval_s,
+            log_level=log_level,
+        )
+        _run(config)
+    except StartError as error:
+        click.echo(f"leasehold coordinator: {error}", err=True)
+        sys.exit(2)
+
+
+def _run(config: CoordinatorConfig) -> None:
+    # Imported late: `--help` needs no gRPC.
+    import uvloop
+
+    from leasehold_coordinator.server import serve
+
+    logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+    def announce(address: str) -> None:
+        click.echo(f"leasehold coordinator listening on {address}")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config, announce))

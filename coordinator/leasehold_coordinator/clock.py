@@ -1,0 +1,25 @@
+"""The time, as records carry it."""
+
+import time
+from datetime import timedelta
+
+from google.protobuf import duration_pb2, timestamp_pb2
+
+
+def now_timestamp() -> timestamp_pb2.Timestamp:
+    """The moment, to the nanosecond."""
+    message = timestamp_pb2.Timestamp()
+    message.FromNanoseconds(time.time_ns())
+    return message
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """A span of time."""
+    message = duration_pb2.Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message
+
+
+def age_s(moment: timestamp_pb2.Timestamp) -> float:
+    """Seconds since the moment."""
+    return (time.time_ns() - moment.ToNanoseconds()) / 1e9

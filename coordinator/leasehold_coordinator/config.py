@@ -1,0 +1,66 @@
+"""The coordinator's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from leasehold_coordinator.errors import StartError
+
+SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
+DEFAULT_LISTEN: Final = "127.0.0.1:7400"
+
+
+def default_database() -> str:
+    """Where a coordinator that nobody configured keeps its store."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return str(Path(base) / "leasehold/coordinator.sqlite3")
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A coordinator's settings. Its fields are the keys of the file."""
+
+    listen: str = DEFAULT_LISTEN
+    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    database: str = msgspec.field(default_factory=default_database)
+    """Path of the SQLite store, or a URL of SQLAlchemy."""
+    load_interval_s: float = 5.0
+    """Time between two loads of a worker."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+
+def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
+    """Reads the file, and puts the flags that were given over it.
+
+    Args:
+        path: The file; None reads the system's, if there is one.
+        flags: Fields by name; None for those that were not given.
+
+    Raises:
+        StartError: The file can't be read, or breaks a rule; the text says which.
+    """
+    file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
+    config = CoordinatorConfig() if file is None else _read(file)
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = msgspec.structs.replace(config, **given)
+    host, _, port = config.listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise StartError(f"the address {config.listen!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
+    if not 0.05 <= config.load_interval_s <= 3600:
+        raise StartError(
+            f"the load interval {config.load_interval_s:g} s is out of range: give 0.05 to 3600 seconds"
+        )
+    return config
+
+
+def _read(path: Path) -> CoordinatorConfig:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=CoordinatorConfig)
+    except OSError as error:
+        raise StartError(
+            f"the configuration {path} can't be read: {error.strerror}; give another with --config"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartError(f"the configuration {path} is not valid: {error}") from error

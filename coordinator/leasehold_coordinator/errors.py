@@ -1,0 +1,78 @@
+"""What the coordinator refuses, as google.rpc.Status on unary calls and as Error in frames."""
+
+from typing import Final, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from leasehold.v1 import errors_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+
+DOMAIN: Final = "leasehold"
+
+_CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
+    errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.ERROR_REASON_DUPLICATE_GPU: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,
+    errors_pb2.ERROR_REASON_GENERATION_MISMATCH: grpc.StatusCode.ABORTED,
+    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.INTERNAL,
+    errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
+}
+"""The rest are FAILED_PRECONDITION. UNAVAILABLE is none of ours: it means that there is no coordinator."""
+
+
+class FleetError(Exception):
+    """A request is refused.
+
+    Attributes:
+        reason: The typed reason of the wire.
+        message: One sentence for a person: the value, the rule and the remedy.
+        metadata: Facts for programs.
+    """
+
+    def __init__(self, reason: ErrorReason.ValueType, message: str, **metadata: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = metadata
+
+    def to_proto(self) -> errors_pb2.Error:
+        """The same error as a message of frames and results."""
+        return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
+
+
+class StartError(Exception):
+    """The coordinator can't start; its text is one sentence with the remedy."""
+
+
+def invalid(field: str, message: str) -> FleetError:
+    """A field of a request breaks its rule."""
+    return FleetError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, field=field)
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: FleetError) -> NoReturn:
+    """Ends a call with the error and its details."""
+    code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    detail = any_pb2.Any()
+    detail.Pack(
+        error_details_pb2.ErrorInfo(
+            reason=ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_"),
+            domain=DOMAIN,
+            metadata=error.metadata,
+        )
+    )
+    status = rpc_status.to_status(
+        status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+    )
+    context.set_trailing_metadata(status.trailing_metadata)
+    await context.abort(status.code, status.details)

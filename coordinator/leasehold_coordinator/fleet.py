@@ -1,0 +1,171 @@
+"""The coordinator's view of the fleet: workers, workloads and open commands, in memory and in the store.
+
+What has not ended is held in memory and written through; what has ended is read from the store. Everything
+here runs on the event loop's thread, and no state changes across an await but by design.
+"""
+
+import logging
+import time
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.registry import KnownWorker, Registry
+from leasehold_coordinator.sessions import Session
+from leasehold_coordinator.store import Store, StoredCommand, command_row, worker_row, workload_row
+from leasehold_coordinator.watch import Hub
+from leasehold_coordinator.workload_states import is_ended
+
+logger = logging.getLogger(__name__)
+
+GONE: Final = FleetError(
+    errors_pb2.ERROR_REASON_INTERRUPTED,
+    "its worker restarted and does not have it any more: run it again",
+)
+
+
+@final
+class Fleet:
+    """The state that sessions, dispatch and the client API share."""
+
+    def __init__(self, store: Store, load_interval_s: float) -> None:
+        self.store = store
+        self.registry = Registry(load_interval_s, time.monotonic())
+        self.sessions: dict[str, Session] = {}
+        """Live sessions by worker id."""
+        self.workloads: dict[str, Workload] = {}
+        """Workloads that have not ended, by id."""
+        self.commands: dict[str, StoredCommand] = {}
+        """Commands that have not ended, by id, oldest first."""
+        self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
+        self.workload_hub: Hub[Workload] = Hub()
+        self.command_hub: Hub[Command] = Hub()
+        self._published_states: dict[str, WorkerState.ValueType] = {}
+
+    async def load(self) -> None:
+        """Brings back what the store holds."""
+        for stored in await self.store.workers():
+            self.registry.add_stored(stored.hello, stored.epoch)
+        self.workloads = {workload.workload_id: workload for workload in await self.store.live_workloads()}
+        self.commands = {stored.command.command_id: stored for stored in await self.store.open_commands()}
+
+    def worker(self, known: KnownWorker) -> Worker:
+        """A worker as clients see it."""
+        return self.registry.worker(known, time.monotonic())
+
+    def gpus(self, known: KnownWorker) -> list[FleetGpu]:
+        """A worker's GPUs with the names of their holders."""
+        found = list(self.registry.gpus(known))
+        for gpu in found:
+            holder = self.workloads.get(gpu.lease.workload_id)
+            if holder is not None:
+                gpu.workload_name = holder.name
+        return found
+
+    def publish_worker(self, known: KnownWorker) -> None:
+        """Tells watchers of a worker and its GPUs."""
+        worker = self.worker(known)
+        self._published_states[worker.worker_id] = worker.state
+        self.fleet_hub.publish(worker.worker_id, worker)
+        for gpu in self.gpus(known):
+            self.fleet_hub.publish(gpu.gpu.uuid, gpu)
+
+    def publish_silent_workers(self) -> None:
+        """Tells watchers of workers whose state has changed by the passing of time."""
+        for known in self.registry.all():
+            worker = self.worker(known)
+            if self._published_states.get(worker.worker_id) != worker.state:
+                logger.info("worker %s is %s", worker.name, WorkerState.Name(worker.state))
+                self._published_states[worker.worker_id] = worker.state
+                self.fleet_hub.publish(worker.worker_id, worker)
+
+    def is_in_contact(self, worker_id: str) -> bool:
+        """Whether the worker has a session whose loads come in time."""
+        known = self.registry.get(worker_id)
+        return (
+            known is not None
+            and worker_id in self.sessions
+            and self.registry.state(known, time.monotonic()) == fleet_pb2.WORKER_STATE_CONNECTED
+        )
+
+    async def save_worker(self, hello: Hello, epoch: int) -> None:
+        """Stores a worker's epoch and hello, before it is welcomed."""
+        await self.store.write(worker_row(epoch, hello))
+
+    async def find_workload(self, id_or_name: str) -> Workload:
+        """The workload with this id, or the newest with this name.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD.
+        """
+        live = self.workloads.get(id_or_name) or next(
+            (workload for workload in self.workloads.values() if workload.name == id_or_name), None
+        )
+        found = live or await self.store.find_workload(id_or_name)
+        if found is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                f"no workload has the id or name {id_or_name!r}: `leasehold get workloads` lists them",
+                field="workload",
+            )
+        return found
+
+    async def apply_workload(self, reported: Workload) -> None:
+        """Takes in a worker's report of a workload, if it is newer than what is known."""
+        known = self.workloads.get(reported.workload_id)
+        if known is None:
+            ended = await self.store.find_workload(reported.workload_id)
+            if ended is not None:  # it has ended, and stays so
+                return
+            workload = Workload()
+            workload.CopyFrom(reported)
+            workload.create_time.CopyFrom(reported.status.start_time)
+        elif reported.status.generation <= known.status.generation:
+            return
+        else:
+            workload = Workload()
+            workload.CopyFrom(known)
+            workload.status.CopyFrom(reported.status)
+        await self.save_workload(workload)
+
+    async def save_workload(self, workload: Workload) -> None:
+        """Keeps a workload as it is now, stores it and tells watchers."""
+        if is_ended(workload.status.state):
+            self.workloads.pop(workload.workload_id, None)
+        else:
+            self.workloads[workload.workload_id] = workload
+        self.workload_hub.publish(workload.workload_id, workload)
+        await self.store.write(workload_row(workload))
+
+    async def fail_workload(self, workload: Workload, error: errors_pb2.Error) -> None:
+        """Ends a workload that its worker did not start, or no longer has."""
+        failed = Workload()
+        failed.CopyFrom(workload)
+        failed.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+        failed.status.generation += 1
+        failed.status.error.CopyFrom(error)
+        failed.status.end_time.CopyFrom(now_timestamp())
+        failed.status.ClearField("lease")
+        await self.save_workload(failed)
+
+    async def save_command(self, command: Command, instance_id: str) -> None:
+        """Stores a command as it is now, and then tells watchers."""
+        await self.store.write(command_row(command, instance_id))
+        self.command_hub.publish(command.command_id, command)
+
+    def open_commands_of(
+        self, *, worker_id: str | None = None, workload_id: str | None = None
+    ) -> list[StoredCommand]:
+        """Commands that have not ended, of a worker or of a workload, oldest first."""
+        return [
+            stored
+            for stored in self.commands.values()
+            if worker_id in (None, stored.command.worker_id)
+            and workload_id in (None, stored.command.workload_id)
+        ]

@@ -1,0 +1,40 @@
+"""Pages of lists. Pure."""
+
+import base64
+import binascii
+from typing import Final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.errors import FleetError, invalid
+
+DEFAULT_PAGE_SIZE: Final = 100
+PAGE_SIZE_LIMIT: Final = 1000
+
+
+def page_of(page_size: int, page_token: str) -> tuple[int, int]:
+    """The offset and size that a list request asks for.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT for the size, INVALID_TOKEN for the token.
+    """
+    if page_size > PAGE_SIZE_LIMIT:
+        raise invalid("page_size", f"page size {page_size} is above {PAGE_SIZE_LIMIT}: ask for less")
+    if not page_token:
+        return 0, page_size or DEFAULT_PAGE_SIZE
+    try:
+        offset = int(base64.urlsafe_b64decode(page_token.encode("ascii")))
+        if offset < 0:
+            raise ValueError(page_token)
+    except (ValueError, binascii.Error):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_INVALID_TOKEN,
+            f"the page token {page_token!r} is not one of ours: list again from the start",
+            field="page_token",
+        ) from None
+    return offset, page_size or DEFAULT_PAGE_SIZE
+
+
+def next_token(offset: int, size: int, found: int) -> str:
+    """The token of the next page; empty where this was the last. ``found`` counts one more than the page."""
+    return base64.urlsafe_b64encode(str(offset + size).encode("ascii")).decode() if found > size else ""

@@ -1,0 +1,220 @@
+"""The workers that the coordinator knows, and what each last said. Pure: (frame, now) in, state out.
+
+Leases and loads are soft state, rebuilt from hello and worker_load after a start of the coordinator. Until
+a worker has reported, its GPUs are not known: that is not "none".
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NewType, final
+
+from google.protobuf import timestamp_pb2
+from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
+
+from leasehold_coordinator.errors import FleetError
+
+WorkerId = NewType("WorkerId", str)
+SessionId = NewType("SessionId", str)
+
+STALE_INTERVALS: Final = 2.5
+LOST_INTERVALS: Final = 4.0
+LOST_MIN_S: Final = 20.0
+CONFIRM_WITHIN_S: Final = 60.0
+"""After a start, workers have this long to report before they count as lost."""
+
+
+@dataclass(slots=True)
+class KnownWorker:
+    """A worker, and the newest of what it said. Times are seconds of the monotonic clock.
+
+    Attributes:
+        hello: The last hello, of this or an earlier run of the coordinator.
+        epoch: The highest that was given out.
+        session_id: The live session. None: there is none.
+        reported: Whether it has reported since the coordinator started.
+        left: Whether it said goodbye.
+        last_seen: When the last frame came.
+        last_seen_time: The same for people.
+    """
+
+    hello: Hello
+    epoch: int
+    session_id: SessionId | None = None
+    reported: bool = False
+    left: bool = False
+    last_seen: float = 0.0
+    last_seen_time: timestamp_pb2.Timestamp | None = None
+    load_sequence: int = 0
+    leases: list[GpuLease] = field(default_factory=list)
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+
+    @property
+    def free_gpu_uuids(self) -> list[str]:
+        """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
+        return [lease.gpu_uuid for lease in self.leases if lease.state == lease_pb2.SLOT_STATE_FREE]
+
+
+@final
+class Registry:
+    """All known workers, by id."""
+
+    def __init__(self, load_interval_s: float, started: float) -> None:
+        self.load_interval_s = load_interval_s
+        self._started = started
+        self._workers: dict[str, KnownWorker] = {}
+
+    def add_stored(self, hello: Hello, epoch: int) -> None:
+        """Adds a worker from the store: known, and not heard of yet."""
+        self._workers[hello.worker_id] = KnownWorker(hello, epoch)
+
+    def all(self) -> list[KnownWorker]:
+        """Every worker, by name and id."""
+        return sorted(self._workers.values(), key=lambda known: (known.hello.name, known.hello.worker_id))
+
+    def get(self, worker_id: str) -> KnownWorker | None:
+        """The worker with this id."""
+        return self._workers.get(worker_id)
+
+    def find(self, id_or_name: str) -> KnownWorker:
+        """The worker with this id, or the only one with this name.
+
+        Raises:
+            FleetError: UNKNOWN_WORKER.
+        """
+        known = self._workers.get(id_or_name)
+        if known is not None:
+            return known
+        named = [known for known in self._workers.values() if known.hello.name == id_or_name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(sorted(known.hello.worker_id for known in named))
+            message = f"{len(named)} workers are named {id_or_name!r}: name one by id, of {ids}"
+        else:
+            names = ", ".join(known.hello.name for known in self.all()) or "none"
+            message = f"no worker has the id or name {id_or_name!r}: the known ones are {names}"
+        raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, message, field="worker")
+
+    def check_newcomer(self, hello: Hello, now: float) -> None:
+        """Refuses a worker that takes the id of another host's worker, which still ticks.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_ID.
+        """
+        known = self._workers.get(hello.worker_id)
+        if known is None or known.session_id is None:
+            return
+        same_host = (known.hello.host.hostname, known.hello.boot_id) == (hello.host.hostname, hello.boot_id)
+        if not same_host and self.state(known, now) == fleet_pb2.WORKER_STATE_CONNECTED:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
+                f"worker {hello.worker_id} is connected from host {known.hello.host.hostname}: "
+                f"give host {hello.host.hostname} a state directory of its own, not a copy",
+            )
+
+    def next_epoch(self, hello: Hello) -> int:
+        """The epoch for a new session: above every one that either side remembers."""
+        known = self._workers.get(hello.worker_id)
+        return max(known.epoch if known else 0, hello.last_epoch) + 1
+
+    def welcome(
+        self,
+        hello: Hello,
+        epoch: int,
+        session_id: SessionId,
+        now: float,
+        time: timestamp_pb2.Timestamp,
+    ) -> KnownWorker:
+        """Takes in a worker's hello under its new session; an older session is superseded by this."""
+        before = self._workers.get(hello.worker_id)
+        same_instance = before is not None and before.hello.instance_id == hello.instance_id
+        known = KnownWorker(
+            hello,
+            epoch,
+            session_id,
+            reported=True,
+            last_seen=now,
+            last_seen_time=time,
+            load_sequence=before.load_sequence if before and same_instance else 0,
+            leases=list(hello.gpu_leases),
+        )
+        self._workers[hello.worker_id] = known
+        return known
+
+    def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
+        """Notes that a frame came: any is proof of life."""
+        known.last_seen, known.last_seen_time = now, time
+
+    def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
+        """Takes in a load. False: it is older than one that came before, and changes nothing."""
+        if load.sequence <= known.load_sequence:
+            return False
+        known.load_sequence = load.sequence
+        known.leases = list(load.gpu_pool)
+        known.load = load
+        return True
+
+    def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
+        """Notes the end of a session. False: a newer one has taken over, and nothing changes."""
+        if known.session_id != session_id:
+            return False
+        known.session_id = None
+        known.left = left
+        return True
+
+    def state(self, known: KnownWorker, now: float) -> WorkerState.ValueType:
+        """Whether the worker is in contact."""
+        if not known.reported:
+            confirming = now - self._started < CONFIRM_WITHIN_S
+            return fleet_pb2.WORKER_STATE_UNCONFIRMED if confirming else fleet_pb2.WORKER_STATE_LOST
+        if known.left:
+            return fleet_pb2.WORKER_STATE_DISCONNECTED
+        silent_s = now - known.last_seen
+        if silent_s > max(LOST_INTERVALS * self.load_interval_s, LOST_MIN_S):
+            return fleet_pb2.WORKER_STATE_LOST
+        if known.session_id is None or silent_s > STALE_INTERVALS * self.load_interval_s:
+            return fleet_pb2.WORKER_STATE_STALE
+        return fleet_pb2.WORKER_STATE_CONNECTED
+
+    def worker(self, known: KnownWorker, now: float) -> Worker:
+        """The worker as clients see it."""
+        hello = known.hello
+        return Worker(
+            worker_id=hello.worker_id,
+            name=hello.name,
+            state=self.state(known, now),
+            epoch=known.epoch,
+            agent_version=hello.agent_version,
+            driver_version=hello.driver_version if hello.HasField("driver_version") else None,
+            cuda_version=hello.cuda_version if hello.HasField("cuda_version") else None,
+            host=hello.host,
+            labels=hello.labels,
+            capabilities=hello.capabilities,
+            gpu_count=len(known.leases) if known.reported else None,
+            free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
+            pending_claimers=known.load.pending_claimers,
+            parked_workload_count=len(known.load.parked),
+            last_seen_time=known.last_seen_time,
+            host_memory_available_bytes=(
+                known.load.host_memory_available_bytes
+                if known.load.HasField("host_memory_available_bytes")
+                else None
+            ),
+        )
+
+    def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
+        """The GPUs of a worker that has reported, in slot order."""
+        if not known.reported:
+            return
+        leases = {lease.gpu_uuid: lease for lease in known.leases}
+        for gpu in known.hello.gpu_pool:
+            yield FleetGpu(
+                worker_id=known.hello.worker_id,
+                worker_name=known.hello.name,
+                gpu=gpu,
+                lease=leases.get(gpu.uuid),
+                report_time=known.last_seen_time,
+            )

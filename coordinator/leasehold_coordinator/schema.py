@@ -1,0 +1,47 @@
+"""The tables. A change here needs a migration in ``migrations/versions``.
+
+Records are the protos themselves: what is queried stands in columns beside them.
+"""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData, String, Table
+
+METADATA: Final = MetaData()
+
+workers: Final = Table(
+    "workers",
+    METADATA,
+    Column("worker_id", String, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("hello", LargeBinary, nullable=False),
+)
+"""Every worker that ever connected, with its last hello (without leases and workloads)."""
+
+workloads: Final = Table(
+    "workloads",
+    METADATA,
+    Column("workload_id", String, primary_key=True),
+    Column("name", String, nullable=False, index=True),
+    Column("worker_id", String, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    Column("create_time_ns", BigInteger, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Index("workloads_by_end_and_time", "ended", "create_time_ns"),
+)
+"""Workloads as ``leasehold.v1.Workload``."""
+
+commands: Final = Table(
+    "commands",
+    METADATA,
+    Column("command_id", String, primary_key=True),
+    Column("request_id", String, unique=True),
+    Column("workload_id", String, nullable=False, index=True),
+    Column("worker_id", String, nullable=False),
+    Column("instance_id", String, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    Column("create_time_ns", BigInteger, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Index("commands_by_end_and_time", "ended", "create_time_ns"),
+)
+"""Commands as ``leasehold.v1.Command``, with the worker's instance that it was last sent to ('' before)."""

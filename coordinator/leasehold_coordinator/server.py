@@ -1,0 +1,104 @@
+"""The coordinator as a whole: builds the parts and serves until it is told to stop."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from leasehold.v1 import fleet_pb2, fleet_pb2_grpc, worker_session_pb2, worker_session_pb2_grpc
+
+from leasehold_coordinator.api_commands import CommandService
+from leasehold_coordinator.api_fleet import FleetService
+from leasehold_coordinator.api_workloads import WorkloadService
+from leasehold_coordinator.config import CoordinatorConfig
+from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.requests import Requests
+from leasehold_coordinator.server_options import OPTIONS
+from leasehold_coordinator.session_service import WorkerSessionService
+from leasehold_coordinator.store import Store
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+STOP_GRACE_S: Final = 3.0
+
+SERVICES: Final = (
+    *(service.full_name for service in fleet_pb2.DESCRIPTOR.services_by_name.values()),
+    *(service.full_name for service in worker_session_pb2.DESCRIPTOR.services_by_name.values()),
+)
+
+
+async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        config: The settings.
+        on_listening: Called with HOST:PORT once it serves.
+
+    Raises:
+        StartError: The address or the database can't be used.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    store = Store.open(config.database)
+    try:
+        fleet = Fleet(store, config.load_interval_s)
+        await fleet.load()
+        dispatcher = Dispatcher(fleet)
+        server = _build_server(fleet, dispatcher)
+        on_listening(_listen(server, config.listen))
+        await server.start()
+        async with asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(_tick(fleet, dispatcher))
+            await stop.wait()
+            ticking.cancel()
+        logger.info("stopping")
+        for session in list(fleet.sessions.values()):
+            session.end(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+        await server.stop(STOP_GRACE_S)
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
+    server = grpc.aio.server(options=OPTIONS)
+    requests = Requests(fleet, dispatcher)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
+    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(WorkloadService(fleet, requests), server)
+    fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
+    sessions = WorkerSessionService(fleet, dispatcher)
+    worker_session_pb2_grpc.add_WorkerSessionServiceServicer_to_server(sessions, server)
+    health_servicer = health.HealthServicer()
+    for name in ("", *SERVICES):
+        health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server
+
+
+def _listen(server: grpc.aio.Server, address: str) -> str:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise StartError(
+            f"can't listen on {address}: the port is in use or the address is not of this host; "
+            "choose another with --listen"
+        ) from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        try:
+            await dispatcher.tick()
+        except FleetError as error:
+            logger.error("%s", error.message)
+        fleet.publish_silent_workers()

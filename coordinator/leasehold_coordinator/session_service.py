@@ -1,0 +1,206 @@
+"""The stream of a worker: hello, welcome, then frames both ways until one side leaves."""
+
+import asyncio
+import logging
+import time
+from typing import Final, final
+
+import grpc
+from leasehold.v1 import errors_pb2, worker_session_pb2
+from leasehold.v1.worker_session_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Hello,
+    ProtocolVersion,
+    Welcome,
+)
+from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
+
+from leasehold_coordinator import __version__
+from leasehold_coordinator.clock import duration, now_timestamp
+from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.sessions import Session
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)
+HELLO_TIMEOUT_S: Final = 5.0
+FLUSH_TIMEOUT_S: Final = 2.0
+SILENCE_INTERVALS: Final = 12
+"""Load intervals without any frame after which a worker gives the coordinator up."""
+
+HEARTBEAT_INTERVALS: Final = 3
+
+Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
+
+
+@final
+class WorkerSessionService(WorkerSessionServiceServicer):
+    """Serves the workers' streams."""
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+
+    async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
+        self, request_iterator: object, context: Context
+    ) -> None:
+        try:
+            hello = await _read_hello(context)
+            self._check(hello)
+        except FleetError as error:
+            logger.warning("refused a worker: %s", error.message)
+            refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
+            await context.write(ConnectResponse(goodbye=refusal))
+            return
+        session = Session(hello)
+        try:
+            await self._welcome(session)
+            await self._converse(session, context)
+        finally:
+            self._forget(session)
+
+    def _check(self, hello: Hello) -> None:
+        if not hello.worker_id or not hello.instance_id:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "hello lacks worker_id or instance_id: send both"
+            )
+        theirs = hello.protocol_version
+        if theirs.major != PROTOCOL_VERSION.major:
+            ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
+                f"the worker speaks protocol {theirs_text} and the coordinator {ours_text}: update the older",
+                worker=theirs_text,
+                coordinator=ours_text,
+            )
+        self._fleet.registry.check_newcomer(hello, time.monotonic())
+
+    async def _welcome(self, session: Session) -> None:
+        """Lets the worker in: the epoch is stored first, and an older stream of it is superseded."""
+        fleet, hello = self._fleet, session.hello
+        session.epoch = fleet.registry.next_epoch(hello)
+        older = fleet.sessions.get(hello.worker_id)
+        session.known = fleet.registry.welcome(
+            hello, session.epoch, session.session_id, time.monotonic(), now_timestamp()
+        )
+        fleet.sessions[hello.worker_id] = session
+        if older is not None:
+            older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+        await fleet.save_worker(hello, session.epoch)
+        interval_s = fleet.registry.load_interval_s
+        session.send(
+            ConnectResponse(
+                welcome=Welcome(
+                    session_id=session.session_id,
+                    epoch=session.epoch,
+                    protocol_version=PROTOCOL_VERSION,
+                    coordinator_version=__version__,
+                    load_interval=duration(interval_s),
+                    silence_limit=duration(SILENCE_INTERVALS * interval_s),
+                    open_command_ids=[
+                        stored.command.command_id
+                        for stored in fleet.open_commands_of(worker_id=hello.worker_id)
+                    ],
+                )
+            )
+        )
+        logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
+        await self._dispatcher.reconcile_workloads(hello)
+        await self._dispatcher.welcome(session, hello)
+        fleet.publish_worker(session.known)
+
+    def _forget(self, session: Session) -> None:
+        session.end()
+        worker_id = session.hello.worker_id
+        if self._fleet.sessions.get(worker_id) is session:
+            del self._fleet.sessions[worker_id]
+        known = session.known
+        if known is not None and self._fleet.registry.disconnect(
+            known, session.session_id, left=session.left
+        ):
+            logger.info("worker %s %s", session.hello.name, "left" if session.left else "lost its stream")
+            self._fleet.publish_worker(known)
+
+    async def _converse(self, session: Session, context: Context) -> None:
+        """Pumps frames until the session ends. What is queued then is still sent, in bounded time."""
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read(session, context))
+            writer = tasks.create_task(_write(session, context))
+            beats = tasks.create_task(self._beat(session))
+            await session.ended.wait()
+            reader.cancel()
+            beats.cancel()
+            await asyncio.wait({writer}, timeout=FLUSH_TIMEOUT_S)
+            writer.cancel()
+
+    async def _read(self, session: Session, context: Context) -> None:
+        try:
+            while isinstance(frame := await context.read(), ConnectRequest):
+                if session.known is not None:
+                    self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
+                await self._take(session, frame)
+        except FleetError as error:
+            logger.error("session of worker %s: %s", session.hello.name, error.message)
+            session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
+        finally:
+            session.end()
+
+    async def _take(self, session: Session, frame: ConnectRequest) -> None:
+        match frame.WhichOneof("frame"):
+            case "worker_load":
+                known = session.known
+                if known is not None and self._fleet.registry.apply_load(known, frame.worker_load):
+                    self._fleet.publish_worker(known)
+            case "command_update":
+                await self._dispatcher.update(session, frame.command_update)
+            case "workload_event":
+                await self._fleet.apply_workload(frame.workload_event.workload)
+            case "output_chunk":
+                session.answer_read(frame.output_chunk)
+            case "goodbye":
+                session.left = True
+                reason = GoodbyeReason.Name(frame.goodbye.reason)
+                logger.info("worker %s said goodbye: %s", session.hello.name, reason)
+                session.end()
+            case "hello":
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "hello came twice: say it once per stream"
+                )
+            case None:
+                logger.warning("ignored a frame of a newer worker %s", session.hello.name)
+
+    async def _beat(self, session: Session) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVALS * self._fleet.registry.load_interval_s)
+            sequence = session.known.load_sequence if session.known is not None else 0
+            session.send(ConnectResponse(heartbeat=Heartbeat(applied_load_sequence=sequence)))
+
+
+async def _read_hello(context: Context) -> Hello:
+    """The first frame.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, it did not come in time or is not hello.
+    """
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await context.read()
+    except TimeoutError:
+        frame = None
+    if not isinstance(frame, ConnectRequest) or not frame.HasField("hello"):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+            f"the first frame must be hello, within {HELLO_TIMEOUT_S:g} s",
+        )
+    return frame.hello
+
+
+async def _write(session: Session, context: Context) -> None:
+    while (frame := await session.frames.get()) is not None:
+        await context.write(frame)

@@ -1,0 +1,306 @@
+"""What survives the coordinator: workers, workloads and commands, in SQLite.
+
+One thread writes, on one connection; what was put in its queue while it committed is its next commit. A
+write has returned only when it is on disk (``synchronous=FULL``).
+"""
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, final
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator import schema
+from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.workload_states import is_ended
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LIMIT: Final = 10_000
+"""Writes that may wait. More means a disk that does not keep up: new requests are refused."""
+
+BATCH_LIMIT: Final = 100
+BUSY_TIMEOUT_S: Final = 10
+
+SAFE_SQLITE: Final = (3, 51, 3)
+"""Older ones can corrupt a WAL file that several processes write."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """A command, and the instance of the worker that it was last sent to ('' before)."""
+
+    command: Command
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorker:
+    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
+
+    epoch: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row to insert or replace."""
+
+    table: sa.Table
+    values: dict[str, Any]
+
+
+def worker_row(epoch: int, hello: Hello) -> Row:
+    """A worker's row."""
+    kept = Hello()
+    kept.CopyFrom(hello)
+    for field in ("gpu_leases", "workloads", "commands_in_flight", "commands_unacknowledged"):
+        kept.ClearField(field)
+    return Row(
+        schema.workers,
+        {"worker_id": hello.worker_id, "epoch": epoch, "hello": kept.SerializeToString()},
+    )
+
+
+def workload_row(workload: Workload) -> Row:
+    """A workload's row."""
+    return Row(
+        schema.workloads,
+        {
+            "workload_id": workload.workload_id,
+            "name": workload.name,
+            "worker_id": workload.worker_id,
+            "ended": is_ended(workload.status.state),
+            "create_time_ns": workload.create_time.ToNanoseconds(),
+            "record": workload.SerializeToString(),
+        },
+    )
+
+
+def command_row(command: Command, instance_id: str) -> Row:
+    """A command's row."""
+    return Row(
+        schema.commands,
+        {
+            "command_id": command.command_id,
+            "request_id": command.request_id or None,
+            "workload_id": command.workload_id,
+            "worker_id": command.worker_id,
+            "instance_id": instance_id,
+            "ended": is_terminal(command.state),
+            "create_time_ns": command.create_time.ToNanoseconds(),
+            "record": command.SerializeToString(),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    rows: Sequence[Row]
+    done: "Future[None]"
+
+
+@final
+class Store:
+    """The store. Open it with :meth:`open`, and close it to let the writer finish."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
+        self._writer = threading.Thread(target=self._write_batches, name="store-writer")
+        self._writer.start()
+
+    @classmethod
+    def open(cls, database: str) -> "Store":
+        """Opens the database, brings its tables up to date, and starts the writer.
+
+        Args:
+            database: Path of a SQLite file, or a URL of SQLAlchemy.
+
+        Raises:
+            StartError: It can't be opened or written.
+        """
+        url = database if "://" in database else f"sqlite:///{Path(database).expanduser()}"
+        try:
+            if "://" not in database:
+                Path(database).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            engine = sa.create_engine(url)
+            if engine.dialect.name == "sqlite":
+                sa.event.listen(engine, "connect", _set_pragmas)
+                if sqlite3.sqlite_version_info < SAFE_SQLITE:
+                    logger.info("SQLite %s: let one process only open the store", sqlite3.sqlite_version)
+            with engine.begin() as connection:
+                _migrate(connection)
+        except (OSError, sa.exc.SQLAlchemyError) as error:
+            why = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise StartError(
+                f"the database {database} can't be used: {why}; choose another with --database"
+            ) from error
+        return cls(engine)
+
+    async def write(self, *rows: Row) -> None:
+        """Writes the rows in one transaction, and returns once they are on disk.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, nothing was written.
+        """
+        done: Future[None] = Future()
+        try:
+            self._writes.put_nowait(_Write(rows, done))
+        except queue.Full:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                f"{QUEUE_LIMIT} writes wait for the store's disk: try again later",
+            ) from None
+        # Shielded: a caller that goes away must not cancel a write that others wait behind.
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._writes.put(None)
+        self._writer.join()
+        self._engine.dispose()
+
+    def _write_batches(self) -> None:
+        with self._engine.connect() as connection:
+            while (first := self._writes.get()) is not None:
+                batch = [first]
+                while len(batch) < BATCH_LIMIT and not self._writes.empty():
+                    following = self._writes.get()
+                    if following is None:
+                        self._writes.put(None)
+                        break
+                    batch.append(following)
+                self._commit(connection, batch)
+
+    def _commit(self, connection: sa.Connection, batch: list[_Write]) -> None:
+        try:
+            with connection.begin():
+                for write in batch:
+                    for row in write.rows:
+                        _put(connection, row)
+        except sa.exc.SQLAlchemyError as error:
+            if len(batch) > 1:  # one bad write must not fail the others
+                for write in batch:
+                    self._commit(connection, [write])
+                return
+            logger.error("the store can't be written: %s", error)
+            batch[0].done.set_exception(
+                FleetError(
+                    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                    "the coordinator's store can't be written: look at its log and at the disk",
+                )
+            )
+            return
+        for write in batch:
+            write.done.set_result(None)
+
+    async def _read(self, query: Callable[[sa.Connection], list[Any]]) -> list[Any]:
+        def run() -> list[Any]:
+            with self._engine.connect() as connection:
+                return query(connection)
+
+        return await asyncio.to_thread(run)
+
+    async def _select(self, statement: sa.Select[Any]) -> list[Any]:
+        return await self._read(lambda connection: list(connection.execute(statement)))
+
+    async def workers(self) -> list[StoredWorker]:
+        """Every worker."""
+        rows = await self._select(sa.select(schema.workers))
+        return [StoredWorker(row.epoch, Hello.FromString(row.hello)) for row in rows]
+
+    async def live_workloads(self) -> list[Workload]:
+        """Workloads that have not ended, oldest first."""
+        table = schema.workloads
+        rows = await self._select(
+            sa.select(table.c.record).where(~table.c.ended).order_by(table.c.create_time_ns)
+        )
+        return [Workload.FromString(row.record) for row in rows]
+
+    async def open_commands(self) -> list[StoredCommand]:
+        """Commands that have not ended, oldest first."""
+        table = schema.commands
+        rows = await self._select(sa.select(table).where(~table.c.ended).order_by(table.c.create_time_ns))
+        return [StoredCommand(Command.FromString(row.record), row.instance_id) for row in rows]
+
+    async def find_workload(self, id_or_name: str) -> Workload | None:
+        """The workload with this id, or the newest with this name."""
+        table = schema.workloads
+        rows = await self._select(
+            sa.select(table.c.record)
+            .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
+            .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
+            .limit(1)
+        )
+        return Workload.FromString(rows[0].record) if rows else None
+
+    async def find_command(self, command_id: str) -> Command | None:
+        """The command with this id."""
+        table = schema.commands
+        return await self._one_command(table.c.command_id == command_id)
+
+    async def find_request(self, request_id: str) -> Command | None:
+        """The command that a request created."""
+        return await self._one_command(schema.commands.c.request_id == request_id)
+
+    async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
+        rows = await self._select(sa.select(schema.commands.c.record).where(condition))
+        return Command.FromString(rows[0].record) if rows else None
+
+    async def list_workloads(
+        self, *, include_ended: bool, worker_id: str | None, offset: int, limit: int
+    ) -> list[Workload]:
+        """A page of workloads, newest first."""
+        table = schema.workloads
+        statement = sa.select(table.c.record).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
+        if not include_ended:
+            statement = statement.where(~table.c.ended)
+        if worker_id is not None:
+            statement = statement.where(table.c.worker_id == worker_id)
+        rows = await self._select(statement.offset(offset).limit(limit))
+        return [Workload.FromString(row.record) for row in rows]
+
+    async def list_commands(self, *, workload_id: str | None, offset: int, limit: int) -> list[Command]:
+        """A page of commands, newest first."""
+        table = schema.commands
+        statement = sa.select(table.c.record).order_by(table.c.create_time_ns.desc(), table.c.command_id)
+        if workload_id is not None:
+            statement = statement.where(table.c.workload_id == workload_id)
+        rows = await self._select(statement.offset(offset).limit(limit))
+        return [Command.FromString(row.record) for row in rows]
+
+
+def _put(connection: sa.Connection, row: Row) -> None:
+    """Replaces the row with this key, or inserts it: in words that every database knows."""
+    (key,) = row.table.primary_key.columns
+    updated = connection.execute(sa.update(row.table).where(key == row.values[key.name]).values(row.values))
+    if updated.rowcount == 0:
+        connection.execute(sa.insert(row.table).values(row.values))
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _migrate(connection: sa.Connection) -> None:
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(files("leasehold_coordinator") / "migrations"))
+    config.attributes["connection"] = connection
+    alembic.command.upgrade(config, "head")

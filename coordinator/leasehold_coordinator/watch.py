@@ -1,0 +1,119 @@
+"""Changes for those who watch: each once, in order, with a revision to resume from."""
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.errors import FleetError
+
+HISTORY_LIMIT: Final = 10_000
+"""Changes that can be resumed from."""
+
+BACKLOG_LIMIT: Final = 1_000
+"""Changes that may wait for one watcher; a slower one is told to start over."""
+
+BOOKMARK_INTERVAL_S: Final = 15.0
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[Message]):
+    """A message as it became, under the revision of that change."""
+
+    revision: int
+    key: str
+    message: Message
+
+
+@final
+class Subscription(Generic[Message]):
+    """The changes from one moment on."""
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self._queue: asyncio.Queue[Change[Message]] = asyncio.Queue(BACKLOG_LIMIT)
+        self._overflowed = False
+
+    def offer(self, change: Change[Message]) -> None:
+        """Adds a change; a subscription that is full ends."""
+        try:
+            self._queue.put_nowait(change)
+        except asyncio.QueueFull:
+            self._overflowed = True
+
+    async def changes(self) -> AsyncIterator[Change[Message] | None]:
+        """Every change; None each time that nothing has changed for a while.
+
+        Raises:
+            FleetError: INVALID_TOKEN, the watcher was too slow and has missed changes.
+        """
+        while True:
+            if self._overflowed and self._queue.empty():
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                    f"the watcher fell {BACKLOG_LIMIT} changes behind: watch again, from a snapshot",
+                )
+            try:
+                async with asyncio.timeout(BOOKMARK_INTERVAL_S):
+                    yield await self._queue.get()
+            except TimeoutError:
+                yield None
+
+
+@final
+class Hub(Generic[Message]):
+    """Publishes the changes of one kind of thing."""
+
+    def __init__(self) -> None:
+        self._instance = uuid.uuid4().hex[:8]
+        self._history: deque[Change[Message]] = deque(maxlen=HISTORY_LIMIT)
+        self._subscriptions: set[Subscription[Message]] = set()
+        self.revision = 0
+        """Revision of the newest change."""
+
+    def publish(self, key: str, message: Message) -> None:
+        """Tells a change to everybody who watches everything or this key."""
+        self.revision += 1
+        change = Change(self.revision, key, message)
+        self._history.append(change)
+        for subscription in self._subscriptions:
+            if subscription.key in (None, key):
+                subscription.offer(change)
+
+    @contextmanager
+    def subscribe(self, key: str | None = None) -> Iterator[Subscription[Message]]:
+        """Subscribes to all changes, or to those of one key."""
+        subscription: Subscription[Message] = Subscription(key)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def token(self, revision: int) -> str:
+        """The resume token for what comes after a revision."""
+        return f"{self._instance}.{revision}"
+
+    def since(self, token: str) -> list[Change[Message]]:
+        """The changes after a token.
+
+        Raises:
+            FleetError: INVALID_TOKEN, it is not one of this coordinator's, or too old.
+        """
+        instance, _, revision = token.partition(".")
+        known = instance == self._instance and revision.isdecimal() and int(revision) <= self.revision
+        oldest = self._history[0].revision if self._history else self.revision + 1
+        if not known or int(revision) + 1 < oldest:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                f"the resume token {token!r} is not of this coordinator or too old: watch from a snapshot",
+                field="resume_token",
+            )
+        return [change for change in self._history if change.revision > int(revision)]

@@ -15,7 +15,7 @@ from leasehold_simgpu import CompilerError, InvalidSettingError, NoSuchHostError
 from .conftest import MakeHost, StartProgram
 from .programs import COUNTER, NOT_READY, Program
 
-SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.command import command; command(prog_name='simgpu')"]
+SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.cli import command; command(prog_name='simgpu')"]
 
 
 def simgpu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,283 @@
+"""The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, Self, final
+
+import grpc
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, fleet_pb2, gpu_pb2
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:7400"
+CALL_TIMEOUT_S: Final = 10.0
+"""Deadline of calls that only ask or create."""
+
+RECONNECT_S: Final = 30.0
+"""How long a wait goes on without a coordinator."""
+
+RETRY_INTERVAL_S: Final = 0.2
+PAGE_SIZE: Final = 1000
+
+OPTIONS: Final[list[tuple[str, int]]] = [
+    # A restarted coordinator is to be found again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+]
+
+ENDED: Final = frozenset(
+    {
+        command_pb2.COMMAND_STATE_SUCCEEDED,
+        command_pb2.COMMAND_STATE_FAILED,
+        command_pb2.COMMAND_STATE_REJECTED,
+        command_pb2.COMMAND_STATE_CANCELLED,
+        command_pb2.COMMAND_STATE_EXPIRED,
+    }
+)
+
+
+def has_ended(state: CommandState.ValueType) -> bool:
+    """Whether a command in this state has ended."""
+    return state in ENDED
+
+
+@final
+class Client:
+    """A connection to one coordinator. Methods raise :class:`LeaseholdError` where it refuses.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._fleet = FleetServiceStub(self._channel)
+        self._workloads = WorkloadServiceStub(self._channel)
+        self._commands = CommandServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Commands go on."""
+        self._channel.close()
+
+    @contextmanager
+    def _decoded(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise decode_error(error, self.address) from error
+
+    def workers(self) -> list[Worker]:
+        """Every worker that the coordinator knows."""
+        found: list[Worker] = []
+        token = ""
+        with self._decoded():
+            while True:
+                request = fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token)
+                page = self._fleet.ListWorkers(request, timeout=CALL_TIMEOUT_S)
+                found.extend(page.workers)
+                if not (token := page.next_page_token):
+                    return found
+
+    def worker(self, worker: str) -> Worker:
+        """The worker with this id or name."""
+        with self._decoded():
+            request = fleet_pb2.GetWorkerRequest(worker=worker)
+            return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
+
+    def gpus(self) -> list[FleetGpu]:
+        """Every GPU of the workers that have reported, by worker and slot."""
+        found: list[FleetGpu] = []
+        token = ""
+        with self._decoded():
+            while True:
+                request = fleet_pb2.ListGpusRequest(page_size=PAGE_SIZE, page_token=token)
+                page = self._fleet.ListGpus(request, timeout=CALL_TIMEOUT_S)
+                found.extend(page.gpus)
+                if not (token := page.next_page_token):
+                    return found
+
+    def workloads(self, *, include_ended: bool = False) -> list[Workload]:
+        """Workloads, newest first."""
+        found: list[Workload] = []
+        token = ""
+        with self._decoded():
+            while True:
+                request = fleet_pb2.ListWorkloadsRequest(
+                    page_size=PAGE_SIZE, page_token=token, include_ended=include_ended
+                )
+                page = self._workloads.ListWorkloads(request, timeout=CALL_TIMEOUT_S)
+                found.extend(page.workloads)
+                if not (token := page.next_page_token):
+                    return found
+
+    def workload(self, workload: str) -> Workload:
+        """The workload with this id, or the newest with this name."""
+        with self._decoded():
+            request = fleet_pb2.GetWorkloadRequest(workload=workload)
+            return self._workloads.GetWorkload(request, timeout=CALL_TIMEOUT_S).workload
+
+    def commands(self, limit: int = 100) -> list[Command]:
+        """The newest commands, newest first."""
+        with self._decoded():
+            request = fleet_pb2.ListCommandsRequest(page_size=limit)
+            return list(self._commands.ListCommands(request, timeout=CALL_TIMEOUT_S).commands)
+
+    def command(self, command_id: str) -> Command:
+        """The command with this id."""
+        with self._decoded():
+            request = fleet_pb2.GetCommandRequest(command_id=command_id)
+            return self._commands.GetCommand(request, timeout=CALL_TIMEOUT_S).command
+
+    def run(
+        self,
+        spec: WorkloadSpec,
+        *,
+        name: str = "",
+        worker: str = "",
+        gpu_uuids: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Workload, Command]:
+        """Creates a workload, and the command that starts it."""
+        with self._decoded():
+            response = self._workloads.CreateWorkload(
+                fleet_pb2.CreateWorkloadRequest(
+                    request_id=_request_id(),
+                    name=name,
+                    spec=spec,
+                    worker=worker,
+                    gpu_uuids=gpu_uuids,
+                    timeout=_duration(timeout_s),
+                ),
+                timeout=CALL_TIMEOUT_S,
+            )
+        return response.workload, response.command
+
+    def suspend(self, workload: str, *, timeout_s: float | None = None) -> Command:
+        """Parks a workload; its GPUs are free for others afterwards."""
+        with self._decoded():
+            request = fleet_pb2.SuspendWorkloadRequest(
+                request_id=_request_id(), workload=workload, timeout=_duration(timeout_s)
+            )
+            return self._workloads.SuspendWorkload(request, timeout=CALL_TIMEOUT_S).command
+
+    def restore(
+        self, workload: str, *, gpu_uuids: Sequence[str] = (), timeout_s: float | None = None
+    ) -> Command:
+        """Wakes a parked workload: on the same GPUs if they are free, or on those named, in its order."""
+        with self._decoded():
+            request = fleet_pb2.RestoreWorkloadRequest(
+                request_id=_request_id(),
+                workload=workload,
+                operation=command_pb2.RestoreOperation(gpu_uuids=gpu_uuids),
+                timeout=_duration(timeout_s),
+            )
+            return self._workloads.RestoreWorkload(request, timeout=CALL_TIMEOUT_S).command
+
+    def remap(
+        self, workload: str, pairs: Sequence[tuple[str, str]], *, timeout_s: float | None = None
+    ) -> Command:
+        """Moves a running workload to other GPUs of its worker, by (old UUID, new UUID)."""
+        messages = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new) for old, new in pairs]
+        move = command_pb2.Move(workload_id=workload, pairs=messages)
+        with self._decoded():
+            request = fleet_pb2.RemapWorkloadsRequest(
+                request_id=_request_id(),
+                operation=command_pb2.RemapOperation(moves=[move]),
+                timeout=_duration(timeout_s),
+            )
+            return self._workloads.RemapWorkloads(request, timeout=CALL_TIMEOUT_S).command
+
+    def stop(self, workload: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> Command:
+        """Ends a workload: SIGTERM, and SIGKILL after the grace."""
+        with self._decoded():
+            request = fleet_pb2.StopWorkloadRequest(
+                request_id=_request_id(),
+                workload=workload,
+                operation=command_pb2.StopOperation(grace=_duration(grace_s)),
+                timeout=_duration(timeout_s),
+            )
+            return self._workloads.StopWorkload(request, timeout=CALL_TIMEOUT_S).command
+
+    def watch(self, command: Command) -> Iterator[Command]:
+        """The command as it is, and each time that it changes, until it has ended.
+
+        A coordinator that goes away is waited for: 30 s, counted anew each time that it answers.
+
+        Raises:
+            NoCoordinatorError: It did not come back.
+        """
+        request = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+        revision = 0
+        deadline = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                with self._decoded():
+                    for response in self._commands.WatchCommand(request):
+                        deadline = time.monotonic() + RECONNECT_S
+                        if response.command.revision > revision:
+                            revision = response.command.revision
+                            yield response.command
+                        if has_ended(response.command.state):
+                            return
+            except NoCoordinatorError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_INTERVAL_S)
+
+    def wait(self, command: Command) -> Command:
+        """The command once it has ended."""
+        for current in self.watch(command):
+            command = current
+        return command
+
+    def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
+        """What a workload wrote, from a byte on: what there is, or until the workload has ended.
+
+        A connection that breaks is made again where it broke, as in :meth:`watch`.
+        """
+        deadline = time.monotonic() + RECONNECT_S
+        while True:
+            request = fleet_pb2.ReadWorkloadOutputRequest(workload=workload, offset=offset, follow=follow)
+            try:
+                with self._decoded():
+                    for response in self._workloads.ReadWorkloadOutput(request):
+                        deadline = time.monotonic() + RECONNECT_S
+                        offset = response.next_offset
+                        yield response.data
+                return
+            except LeaseholdError as error:
+                gone = isinstance(error, NoCoordinatorError) or error.reason == "OUTPUT_UNAVAILABLE"
+                if not (gone and follow) or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_INTERVAL_S)
+
+
+def _request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _duration(seconds: float | None) -> duration_pb2.Duration | None:
+    if seconds is None:
+        return None
+    message = duration_pb2.Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message

@@ -1,0 +1,204 @@
+"""Messages as tables for people and as JSON for programs."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandState, PhaseTiming
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1.workload_pb2 import MemberState, Workload
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON has it, with the names of the proto."""
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def echo_json(document: object) -> None:
+    """Prints one JSON document."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints aligned columns, without colour: the output may go anywhere."""
+    lines = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def echo_workers(workers: Iterable[Worker]) -> None:
+    """Prints a table of workers."""
+    echo_table(
+        ["NAME", "STATE", "GPUS", "FREE", "PARKED", "DRIVER", "SEEN", "ID"],
+        [
+            [
+                worker.name,
+                _name(fleet_pb2.WorkerState.Name(worker.state), "WORKER_STATE_"),
+                str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
+                str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
+                str(worker.parked_workload_count),
+                worker.driver_version or "-",
+                _time(worker.last_seen_time),
+                worker.worker_id,
+            ]
+            for worker in workers
+        ],
+    )
+
+
+def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
+    """Prints a table of GPUs with their leases."""
+    echo_table(
+        ["GPU", "STATE", "WORKLOAD", "USED", "TOTAL", "UTIL", "TEMP", "HEALTH", "NAME", "UUID"],
+        [
+            [
+                f"{gpu.worker_name}/{gpu.gpu.slot}",
+                _name(lease_pb2.SlotState.Name(gpu.lease.state), "SLOT_STATE_"),
+                gpu.workload_name or gpu.lease.workload_id or "-",
+                *_sample_cells(gpu.lease.sample),
+                _name(gpu_pb2.GpuHealth.Name(gpu.lease.health), "GPU_HEALTH_"),
+                gpu.gpu.name,
+                gpu.gpu.uuid,
+            ]
+            for gpu in gpus
+        ],
+    )
+
+
+def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
+    return [
+        size(sample.memory_used_bytes) if sample.HasField("memory_used_bytes") else "?",
+        size(sample.memory_total_bytes) if sample.HasField("memory_total_bytes") else "?",
+        f"{sample.utilization_percent}%" if sample.HasField("utilization_percent") else "?",
+        f"{sample.temperature_celsius}C" if sample.HasField("temperature_celsius") else "?",
+    ]
+
+
+def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
+    """Prints a table of workloads, with their GPUs as worker/slot."""
+    places = {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+    echo_table(
+        ["NAME", "STATE", "GPUS", "PARKED", "PID", "CREATED", "ID"],
+        [
+            [
+                workload.name,
+                workload_state(workload),
+                ",".join(places.get(uuid, uuid) for uuid in workload.status.lease.gpu_uuids) or "-",
+                size(workload.status.parked_bytes) if workload.status.HasField("parked_bytes") else "-",
+                str(workload.status.root_pid) if workload.status.HasField("root_pid") else "-",
+                _time(workload.create_time),
+                workload.workload_id,
+            ]
+            for workload in workloads
+        ],
+    )
+
+
+def workload_state(workload: Workload) -> str:
+    """The state of a workload, with how it ended."""
+    status = workload.status
+    text = _name(workload_pb2.WorkloadState.Name(status.state), "WORKLOAD_STATE_")
+    match status.exit.WhichOneof("cause"):
+        case "code":
+            return f"{text}({status.exit.code})"
+        case "signal_number":
+            return f"{text}(signal {status.exit.signal_number})"
+        case None:
+            return text
+
+
+def echo_commands(commands: Iterable[Command]) -> None:
+    """Prints a table of commands."""
+    echo_table(
+        ["ID", "OPERATION", "WORKLOAD", "STATE", "CREATED", "MESSAGE"],
+        [
+            [
+                command.command_id,
+                operation_name(command),
+                command.workload_id,
+                command_state(command),
+                _time(command.create_time),
+                command.error.message or "-",
+            ]
+            for command in commands
+        ],
+    )
+
+
+def operation_name(command: Command) -> str:
+    """What a command does."""
+    return command.operation.WhichOneof("kind") or "?"
+
+
+def command_state(command: Command) -> str:
+    """The state of a command."""
+    return _name(CommandState.Name(command.state), "COMMAND_STATE_")
+
+
+def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu]) -> None:
+    """Prints what a command that succeeded did."""
+    places = {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+    result = command.result
+    seconds = result.duration.ToTimedelta().total_seconds()
+    what = "nothing to do" if result.already_there else f"done in {seconds:.2f} s"
+    click.echo(f"{workload_name}: {operation_name(command)} {what}")
+    for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
+        if uuids:
+            click.echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")
+    for pair in result.applied_pairs:
+        if pair.old_uuid != pair.new_uuid:
+            old, new = (places.get(uuid, uuid) for uuid in (pair.old_uuid, pair.new_uuid))
+            click.echo(f"  pair {old} -> {new}")
+    for member in result.members:
+        timings = ", ".join(_phase(phase) for phase in member.phases)
+        click.echo(f"  pid {member.pid}: {timings}")
+    for warning in result.warnings:
+        click.echo(f"  warning: {warning}")
+
+
+def _phase(phase: PhaseTiming) -> str:
+    seconds = phase.duration.ToTimedelta().total_seconds()
+    moved = f" ({size(phase.moved_bytes)})" if phase.HasField("moved_bytes") else ""
+    return f"{phase.phase} {seconds:.2f} s{moved}"
+
+
+def member_lines(command: Command) -> list[str]:
+    """What became of each member of a command that failed."""
+    lines = []
+    for member in command.result.members:
+        before, after = (
+            _name(MemberState.Name(state), "MEMBER_STATE_")
+            for state in (member.state_before, member.state_after)
+        )
+        line = f"  pid {member.pid}: {before} -> {after}"
+        if member.HasField("rolled_back"):
+            line += ", rolled back" if member.rolled_back else ", NOT rolled back"
+        if member.HasField("error"):
+            line += f": {member.error.message}"
+        lines.append(line)
+    return lines
+
+
+def size(count_bytes: int) -> str:
+    """Bytes for people."""
+    value = float(count_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _name(value: str, prefix: str) -> str:
+    return value.removeprefix(prefix)
+
+
+def _time(moment: Timestamp) -> str:
+    return moment.ToJsonString()[:19] if moment.seconds else "-"

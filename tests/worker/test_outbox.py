@@ -32,7 +32,6 @@ def test_what_waits_is_sent_before_the_end_and_nothing_is_added_after_it() -> No
     outbox.put(update("late"))
     outbox.put_load(load(1))
     assert list(outbox) == [update("a")]
-    assert outbox.wait_sent(0)
 
 
 def test_a_reader_that_stalls_is_an_error_and_not_memory() -> None:
@@ -41,7 +40,6 @@ def test_a_reader_that_stalls_is_an_error_and_not_memory() -> None:
         outbox.put(update(str(number)))
     with pytest.raises(OutboxFullError):
         outbox.put(update("one more"))
-    assert not outbox.wait_sent(0)
 
 
 def test_a_waiting_reader_is_woken() -> None:
@@ -50,7 +48,6 @@ def test_a_waiting_reader_is_woken() -> None:
     reader = threading.Thread(target=lambda: got.extend(outbox))
     reader.start()
     outbox.put(update("a"))
-    assert outbox.wait_sent(5)
     outbox.close()
     reader.join(5)
     assert not reader.is_alive()

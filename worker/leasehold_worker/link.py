@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 INBOX_LIMIT: Final = 256
 WELCOME_TIMEOUT_S: Final = 10.0
-FLUSH_TIMEOUT_S: Final = 2.0
+GOODBYE_TIMEOUT_S: Final = 2.0
 COALESCE_S: Final = 0.05
 """Lease changes that come together are told by one load, within 100 ms."""
 
@@ -103,6 +103,8 @@ class Link:
         self._workloads = workloads
         self._pool = pool
         self._outbox: Outbox | None = None
+        self._session_over = trio.Event()
+        self._leaving = False
         self._epoch = state_directory.last_epoch()
 
     def send(self, frame: ConnectRequest) -> None:
@@ -117,22 +119,26 @@ class Link:
             self._outbox = None
 
     async def leave(self, reason: GoodbyeReason.ValueType) -> None:
-        """Says goodbye and waits until it is sent, 2 s at most."""
+        """Says goodbye, and waits 2 s at most for the coordinator to end the stream, which proves receipt."""
+        self._leaving = True
         outbox = self._outbox
         if outbox is None:
             return
         self.send(ConnectRequest(goodbye=Goodbye(reason=reason)))
         outbox.close()
-        await trio.to_thread.run_sync(outbox.wait_sent, FLUSH_TIMEOUT_S)
+        with trio.move_on_after(GOODBYE_TIMEOUT_S):
+            await self._session_over.wait()
 
     async def run(self) -> None:
-        """Holds a session, and another after it, until cancelled."""
+        """Holds a session, and another after it, until cancelled or left."""
         backoff_s = BACKOFF_MIN_S
         with open_channel(self._coordinator) as channel:
             stub = WorkerSessionServiceStub(channel)
             while True:
                 began = trio.current_time()
                 end = await self._session(stub)
+                if self._leaving:
+                    return
                 if trio.current_time() - began > HEALTHY_AFTER_S:
                     backoff_s = BACKOFF_MIN_S
                 wait_s = random.uniform(0, backoff_s) if end.retry_after_s is None else end.retry_after_s
@@ -148,6 +154,7 @@ class Link:
         hello = self._reporter.hello(readings, self._epoch)
         outbox.put(ConnectRequest(hello=hello))
         self._outbox = outbox
+        self._session_over = trio.Event()
         call = stub.Connect(outbox)
         try:
             async with trio.open_nursery() as nursery:
@@ -166,6 +173,7 @@ class Link:
         finally:
             if self._outbox is outbox:
                 self._outbox = None
+            self._session_over.set()
         return end
 
     async def _converse(

@@ -39,25 +39,20 @@ class Outbox:
                 raise OutboxFullError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
             if not self._closed:
                 self._frames.append(frame)
-                self._condition.notify_all()
+                self._condition.notify()
 
     def put_load(self, frame: ConnectRequest) -> None:
         """Adds a load, in the place of one that has not been sent."""
         with self._condition:
             if not self._closed:
                 self._load = frame
-                self._condition.notify_all()
+                self._condition.notify()
 
     def close(self) -> None:
         """Lets what waits be sent, and then ends the iterator."""
         with self._condition:
             self._closed = True
-            self._condition.notify_all()
-
-    def wait_sent(self, timeout_s: float) -> bool:
-        """Waits until gRPC has taken every frame. Blocks its thread. False: the time passed."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not self._frames and self._load is None, timeout_s)
+            self._condition.notify()
 
     def __iter__(self) -> Iterator[ConnectRequest]:
         return self
@@ -65,7 +60,6 @@ class Outbox:
     def __next__(self) -> ConnectRequest:
         with self._condition:
             self._condition.wait_for(lambda: self._frames or self._load is not None or self._closed)
-            self._condition.notify_all()
             if self._frames:
                 return self._frames.popleft()
             if self._load is not None:

@@ -1,0 +1,138 @@
+"""Every verb of the command line, on a real fleet."""
+
+import json
+import os
+import subprocess
+import sys
+
+from .conftest import COUNTER, LEASEHOLD, Fleet
+
+
+def test_the_whole_way_by_hand(fleet: Fleet) -> None:
+    uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
+    fleet.run_counter("one")
+    assert fleet.leases() == {"alpha/0": "one"}
+
+    suspended = fleet.cli("suspend", "one").stdout
+    assert "released alpha/0" in suspended
+    assert "checkpoint" in suspended
+    fleet.wait(lambda: fleet.leases() == {})
+    assert "nothing to do" in fleet.cli("suspend", "one").stdout
+
+    fleet.run_counter("two")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "two"})
+    restored = fleet.cli("restore", "one").stdout
+    assert "pair alpha/0 -> alpha/1" in restored
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "two", "alpha/1": "one"})
+    assert fleet.wait_counting("one").gpu_uuids == (uuids[0], uuids[1])
+
+    fleet.cli("remap", "one", "--pair", "alpha/1=alpha/3")
+    fleet.cli("remap", "two", "--to", uuids[2][:20])
+    fleet.wait(lambda: fleet.leases() == {"alpha/2": "two", "alpha/3": "one"})
+    assert fleet.wait_counting("two").gpu_uuids == (uuids[0], uuids[2])
+
+    fleet.cli("suspend", "two")
+    fleet.cli("restore", "two", "--to", "alpha/0")
+    assert fleet.wait_counting("two").gpu_uuids[-1] == uuids[0]
+    fleet.cli("stop", "one")
+    fleet.cli("stop", "two")
+    fleet.wait(lambda: fleet.leases() == {})
+    assert "EXITED(0)" in fleet.cli("get", "workloads", "--all").stdout
+
+
+def test_a_workload_of_several_gpus_moves_as_one(fleet: Fleet) -> None:
+    fleet.run_counter("pair", gpus=2)
+    fleet.cli("remap", "pair", "--to", "alpha/2,alpha/3")
+    fleet.wait(lambda: fleet.leases() == {"alpha/2": "pair", "alpha/3": "pair"})
+    fleet.cli("remap", "pair", "--to", "alpha/3,alpha/2")
+    held = fleet.json("get", "workloads", "pair")["status"]["lease"]["gpu_uuids"]
+    uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
+    assert held == [uuids[3], uuids[2]]
+    assert fleet.wait_counting("pair").gpu_uuids == (uuids[0], uuids[2], uuids[3])
+
+
+def test_json_has_the_names_of_the_protos(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    command = fleet.json("suspend", "one")
+    assert command["state"] == "COMMAND_STATE_SUCCEEDED"
+    assert command["result"]["members"][0]["state_after"] == "MEMBER_STATE_CHECKPOINTED"
+    workload = fleet.json("get", "workloads", "one")
+    assert workload["status"]["state"] == "WORKLOAD_STATE_SUSPENDED"
+    worker = fleet.json("get", "workers", "alpha")
+    assert worker["gpu_count"] == 4
+    assert len(fleet.json("get", "commands")["commands"]) == 2
+    assert fleet.json("get", "gpus", "alpha/1")["gpu"]["slot"] == 1
+
+
+def test_no_wait_returns_the_command(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    command_id = fleet.json("suspend", "--no-wait", "one")["command_id"]
+    state = f"get commands {command_id}".split()
+    fleet.wait(lambda: fleet.json(*state)["state"] == "COMMAND_STATE_SUCCEEDED")
+
+
+def test_run_passes_arguments_and_variables(fleet: Fleet) -> None:
+    script = "import os, sys; print(sys.argv[1:], os.environ['WORD'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    fleet.cli("run", "--name", "args", "--env", "WORD=a=b", "--", sys.executable, "-c", script, "--gpus", "x")
+    assert fleet.cli("logs", "-f", "args").stdout == "['--gpus', 'x'] a=b -1\n"
+
+
+def test_logs_follow_until_the_end_and_survive_a_new_coordinator(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    environment = {**os.environ, "LEASEHOLD_COORDINATOR": fleet.address}
+    with subprocess.Popen(
+        [*LEASEHOLD, "logs", "-f", "one"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as logs:
+        assert logs.stdout is not None
+        first = logs.stdout.readline()
+        fleet.kill_coordinator()
+        fleet.start_coordinator()
+        fleet.wait(lambda: fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
+        fleet.wait_counting("one")
+        fleet.cli("stop", "one")
+        rest = logs.stdout.read()
+        assert logs.wait(30) == 0
+    assert first + rest == fleet.cli("logs", "one").stdout
+
+
+def test_a_command_goes_on_while_the_coordinator_is_replaced(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
+    fleet.hosts["alpha"].set_fault("checkpoint", root_pid, delay_s=1.0, times=1)
+    environment = {**os.environ, "LEASEHOLD_COORDINATOR": fleet.address}
+    with subprocess.Popen(
+        [*LEASEHOLD, "suspend", "-o", "json", "one"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as suspend:
+        fleet.wait(lambda: fleet.json("get", "commands")["commands"][0].get("phase") == "checkpoint")
+        fleet.kill_coordinator()
+        fleet.start_coordinator()
+        output, _ = suspend.communicate(timeout=30)
+    assert suspend.returncode == 0
+    assert json.loads(output)["state"] == "COMMAND_STATE_SUCCEEDED"
+    states = [command["state"] for command in fleet.json("get", "commands")["commands"]]
+    assert states == ["COMMAND_STATE_SUCCEEDED"] * 2
+    fleet.cli("restore", "one")
+    fleet.wait_counting("one")
+
+
+def test_the_worker_with_the_most_free_gpus_is_chosen(fleet: Fleet) -> None:
+    fleet.start_worker("beta", gpus=2)
+    counter = [sys.executable, str(COUNTER), "--bytes", "1MiB"]
+    for name in ("a", "b", "c", "d"):
+        fleet.cli("run", "--gpus", "1", "--name", name, "--", *counter)
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "a", "alpha/1": "b", "alpha/2": "c", "beta/0": "d"})
+
+
+def test_a_worker_that_leaves_and_comes_back(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    worker = fleet.processes.pop("alpha")
+    worker.terminate()
+    worker.wait(30)
+    assert worker.stdout is not None
+    worker.stdout.close()
+    fleet.wait(lambda: fleet.worker_state("alpha") == "WORKER_STATE_DISCONNECTED")
+    fleet.refuse("run", "--worker", "alpha", "--", "true", code=1, match="DISCONNECTED.*WORKER_UNAVAILABLE")
+    assert fleet.json("get", "workloads", "one")["status"]["state"] == "WORKLOAD_STATE_EXITED"
+    fleet.start_worker("alpha")
+    assert fleet.leases() == {}
+    fleet.run_counter("one")

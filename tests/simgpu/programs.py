@@ -82,6 +82,11 @@ class Program:
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Stops it as SIGSTOP does, and returns once it has stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
     def kill(self) -> None:
         """Ends it as hard as can be, and collects it."""
         self._process.kill()

@@ -199,7 +199,7 @@ def test_a_process_can_checkpoint_itself(target: Program) -> None:
 
 
 def test_a_stopped_target_answers_no_call_until_it_goes_on(controller: Program, target: Program) -> None:
-    target.send_signal(signal.SIGSTOP)
+    target.stop()
     controller.begin("get_state", target.pid)
     assert controller.is_waiting()
     target.send_signal(signal.SIGCONT)

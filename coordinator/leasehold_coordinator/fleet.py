@@ -135,13 +135,13 @@ class Fleet:
         await self.save_workload(workload)
 
     async def save_workload(self, workload: Workload) -> None:
-        """Keeps a workload as it is now, stores it and tells watchers."""
+        """Keeps a workload as it is now, stores it, and then tells watchers."""
         if is_ended(workload.status.state):
             self.workloads.pop(workload.workload_id, None)
         else:
             self.workloads[workload.workload_id] = workload
-        self.workload_hub.publish(workload.workload_id, workload)
         await self.store.write(workload_row(workload))
+        self.workload_hub.publish(workload.workload_id, workload)
 
     async def fail_workload(self, workload: Workload, error: errors_pb2.Error) -> None:
         """Ends a workload that its worker did not start, or no longer has."""

@@ -56,7 +56,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         except FleetError as error:
             logger.warning("refused a worker: %s", error.message)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
-            await context.write(ConnectResponse(goodbye=refusal))
+            await _send(context, ConnectResponse(goodbye=refusal))
             return
         session = Session(hello)
         try:
@@ -203,4 +203,15 @@ async def _read_hello(context: Context) -> Hello:
 
 async def _write(session: Session, context: Context) -> None:
     while (frame := await session.frames.get()) is not None:
+        if not await _send(context, frame):
+            session.end()
+            return
+
+
+async def _send(context: Context, frame: ConnectResponse) -> bool:
+    """Sends a frame. False: the worker is gone, which gRPC reports by an error of its own."""
+    try:
         await context.write(frame)
+    except (grpc.aio.InternalError, grpc.aio.UsageError):
+        return False
+    return True

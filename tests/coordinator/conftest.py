@@ -1,0 +1,94 @@
+"""A real coordinator process with its store, and scripted workers."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
+from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
+
+from .scripted_worker import ScriptedWorker, make_hello
+
+COMMAND = [sys.executable, "-c", "from leasehold_coordinator.cli import command; command()"]
+
+
+@dataclass
+class CoordinatorProcess:
+    """The coordinator under test. It keeps its address and store over restarts."""
+
+    folder: Path
+    address: str = "127.0.0.1:0"
+    load_interval_s: float = 5.0
+    workers: list[ScriptedWorker] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Starts it, and opens the stubs."""
+        options = ["--listen", self.address, "--database", str(self.folder / "store.sqlite3")]
+        with (self.folder / "coordinator.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *options, "--load-interval", str(self.load_interval_s)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        listening = re.search(r" on (\S+)\n", self.process.stdout.readline())
+        assert listening, self.log()
+        self.address = listening[1]
+        self.channel = grpc.insecure_channel(self.address)
+        self.fleet = FleetServiceStub(self.channel)
+        self.workloads = WorkloadServiceStub(self.channel)
+        self.commands = CommandServiceStub(self.channel)
+
+    def log(self) -> str:
+        """What it has logged."""
+        return (self.folder / "coordinator.log").read_text()
+
+    def connect(self, hello: Hello | None = None, first: ConnectRequest | None = None) -> ScriptedWorker:
+        """Connects a worker, with this hello or another first frame."""
+        frame = first or ConnectRequest(hello=hello or make_hello())
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        worker = ScriptedWorker(grpc.insecure_channel(self.address, options=options), frame)
+        self.workers.append(worker)
+        return worker
+
+    def end(self, number: signal.Signals) -> int:
+        """Ends the process by a signal."""
+        self.process.send_signal(number)
+        code = self.process.wait(20)
+        self.channel.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def restart(self) -> None:
+        """Kills it, as a crash would, and starts it again."""
+        self.end(signal.SIGKILL)
+        self.start()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
+    """A coordinator on a fresh store."""
+    started = CoordinatorProcess(tmp_path)
+    started.start()
+    yield started
+    for worker in started.workers:
+        worker.close()
+    if started.process.poll() is None:
+        assert started.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.log()
+
+
+@pytest.fixture
+def worker(coordinator: CoordinatorProcess) -> ScriptedWorker:
+    """The worker alpha with two free GPUs, welcomed."""
+    connected = coordinator.connect()
+    connected.welcome()
+    return connected

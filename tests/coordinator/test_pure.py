@@ -1,0 +1,203 @@
+"""The coordinator's decisions, as values in and values out."""
+
+import itertools
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1.command_pb2 import CommandState
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_session_pb2 import Hello, HostFacts, WorkerLoad
+from leasehold_coordinator import command_states
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.planner import Candidate, check_named_gpus, choose_worker
+from leasehold_coordinator.registry import KnownWorker, Registry, SessionId
+
+NOW = Timestamp(seconds=1)
+INTERVAL_S = 5.0
+
+
+def hello(worker_id: str = "worker-1", name: str = "alpha", host: str = "h1", **fields: object) -> Hello:
+    return Hello(
+        worker_id=worker_id,
+        name=name,
+        instance_id="i1",
+        host=HostFacts(hostname=host),
+        gpu_pool=[Gpu(uuid="GPU-a", slot=0), Gpu(uuid="GPU-b", slot=1)],
+        gpu_leases=[GpuLease(gpu_uuid=uuid, state=lease_pb2.SLOT_STATE_FREE) for uuid in ("GPU-a", "GPU-b")],
+        **fields,  # type: ignore[arg-type]  # fields by name
+    )
+
+
+def welcome(registry: Registry, frame: Hello, session: str = "s1", now: float = 0.0) -> KnownWorker:
+    return registry.welcome(frame, registry.next_epoch(frame), SessionId(session), now, NOW)
+
+
+def test_terminal_states_lead_nowhere_and_the_others_somewhere() -> None:
+    for state in CommandState.values()[1:]:
+        followers = [other for other in CommandState.values() if command_states.may_follow(state, other)]
+        assert command_states.is_terminal(state) == (not followers)
+
+
+def test_a_command_that_was_sent_never_expires_without_its_worker() -> None:
+    assert command_states.may_follow(command_states.PENDING, command_states.EXPIRED)
+    assert not command_states.may_follow(command_states.PENDING, command_states.SUCCEEDED)
+    assert not command_states.may_follow(command_states.RUNNING, command_states.DISPATCHED)
+    for state in (command_states.DISPATCHED, command_states.ACCEPTED, command_states.RUNNING):
+        assert command_states.may_follow(state, command_states.UNKNOWN)
+    assert command_states.may_follow(command_states.UNKNOWN, command_states.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state"),
+    [
+        (0, fleet_pb2.WORKER_STATE_CONNECTED),
+        (12, fleet_pb2.WORKER_STATE_CONNECTED),
+        (13, fleet_pb2.WORKER_STATE_STALE),
+        (20, fleet_pb2.WORKER_STATE_STALE),
+        (21, fleet_pb2.WORKER_STATE_LOST),
+    ],
+)
+def test_a_silent_worker_becomes_stale_and_then_lost(silent_s: float, state: int) -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    assert registry.state(known, silent_s) == state
+
+
+def test_a_worker_without_a_stream_is_stale_until_it_is_lost() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    assert registry.disconnect(known, SessionId("s1"), left=False)
+    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_STALE
+    assert registry.state(known, 30) == fleet_pb2.WORKER_STATE_LOST
+
+
+def test_a_worker_that_said_goodbye_is_disconnected() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    registry.disconnect(known, SessionId("s1"), left=True)
+    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_DISCONNECTED
+
+
+def test_after_a_start_a_worker_is_unconfirmed_and_its_gpus_are_not_none() -> None:
+    registry = Registry(INTERVAL_S, started=100)
+    registry.add_stored(hello(), epoch=7)
+    (known,) = registry.all()
+    assert registry.state(known, 159) == fleet_pb2.WORKER_STATE_UNCONFIRMED
+    assert registry.state(known, 161) == fleet_pb2.WORKER_STATE_LOST
+    worker = registry.worker(known, 101)
+    assert not worker.HasField("gpu_count")
+    assert list(registry.gpus(known)) == []
+
+
+def test_epochs_grow_above_what_either_side_remembers() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    registry.add_stored(hello(), epoch=7)
+    assert registry.next_epoch(hello()) == 8
+    assert registry.next_epoch(hello(last_epoch=20)) == 21
+    assert registry.next_epoch(hello("worker-2")) == 1
+
+
+def test_only_a_newer_load_is_applied_also_across_reconnects() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    taken = [GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED)]
+    assert registry.apply_load(known, WorkerLoad(sequence=3, gpu_pool=taken))
+    assert not registry.apply_load(known, WorkerLoad(sequence=3))
+    assert not registry.apply_load(known, WorkerLoad(sequence=2))
+    assert known.free_gpu_uuids == []
+    again = welcome(registry, hello(), "s2")
+    assert not registry.apply_load(again, WorkerLoad(sequence=3))
+
+
+def test_the_end_of_a_superseded_session_changes_nothing() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    welcome(registry, hello(), "s1")
+    known = welcome(registry, hello(), "s2")
+    assert not registry.disconnect(known, SessionId("s1"), left=False)
+    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_CONNECTED
+
+
+def test_another_host_may_take_an_id_only_once_its_holder_is_silent() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    welcome(registry, hello())
+    registry.check_newcomer(hello(), 1)
+    with pytest.raises(FleetError) as error:
+        registry.check_newcomer(hello(host="h2"), 1)
+    assert error.value.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID
+    registry.check_newcomer(hello(host="h2"), 60)
+
+
+def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    for worker_id, name in (("worker-1", "alpha"), ("worker-2", "twin"), ("worker-3", "twin")):
+        welcome(registry, hello(worker_id, name))
+    assert registry.find("alpha").hello.worker_id == "worker-1"
+    assert registry.find("worker-3").hello.name == "twin"
+    for wanted, match in (
+        ("twin", "2 workers are named"),
+        ("nobody", "the known ones are alpha, twin, twin"),
+    ):
+        with pytest.raises(FleetError, match=match):
+            registry.find(wanted)
+
+
+def candidate(name: str, *free: bool, promised: int = 0) -> Candidate:
+    gpus = {f"GPU-{name}{index}": is_free for index, is_free in enumerate(free)}
+    return Candidate(f"worker-{name}", name, gpus, promised)
+
+
+def test_the_most_room_wins_and_then_the_name() -> None:
+    a, b, c = candidate("a", True), candidate("b", True, True), candidate("c", True, True, True, promised=1)
+    for order in itertools.permutations([a, b, c]):
+        assert choose_worker(order, 2) is b
+    assert choose_worker([a], 0) is a
+
+
+@pytest.mark.parametrize(
+    ("candidates", "count", "reason", "match"),
+    [
+        ([], 0, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "no worker is connected"),
+        ([candidate("a", True, False)], 2, errors_pb2.ERROR_REASON_NO_FREE_GPU, "free are: a 1"),
+        ([candidate("a", True, promised=1)], 1, errors_pb2.ERROR_REASON_NO_FREE_GPU, "free are: a 0"),
+    ],
+)
+def test_without_room_it_is_refused(candidates: list[Candidate], count: int, reason: int, match: str) -> None:
+    with pytest.raises(FleetError, match=match) as error:
+        choose_worker(candidates, count)
+    assert error.value.reason == reason
+
+
+def test_named_gpus_must_be_free_on_one_worker() -> None:
+    a, b = candidate("a", True, False), candidate("b", True)
+    assert check_named_gpus([a, b], ["GPU-b0"], 0) is b
+    assert check_named_gpus([a, b], ["GPU-a0"], 1) is a
+    for wanted, count, reason in (
+        (["GPU-a1"], 0, errors_pb2.ERROR_REASON_NO_FREE_GPU),
+        (["GPU-a0", "GPU-a0"], 0, errors_pb2.ERROR_REASON_DUPLICATE_GPU),
+        (["GPU-x"], 0, errors_pb2.ERROR_REASON_UNKNOWN_GPU),
+        (["GPU-a0", "GPU-b0"], 0, errors_pb2.ERROR_REASON_UNKNOWN_GPU),
+        (["GPU-a0"], 2, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
+    ):
+        with pytest.raises(FleetError) as error:
+            check_named_gpus([a, b], wanted, count)
+        assert error.value.reason == reason
+
+
+def test_pages_follow_each_other_to_the_end() -> None:
+    things, seen, token = list(range(25)), [], ""
+    for _ in range(3):
+        offset, size = page_of(10, token)
+        found = things[offset : offset + size + 1]
+        seen += found[:size]
+        token = next_token(offset, size, len(found))
+    assert seen == things
+    assert token == ""
+
+
+@pytest.mark.parametrize(("size", "token"), [(1001, ""), (1, "nonsense"), (1, "LTU="), (1, "é")])
+def test_bad_pages_are_refused(size: int, token: str) -> None:
+    with pytest.raises(FleetError):
+        page_of(size, token)

@@ -1,0 +1,137 @@
+"""The stream of a worker: who is let in, and how a session ends."""
+
+import signal
+import time
+
+import pytest
+from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2
+from leasehold.v1.fleet_pb2 import GetWorkerRequest, ListGpusRequest, WatchFleetRequest
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_session_pb2 import (
+    ConnectRequest,
+    Goodbye,
+    HostFacts,
+    ProtocolVersion,
+    WorkerLoad,
+)
+
+from .conftest import CoordinatorProcess
+from .scripted_worker import ScriptedWorker, make_hello
+
+
+def state(coordinator: CoordinatorProcess, name: str = "alpha") -> int:
+    return coordinator.fleet.GetWorker(GetWorkerRequest(worker=name)).worker.state
+
+
+def wait_state(coordinator: CoordinatorProcess, wanted: int, name: str = "alpha") -> None:
+    deadline = time.monotonic() + 20
+    while state(coordinator, name) != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_is_known_with_its_gpus_once_it_was_welcomed(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    gpus = coordinator.fleet.ListGpus(ListGpusRequest()).gpus
+    assert [(gpu.worker_name, gpu.gpu.slot) for gpu in gpus] == [("alpha", 0), ("alpha", 1)]
+    assert worker.welcome().load_interval.seconds == 5
+    known = coordinator.fleet.GetWorker(GetWorkerRequest(worker="worker-alpha")).worker
+    assert (known.gpu_count, known.free_gpu_count) == (2, 2)
+    assert known.state == fleet_pb2.WORKER_STATE_CONNECTED
+
+
+def test_epochs_grow_over_reconnects_and_restarts(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    epochs = [worker.welcome().epoch]
+    epochs.append(coordinator.connect().welcome().epoch)
+    coordinator.restart()
+    assert state(coordinator) == fleet_pb2.WORKER_STATE_UNCONFIRMED
+    assert list(coordinator.fleet.ListGpus(ListGpusRequest()).unreachable) == ["worker-alpha"]
+    epochs.append(coordinator.connect().welcome().epoch)
+    epochs.append(coordinator.connect(make_hello(last_epoch=100)).welcome().epoch)
+    assert epochs == [1, 2, 3, 101]
+
+
+def test_a_newer_stream_supersedes_the_older(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    coordinator.connect().welcome()
+    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SUPERSEDED
+    assert state(coordinator) == fleet_pb2.WORKER_STATE_CONNECTED
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (
+            make_hello(host=HostFacts(hostname="host-2"), boot_id="boot-2"),
+            errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
+        ),
+        (
+            make_hello("beta", protocol_version=ProtocolVersion(major=2)),
+            errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
+        ),
+        (worker_session_pb2.Hello(), errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION),
+    ],
+)
+def test_who_is_not_let_in_is_told_why(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, hello: worker_session_pb2.Hello, reason: int
+) -> None:
+    goodbye = coordinator.connect(hello).wait_end().goodbye
+    assert goodbye.reason == worker_session_pb2.GOODBYE_REASON_REFUSED
+    assert goodbye.error.reason == reason
+    assert state(coordinator) == fleet_pb2.WORKER_STATE_CONNECTED
+
+
+def test_frames_out_of_order_end_that_session_alone(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    first = coordinator.connect(first=ConnectRequest(worker_load=WorkerLoad())).wait_end()
+    assert first.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+    beta.up.put(ConnectRequest(hello=make_hello("beta")))
+    assert beta.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+    worker.up.put(ConnectRequest())  # a frame of a newer worker
+    taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    deadline = time.monotonic() + 20
+    while coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_only_a_goodbye_proves_a_clean_leave(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    worker.close()
+    wait_state(coordinator, fleet_pb2.WORKER_STATE_STALE)
+    polite = coordinator.connect()
+    polite.welcome()
+    reason = worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    polite.up.put(ConnectRequest(goodbye=Goodbye(reason=reason)))
+    polite.wait_end()
+    wait_state(coordinator, fleet_pb2.WORKER_STATE_DISCONNECTED)
+
+
+def test_a_stop_says_goodbye_to_the_workers(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    assert coordinator.end(signal.SIGTERM) == 0
+    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+
+
+def test_a_watch_tells_of_loads_and_can_be_resumed(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    watching = coordinator.fleet.WatchFleet(WatchFleetRequest())
+    snapshot = []
+    for response in watching:
+        snapshot.append(response)
+        if response.bookmark.snapshot_end:
+            break
+    assert [r.WhichOneof("change") for r in snapshot] == ["worker", "gpu", "gpu", "bookmark"]
+    taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    changed = next(response for response in watching if response.HasField("gpu"))
+    assert changed.gpu.lease.state == lease_pb2.SLOT_STATE_LEASED
+    watching.cancel()
+    resumed = coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=snapshot[-1].resume_token))
+    assert next(iter(resumed)).worker.free_gpu_count == 0
+    resumed.cancel()

@@ -1,0 +1,140 @@
+"""The store on real SQLite: what was written is there, whatever happens in between."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.schema import METADATA
+from leasehold_coordinator.store import Store, command_row, worker_row, workload_row
+
+
+def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = Store.open(str(path))
+        try:
+            await scenario(store)
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+def workload(number: int, state: workload_pb2.WorkloadState.ValueType, name: str = "") -> Workload:
+    made = Workload(
+        workload_id=f"w-{number}",
+        name=name or f"n{number}",
+        worker_id="worker-1",
+        status=WorkloadStatus(state=state),
+    )
+    made.create_time.FromSeconds(number)
+    return made
+
+
+def command(number: int, state: command_pb2.CommandState.ValueType, request_id: str = "") -> Command:
+    made = Command(command_id=f"c-{number}", request_id=request_id, workload_id="w-1", state=state)
+    made.create_time.FromSeconds(number)
+    return made
+
+
+RUNNING, EXITED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_EXITED
+PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
+    path = tmp_path / "folder/store.sqlite3"
+    hello = Hello(worker_id="worker-1", name="alpha", workloads=[workload(1, RUNNING)])
+
+    async def write(store: Store) -> None:
+        await store.write(
+            worker_row(3, hello),
+            workload_row(workload(1, RUNNING)),
+            workload_row(workload(2, EXITED)),
+            command_row(command(1, PENDING, "r1"), "i1"),
+            command_row(command(2, SUCCEEDED), "i1"),
+        )
+        await store.write(worker_row(4, hello))
+
+    async def read(store: Store) -> None:
+        (worker,) = await store.workers()
+        assert (worker.epoch, worker.hello.name, len(worker.hello.workloads)) == (4, "alpha", 0)
+        assert await store.live_workloads() == [workload(1, RUNNING)]
+        (stored,) = await store.open_commands()
+        assert (stored.command, stored.instance_id) == (command(1, PENDING, "r1"), "i1")
+        assert await store.find_request("r1") == command(1, PENDING, "r1")
+        assert await store.find_command("c-2") == command(2, SUCCEEDED)
+        assert await store.find_command("c-3") is None
+
+    with_store(path, write)
+    with_store(path, read)
+
+
+def test_the_newest_of_a_name_is_found_and_an_id_goes_first(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        for number in (1, 2):
+            await store.write(workload_row(workload(number, EXITED, "same")))
+        await store.write(workload_row(workload(3, EXITED, "w-1")))
+        found = await store.find_workload("same")
+        assert found is not None
+        assert found.workload_id == "w-2"
+        found = await store.find_workload("w-1")
+        assert found is not None
+        assert found.workload_id == "w-1"
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.write(*(workload_row(workload(n, RUNNING if n % 2 else EXITED)) for n in range(1, 6)))
+
+        async def ids(*, include_ended: bool, offset: int = 0, limit: int = 10) -> list[str]:
+            found = await store.list_workloads(
+                include_ended=include_ended, worker_id="worker-1", offset=offset, limit=limit
+            )
+            return [one.workload_id for one in found]
+
+        assert await ids(include_ended=False) == ["w-5", "w-3", "w-1"]
+        assert await ids(include_ended=True, offset=1, limit=2) == ["w-4", "w-3"]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.write(command_row(command(1, PENDING, "same"), ""))
+        good = [store.write(command_row(command(n, PENDING), "")) for n in range(10, 20)]
+        bad = store.write(command_row(command(2, PENDING, "same"), ""), command_row(command(3, PENDING), ""))
+        results = await asyncio.gather(*good[:5], bad, *good[5:], return_exceptions=True)
+        (error,) = [result for result in results if result is not None]
+        assert isinstance(error, FleetError)
+        assert error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+        assert len(await store.open_commands()) == 11
+        assert await store.find_command("c-3") is None, "a write is whole or not at all"
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_the_migrations_make_the_schema(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    engine.dispose()
+
+
+def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a database, but long enough to be read as one: " + "x" * 1000)
+    for path in ("/proc/no/store.sqlite3", str(tmp_path / "file"), str(tmp_path)):
+        with pytest.raises(StartError, match="can't be used"):
+            Store.open(path)

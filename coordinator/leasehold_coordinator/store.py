@@ -5,16 +5,16 @@ write has returned only when it is on disk (``synchronous=FULL``).
 """
 
 import asyncio
+import fcntl
 import logging
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, final
+from typing import IO, Any, Final, final
 
 import alembic.command
 import alembic.config
@@ -36,9 +36,6 @@ QUEUE_LIMIT: Final = 10_000
 
 BATCH_LIMIT: Final = 100
 BUSY_TIMEOUT_S: Final = 10
-
-SAFE_SQLITE: Final = (3, 51, 3)
-"""Older ones can corrupt a WAL file that several processes write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +116,9 @@ class _Write:
 class Store:
     """The store. Open it with :meth:`open`, and close it to let the writer finish."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, lock: IO[str] | None) -> None:
         self._engine = engine
+        self._lock = lock
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
@@ -135,23 +133,21 @@ class Store:
         Raises:
             StartError: It can't be opened or written.
         """
-        url = database if "://" in database else f"sqlite:///{Path(database).expanduser()}"
+        is_file = "://" not in database
+        path = Path(database).expanduser()
+        lock = _lock_file(path) if is_file else None
         try:
-            if "://" not in database:
-                Path(database).expanduser().parent.mkdir(parents=True, exist_ok=True)
-            engine = sa.create_engine(url)
+            engine = sa.create_engine(f"sqlite:///{path}" if is_file else database)
             if engine.dialect.name == "sqlite":
                 sa.event.listen(engine, "connect", _set_pragmas)
-                if sqlite3.sqlite_version_info < SAFE_SQLITE:
-                    logger.info("SQLite %s: let one process only open the store", sqlite3.sqlite_version)
             with engine.begin() as connection:
                 _migrate(connection)
-        except (OSError, sa.exc.SQLAlchemyError) as error:
+        except sa.exc.SQLAlchemyError as error:
+            if lock is not None:
+                lock.close()
             why = str(getattr(error, "orig", None) or error).splitlines()[0]
-            raise StartError(
-                f"the database {database} can't be used: {why}; choose another with --database"
-            ) from error
-        return cls(engine)
+            raise _unusable(database, why) from error
+        return cls(engine, lock)
 
     async def write(self, *rows: Row) -> None:
         """Writes the rows in one transaction, and returns once they are on disk.
@@ -175,6 +171,8 @@ class Store:
         self._writes.put(None)
         self._writer.join()
         self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
 
     def _write_batches(self) -> None:
         with self._engine.connect() as connection:
@@ -284,6 +282,25 @@ class Store:
             statement = statement.where(table.c.workload_id == workload_id)
         rows = await self._select(statement.offset(offset).limit(limit))
         return [Command.FromString(row.record) for row in rows]
+
+
+def _unusable(database: str | Path, why: str | None) -> StartError:
+    return StartError(f"the database {database} can't be used: {why}; choose another with --database")
+
+
+def _lock_file(path: Path) -> IO[str]:
+    """Takes the store for this process alone: two coordinators on one would give out the same epochs."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(path.name + ".lock").open("w")
+    except OSError as error:
+        raise _unusable(path, error.strerror) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise _unusable(path, "another coordinator uses it") from None
+    return lock
 
 
 def _put(connection: sa.Connection, row: Row) -> None:

@@ -138,3 +138,12 @@ def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
     for path in ("/proc/no/store.sqlite3", str(tmp_path / "file"), str(tmp_path)):
         with pytest.raises(StartError, match="can't be used"):
             Store.open(path)
+
+
+def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.sqlite3")
+    first = Store.open(path)
+    with pytest.raises(StartError, match="another coordinator uses it"):
+        Store.open(path)
+    first.close()
+    Store.open(path).close()

@@ -149,6 +149,8 @@ class ScriptedCoordinator(worker_session_pb2_grpc.WorkerSessionServiceServicer):
                 with session.arrived:
                     session.frames.append(frame)
                     session.arrived.notify_all()
+                if frame.HasField("goodbye"):
+                    session.end()
         except grpc.RpcError:
             pass
         with session.arrived:

@@ -41,7 +41,7 @@ from leasehold_worker.preconditions import (
     require_runnable,
     require_state,
 )
-from leasehold_worker.processes import process_tree, send_signal
+from leasehold_worker.processes import is_alive, process_tree, send_signal
 from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, Parked, Workload, Workloads
 
 DEFAULT_GRACE_S: Final = 10.0
@@ -160,8 +160,11 @@ class Operations:
         reserved = self._pool.reserve_gpus(workload_id, [pair.new_uuid for pair in wanted])
         try:
             check_memory(wanted, free_bytes, parked.device_memory_bytes)
+            members = [member for member in workload.members if is_alive(member.identity)]
+            if len(members) < len(workload.members):
+                report.warnings.append("some members ended while they were parked: they can't be restored")
             with trio.CancelScope(shield=True):
-                parties = self._group(workload, workload.members, report)
+                parties = self._group(workload, members, report)
                 self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_RESTORING)
                 try:
                     await self._wake(workload, parties, pairs, report)
@@ -243,6 +246,7 @@ class Operations:
             with trio.move_on_after(KILL_WAIT_S):
                 await workload.ended.wait()
         if not workload.ended.is_set():
+            self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_UNKNOWN)
             raise OperationError(
                 errors_pb2.ERROR_REASON_DRIVER_ERROR,
                 f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in "

@@ -54,6 +54,18 @@ def identify(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(stat.pid, stat.start_time_ticks)
 
 
+def identify_child(pid: int) -> ProcessIdentity:
+    """Names a child of this process that nobody has waited for. One that has ended is still there, a zombie.
+
+    Raises:
+        ProcessLookupError: It is not such a child.
+    """
+    stat = _read_stat(pid)
+    if stat is None:
+        raise ProcessLookupError(f"there is no process {pid}")
+    return ProcessIdentity(stat.pid, stat.start_time_ticks)
+
+
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether that very process still runs."""
     return identify(identity.pid) == identity

@@ -24,6 +24,9 @@ from leasehold_worker.workloads import ENDED, Workloads
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)
 """Sides with the same major version talk."""
 
+HELLO_LIMIT_BYTES: Final = 131_072
+"""Half a frame. The coordinator has the specs in its store; without them, 256 workloads fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
@@ -79,9 +82,9 @@ class Reporter:
         return [wire.workload(self._workloads.get(workload_id), self._identity.worker_id)]
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
-        """Everything that the worker holds."""
+        """Everything that the worker holds. Where it would not fit into a frame, specs are left out."""
         versions = self._inventory.versions
-        return Hello(
+        hello = Hello(
             worker_id=self._identity.worker_id,
             name=self._identity.name,
             instance_id=self._identity.instance_id,
@@ -103,6 +106,10 @@ class Reporter:
             commands_in_flight=self._commands.in_flight,
             commands_unacknowledged=[update.command_id for update in self._commands.unacknowledged],
         )
+        if hello.ByteSize() > HELLO_LIMIT_BYTES:
+            for workload in hello.workloads:
+                workload.ClearField("spec")
+        return hello
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
         """Who holds which GPU now, under the next sequence number."""

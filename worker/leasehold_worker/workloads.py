@@ -17,7 +17,7 @@ from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.checkpoint.group import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, process_tree, send_signal
+from leasehold_worker.processes import ProcessIdentity, identify_child, process_tree, send_signal
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +143,7 @@ class Workloads:
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
                 f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
             ) from error
-        # A child that has ended already is a zombie until it is waited for: its pid is still its own.
-        root = identify(process.pid) or ProcessIdentity(Pid(process.pid), 0)
+        root = identify_child(process.pid)
         workload = Workload(workload_id, name, spec, root, output_path, datetime.now(UTC), lease)
         self._by_id[workload_id] = workload
         nursery.start_soon(self._watch, workload, process)

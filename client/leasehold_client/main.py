@@ -1,5 +1,6 @@
 """The ``leasehold`` command. Each room adds its own part through the entry points ``leasehold.commands``."""
 
+import sys
 from importlib.metadata import entry_points
 from typing import Final
 
@@ -19,6 +20,9 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 VERB_NAMES: Final = ("get", "run", "suspend", "restore", "remap", "stop", "logs")
 
 
+ROOM_EXTRAS: Final = ("worker", "coordinator", "simgpu")
+
+
 class LazyGroup(click.Group):
     """Loads a subcommand when it is called: ``--help`` of one needs none of the others' packages."""
 
@@ -28,15 +32,32 @@ class LazyGroup(click.Group):
         return sorted({*VERB_NAMES, "demo", *rooms})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Loads one subcommand; one whose packages are missing says which extra has them."""
+        """Loads one subcommand; one whose packages are missing stays in the list, and says so when called."""
         try:
             return _load(cmd_name)
         except ModuleNotFoundError as error:
-            extra = cmd_name if cmd_name in ("worker", "coordinator", "simgpu") else "client"
-            raise click.ClickException(
-                f"`leasehold {cmd_name}` needs {error.name}, which is not installed: "
-                f"pip install 'leasehold[{extra}]'"
-            ) from error
+            missing = error
+
+        def refuse() -> None:
+            raise _not_installed(cmd_name, missing)
+
+        settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+        return click.Command(
+            cmd_name, callback=refuse, context_settings=settings, short_help=f"(needs {missing.name})"
+        )
+
+
+class NotInstalledError(click.ClickException):
+    """A subcommand's packages are missing."""
+
+    exit_code = 2
+
+
+def _not_installed(name: str, error: ModuleNotFoundError) -> NotInstalledError:
+    extra = name if name in ROOM_EXTRAS else "client"
+    return NotInstalledError(
+        f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
+    )
 
 
 def _load(name: str) -> click.Command | None:
@@ -65,4 +86,9 @@ def leasehold() -> None:
 
 def main() -> None:
     """Runs the command line."""
-    leasehold(prog_name="leasehold")
+    try:
+        leasehold(prog_name="leasehold")
+    except ModuleNotFoundError as error:  # what a daemon imports only when it starts
+        refusal = _not_installed(sys.argv[1], error)
+        refusal.show()
+        sys.exit(refusal.exit_code)

@@ -1,37 +1,34 @@
 """The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
 
-import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, Self, final
+from typing import Final, Protocol, Self, TypeVar, final
 
 import grpc
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, fleet_pb2, gpu_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse, Worker
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
+from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
+from leasehold_client.resuming import CONNECT_TIMEOUT_S, is_outage, resume
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:7400"
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
 
-RECONNECT_S: Final = 30.0
-"""How long a wait goes on without a coordinator."""
-
-RETRY_INTERVAL_S: Final = 0.2
 PAGE_SIZE: Final = 1000
 
 OPTIONS: Final[list[tuple[str, int]]] = [
     # A restarted coordinator is to be found again within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In gRPC this is the time that one attempt to connect may take: a far or busy coordinator needs some.
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -47,6 +44,16 @@ ENDED: Final = frozenset(
     }
 )
 
+Response = TypeVar("Response")
+
+
+class _Page(Protocol):
+    @property
+    def next_page_token(self) -> str: ...
+
+
+Page = TypeVar("Page", bound=_Page)
+
 
 def has_ended(state: CommandState.ValueType) -> bool:
     """Whether a command in this state has ended."""
@@ -61,7 +68,7 @@ class Client:
         address: HOST:PORT of the coordinator.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(self, address: str = DEFAULT_COORDINATOR) -> None:
         self.address = address
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._fleet = FleetServiceStub(self._channel)
@@ -85,17 +92,32 @@ class Client:
         except grpc.RpcError as error:
             raise decode_error(error, self.address) from error
 
+    def _pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
+        """Every page of a list, given how one is read by its token."""
+        token = ""
+        while True:
+            with self._decoded():
+                page = read_page(token)
+            yield page
+            if not (token := page.next_page_token):
+                return
+
+    def _stream(self, call: grpc.CallIterator[Response]) -> Iterator[Response]:
+        """The responses of a call, which ends with the iteration."""
+        try:
+            with self._decoded():
+                yield from call
+        finally:
+            call.cancel()
+
     def workers(self) -> list[Worker]:
         """Every worker that the coordinator knows."""
-        found: list[Worker] = []
-        token = ""
-        with self._decoded():
-            while True:
-                request = fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token)
-                page = self._fleet.ListWorkers(request, timeout=CALL_TIMEOUT_S)
-                found.extend(page.workers)
-                if not (token := page.next_page_token):
-                    return found
+        pages = self._pages(
+            lambda token: self._fleet.ListWorkers(
+                fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
+            )
+        )
+        return [worker for page in pages for worker in page.workers]
 
     def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
@@ -103,31 +125,33 @@ class Client:
             request = fleet_pb2.GetWorkerRequest(worker=worker)
             return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
 
+    def list_gpus(self) -> ListGpusResponse:
+        """Every GPU of the workers that have reported, by worker and slot, and who has not: all pages as one."""
+        whole = ListGpusResponse()
+        for page in self._pages(
+            lambda token: self._fleet.ListGpus(
+                fleet_pb2.ListGpusRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
+            )
+        ):
+            whole.gpus.extend(page.gpus)
+            whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
+        return whole
+
     def gpus(self) -> list[FleetGpu]:
         """Every GPU of the workers that have reported, by worker and slot."""
-        found: list[FleetGpu] = []
-        token = ""
-        with self._decoded():
-            while True:
-                request = fleet_pb2.ListGpusRequest(page_size=PAGE_SIZE, page_token=token)
-                page = self._fleet.ListGpus(request, timeout=CALL_TIMEOUT_S)
-                found.extend(page.gpus)
-                if not (token := page.next_page_token):
-                    return found
+        return list(self.list_gpus().gpus)
 
     def workloads(self, *, include_ended: bool = False) -> list[Workload]:
         """Workloads, newest first."""
-        found: list[Workload] = []
-        token = ""
-        with self._decoded():
-            while True:
-                request = fleet_pb2.ListWorkloadsRequest(
+        pages = self._pages(
+            lambda token: self._workloads.ListWorkloads(
+                fleet_pb2.ListWorkloadsRequest(
                     page_size=PAGE_SIZE, page_token=token, include_ended=include_ended
-                )
-                page = self._workloads.ListWorkloads(request, timeout=CALL_TIMEOUT_S)
-                found.extend(page.workloads)
-                if not (token := page.next_page_token):
-                    return found
+                ),
+                timeout=CALL_TIMEOUT_S,
+            )
+        )
+        return [workload for page in pages for workload in page.workloads]
 
     def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
@@ -220,28 +244,24 @@ class Client:
     def watch(self, command: Command) -> Iterator[Command]:
         """The command as it is, and each time that it changes, until it has ended.
 
-        A coordinator that goes away is waited for: 30 s, counted anew each time that it answers.
+        A coordinator that goes away is waited for, for 30 s each time.
 
         Raises:
-            NoCoordinatorError: It did not come back.
+            NoCoordinatorError: It did not come back. The command goes on.
         """
-        request = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
-        revision = 0
-        deadline = time.monotonic() + RECONNECT_S
-        while True:
-            try:
-                with self._decoded():
-                    for response in self._commands.WatchCommand(request):
-                        deadline = time.monotonic() + RECONNECT_S
-                        if response.command.revision > revision:
-                            revision = response.command.revision
-                            yield response.command
-                        if has_ended(response.command.state):
-                            return
-            except NoCoordinatorError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(RETRY_INTERVAL_S)
+        revision = -1
+        for current in resume(lambda: self._watch_once(command.command_id)):
+            if current.revision > revision:
+                revision = current.revision
+                yield current
+            if has_ended(current.state):
+                return
+
+    def _watch_once(self, command_id: str) -> Iterator[Command]:
+        request = fleet_pb2.WatchCommandRequest(command_id=command_id)
+        for response in self._stream(self._commands.WatchCommand(request)):
+            yield response.command
+        raise NoCoordinatorError(f"{self.address} ended the watch of command {command_id}, which goes on")
 
     def wait(self, command: Command) -> Command:
         """The command once it has ended."""
@@ -252,23 +272,31 @@ class Client:
     def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
         """What a workload wrote, from a byte on: what there is, or until the workload has ended.
 
-        A connection that breaks is made again where it broke, as in :meth:`watch`.
+        A connection that breaks is made again where it broke, as in :meth:`watch`. So is, once it has begun
+        or for somebody who follows, output whose worker is out of contact.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKLOAD, or OUTPUT_UNAVAILABLE and it stays so.
+            NoCoordinatorError: There is none, or it did not come back.
         """
-        deadline = time.monotonic() + RECONNECT_S
-        while True:
-            request = fleet_pb2.ReadWorkloadOutputRequest(workload=workload, offset=offset, follow=follow)
-            try:
-                with self._decoded():
-                    for response in self._workloads.ReadWorkloadOutput(request):
-                        deadline = time.monotonic() + RECONNECT_S
-                        offset = response.next_offset
-                        yield response.data
-                return
-            except LeaseholdError as error:
-                gone = isinstance(error, NoCoordinatorError) or error.reason == "OUTPUT_UNAVAILABLE"
-                if not (gone and follow) or time.monotonic() > deadline:
-                    raise
-            time.sleep(RETRY_INTERVAL_S)
+        # By id: meanwhile the name may pass to another workload.
+        workload_id = self.workload(workload).workload_id
+        position = offset
+
+        def passes(error: LeaseholdError) -> bool:
+            return is_outage(error) or (
+                error.reason == "OUTPUT_UNAVAILABLE" and (follow or position > offset)
+            )
+
+        def open_stream() -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
+            request = fleet_pb2.ReadWorkloadOutputRequest(
+                workload=workload_id, offset=position, follow=follow
+            )
+            return self._stream(self._workloads.ReadWorkloadOutput(request))
+
+        for response in resume(open_stream, passes):
+            position = response.next_offset
+            yield response.data
 
 
 def _request_id() -> str:

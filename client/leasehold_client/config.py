@@ -2,16 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from leasehold_client.errors import UsageError
 
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+
 
 class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of ``cli.toml``."""
 
-    coordinator: str = "127.0.0.1:7400"
+    coordinator: str = DEFAULT_COORDINATOR
     """Address of the coordinator, HOST:PORT."""
 
 
@@ -33,6 +36,29 @@ def load_config() -> ClientConfig:
     except FileNotFoundError:
         return ClientConfig()
     except OSError as error:
-        raise UsageError(f"the configuration {path} can't be read: {error.strerror}") from error
+        raise UsageError(
+            f"the configuration {path} can't be read: {error.strerror}; make it readable, or remove it"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the configuration {path} is not valid: {error}") from error
+        raise UsageError(
+            f'the configuration {path} is not valid: {error}; it is TOML with one key, coordinator = "HOST:PORT"'
+        ) from error
+
+
+def parse_address(text: str) -> str:
+    """Checks an address of a coordinator, and returns it.
+
+    Raises:
+        UsageError: It is not HOST:PORT.
+    """
+    host, _, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not bracketed) or not _is_port(port):
+        raise UsageError(
+            f"{text!r} is not the address of a coordinator: write HOST:PORT, such as {DEFAULT_COORDINATOR}"
+        )
+    return f"{host}:{port}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text) < 65_536

@@ -1,27 +1,38 @@
 """What a coordinator refuses, as Python errors."""
 
-from typing import cast
+from typing import Final, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+DOMAIN: Final = "leasehold"
+
 
 class LeaseholdError(Exception):
-    """The coordinator refused a request.
+    """A request was refused, or could not be made.
 
     Attributes:
         reason: Name of the ErrorReason without its prefix, such as ``UNKNOWN_WORKLOAD``; empty where the
             server sent none.
         message: One sentence for a person.
         metadata: Facts for programs.
+        code: The call's status. None: no call was made.
     """
 
-    def __init__(self, message: str, reason: str = "", metadata: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        reason: str = "",
+        metadata: dict[str, str] | None = None,
+        code: grpc.StatusCode | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason
         self.metadata = metadata or {}
+        self.code = code
 
 
 class NoCoordinatorError(LeaseholdError):
@@ -33,17 +44,35 @@ class UsageError(LeaseholdError):
 
 
 def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
-    """The typed form of what a call raised."""
+    """The typed form of what a call to the coordinator at the address raised.
+
+    A refusal that carries a reason is a refusal, whatever its status: only a call that nobody answered
+    means that there is no coordinator.
+    """
     call = cast("grpc.Call", error)  # every error of a stub is its call too
-    if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    code, details = call.code(), call.details() or ""
+    info = _error_info(call)
+    if info is not None:
+        return LeaseholdError(details, info.reason, dict(info.metadata), code)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return NoCoordinatorError(
-            f"no coordinator answers at {address} ({call.details()}): start one with "
-            "`leasehold coordinator`, or name another with --coordinator or LEASEHOLD_COORDINATOR"
+            f"no coordinator answers at {address} ({details}): start one with "
+            "`leasehold coordinator`, or name another with --coordinator or LEASEHOLD_COORDINATOR",
+            code=code,
         )
-    message = call.details() or call.code().name
-    status = rpc_status.from_call(call)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            return LeaseholdError(message, info.reason, dict(info.metadata))
-    return LeaseholdError(message, call.code().name)
+    return LeaseholdError(
+        f"{address} answered {code.name} ({details}): check that a coordinator of this version serves there",
+        code=code,
+    )
+
+
+def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
+    try:
+        status = rpc_status.from_call(call)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                return info
+    except (ValueError, DecodeError):
+        return None  # details that contradict the status, or are none: the status speaks for itself
+    return None

@@ -10,6 +10,7 @@ import click
 from google.protobuf.message import Message
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 
 from leasehold_client import render
@@ -277,10 +278,18 @@ def conclude(client: Client, command: Command, workload: str, *, no_wait: bool, 
     elif no_wait:
         click.echo(f"{workload}: {render.operation_name(command)} stored as command {command.command_id}")
     elif succeeded:
-        render.echo_outcome(command, workload, client.gpus())
+        render.echo_outcome(command, workload, _gpus_if_known(client))
     if not no_wait and not succeeded:
         _echo_failure(command)
         sys.exit(EXIT_FAILED)
+
+
+def _gpus_if_known(client: Client) -> list[FleetGpu]:
+    """The GPUs, for their short names; none where the coordinator has gone since. What was done is done."""
+    try:
+        return client.gpus()
+    except NoCoordinatorError:
+        return []
 
 
 def _echo_failure(command: Command) -> None:

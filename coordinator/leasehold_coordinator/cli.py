@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.config import CoordinatorConfig, load_config
+from leasehold_coordinator.config import LOG_LEVELS, CoordinatorConfig, load_config
 from leasehold_coordinator.errors import StartError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -44,7 +44,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 )
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=click.Choice(LOG_LEVELS),
     help="How much to log, to standard error.  [default: info]",
 )
 def command(

@@ -20,21 +20,22 @@ CANCELLED: Final = command_pb2.COMMAND_STATE_CANCELLED
 EXPIRED: Final = command_pb2.COMMAND_STATE_EXPIRED
 UNKNOWN: Final = command_pb2.COMMAND_STATE_UNKNOWN
 
-_OUTCOMES: Final = frozenset({SUCCEEDED, FAILED, REJECTED, CANCELLED, EXPIRED})
+OUTCOMES: Final = frozenset({SUCCEEDED, FAILED, REJECTED, CANCELLED, EXPIRED})
+"""The states that end a command."""
 
 TRANSITIONS: Final[dict[CommandState.ValueType, frozenset[CommandState.ValueType]]] = {
     PENDING: frozenset({DISPATCHED, CANCELLED, EXPIRED}),
-    DISPATCHED: frozenset({ACCEPTED, RUNNING, UNKNOWN}) | _OUTCOMES,
-    ACCEPTED: frozenset({RUNNING, UNKNOWN}) | _OUTCOMES,
-    RUNNING: frozenset({RUNNING, UNKNOWN}) | _OUTCOMES,
-    UNKNOWN: frozenset({ACCEPTED, RUNNING}) | _OUTCOMES,
+    DISPATCHED: frozenset({ACCEPTED, RUNNING, UNKNOWN}) | OUTCOMES,
+    ACCEPTED: frozenset({RUNNING, UNKNOWN}) | OUTCOMES,
+    RUNNING: frozenset({RUNNING, UNKNOWN}) | OUTCOMES,
+    UNKNOWN: frozenset({ACCEPTED, RUNNING}) | OUTCOMES,
 }
-"""From a state to those that may follow. A state that is missing is terminal."""
+"""From a state to those that may follow. None leads out of an outcome, or out of what we don't know."""
 
 
 def is_terminal(state: CommandState.ValueType) -> bool:
     """Whether a command in this state has ended."""
-    return state not in TRANSITIONS
+    return state in OUTCOMES
 
 
 def may_follow(state: CommandState.ValueType, following: CommandState.ValueType) -> bool:

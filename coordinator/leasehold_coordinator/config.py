@@ -10,6 +10,7 @@ from leasehold_coordinator.errors import StartError
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def default_database() -> str:
@@ -48,6 +49,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     host, _, port = config.listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise StartError(f"the address {config.listen!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
+    if config.log_level not in LOG_LEVELS:
+        raise StartError(f"the log level {config.log_level!r} is none of {', '.join(LOG_LEVELS)}")
     if not 0.05 <= config.load_interval_s <= 3600:
         raise StartError(
             f"the load interval {config.load_interval_s:g} s is out of range: give 0.05 to 3600 seconds"

@@ -83,9 +83,14 @@ class Dispatcher:
     async def welcome(self, session: Session, hello: Hello) -> None:
         """Settles what an earlier instance of the worker took with it, and sends everything that is open."""
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
-        for stored in self._fleet.open_commands_of(worker_id=hello.worker_id):
+        for command_id in [
+            stored.command.command_id for stored in self._fleet.open_commands_of(worker_id=hello.worker_id)
+        ]:
+            stored = self._fleet.commands.get(command_id)
+            if stored is None:  # it ended while another was being stored
+                continue
             sent_before = stored.command.state != PENDING
-            lost = stored.instance_id != hello.instance_id and stored.command.command_id not in held
+            lost = stored.instance_id != hello.instance_id and command_id not in held
             if sent_before and lost:
                 error = FleetError(
                     errors_pb2.ERROR_REASON_INTERRUPTED,
@@ -113,6 +118,8 @@ class Dispatcher:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
         for workload in update.workloads:
             await self._fleet.apply_workload(workload)
+        if update.HasField("result") and session.known is not None:
+            self._fleet.registry.apply_result(session.known, update.result)
         stored = self._fleet.commands.get(update.command_id)
         if stored is not None:
             await self._apply(stored, update)
@@ -185,7 +192,10 @@ class Dispatcher:
 
     async def tick(self) -> None:
         """Ends what has expired, and marks what nobody can know at present."""
-        for stored in list(self._fleet.commands.values()):
+        for command_id in list(self._fleet.commands):
+            stored = self._fleet.commands.get(command_id)
+            if stored is None:  # it ended while another was being stored
+                continue
             command = stored.command
             overdue = age_s(command.create_time) > command.timeout.ToTimedelta().total_seconds()
             if command.state == PENDING and overdue:

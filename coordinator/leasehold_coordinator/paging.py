@@ -10,6 +10,8 @@ from leasehold_coordinator.errors import FleetError, invalid
 
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_SIZE_LIMIT: Final = 1000
+OFFSET_LIMIT: Final = 2**62
+"""Far above every list, and a number that every database takes."""
 
 
 def page_of(page_size: int, page_token: str) -> tuple[int, int]:
@@ -24,7 +26,7 @@ def page_of(page_size: int, page_token: str) -> tuple[int, int]:
         return 0, page_size or DEFAULT_PAGE_SIZE
     try:
         offset = int(base64.urlsafe_b64decode(page_token.encode("ascii")))
-        if offset < 0:
+        if not 0 <= offset <= OFFSET_LIMIT:
             raise ValueError(page_token)
     except (ValueError, binascii.Error):
         raise FleetError(

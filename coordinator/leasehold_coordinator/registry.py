@@ -10,6 +10,7 @@ from typing import Final, NewType, final
 
 from google.protobuf import timestamp_pb2
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1.command_pb2 import CommandResult
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
@@ -156,6 +157,15 @@ class Registry:
         known.leases = list(load.gpu_pool)
         known.load = load
         return True
+
+    def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
+        """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
+        taken, freed = set(result.claimed_gpu_uuids), set(result.released_gpu_uuids)
+        for lease in known.leases:
+            if lease.gpu_uuid in taken:
+                lease.state = lease_pb2.SLOT_STATE_LEASED
+            elif lease.gpu_uuid in freed:
+                lease.state = lease_pb2.SLOT_STATE_FREE
 
     def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
         """Notes the end of a session. False: a newer one has taken over, and nothing changes."""

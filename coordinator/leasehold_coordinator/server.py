@@ -52,9 +52,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         fleet = Fleet(store, config.load_interval_s)
         await fleet.load()
         dispatcher = Dispatcher(fleet)
-        server = _build_server(fleet, dispatcher)
-        on_listening(_listen(server, config.listen))
+        server = await _build_server(fleet, dispatcher)
+        address = _listen(server, config.listen)
         await server.start()
+        on_listening(address)
         async with asyncio.TaskGroup() as tasks:
             ticking = tasks.create_task(_tick(fleet, dispatcher))
             await stop.wait()
@@ -67,7 +68,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         await asyncio.to_thread(store.close)
 
 
-def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
+async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     server = grpc.aio.server(options=OPTIONS)
     requests = Requests(fleet, dispatcher)
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
@@ -75,9 +76,9 @@ def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
     sessions = WorkerSessionService(fleet, dispatcher)
     worker_session_pb2_grpc.add_WorkerSessionServiceServicer_to_server(sessions, server)
-    health_servicer = health.HealthServicer()
+    health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
     for name in ("", *SERVICES):
-        health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server
@@ -99,6 +100,8 @@ async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
         await asyncio.sleep(TICK_S)
         try:
             await dispatcher.tick()
+            fleet.publish_silent_workers()
         except FleetError as error:
             logger.error("%s", error.message)
-        fleet.publish_silent_workers()
+        except Exception:  # a defect in one tick must not end the coordinator
+            logger.exception("the tick failed")

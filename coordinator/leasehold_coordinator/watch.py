@@ -1,6 +1,7 @@
 """Changes for those who watch: each once, in order, with a revision to resume from."""
 
 import asyncio
+import contextlib
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,9 @@ BACKLOG_LIMIT: Final = 1_000
 """Changes that may wait for one watcher; a slower one is told to start over."""
 
 BOOKMARK_INTERVAL_S: Final = 15.0
+
+REVISION_DIGITS: Final = 19
+"""Digits that a revision may have: 64 bits."""
 
 Message = TypeVar("Message")
 
@@ -42,7 +46,9 @@ class Subscription(Generic[Message]):
         self._overflowed = False
 
     def offer(self, change: Change[Message]) -> None:
-        """Adds a change; a subscription that is full ends."""
+        """Adds a change; a subscription that is full ends, and what follows the gap is not told."""
+        if self._overflowed:
+            return
         try:
             self._queue.put_nowait(change)
         except asyncio.QueueFull:
@@ -60,11 +66,11 @@ class Subscription(Generic[Message]):
                     errors_pb2.ERROR_REASON_INVALID_TOKEN,
                     f"the watcher fell {BACKLOG_LIMIT} changes behind: watch again, from a snapshot",
                 )
-            try:
+            change: Change[Message] | None = None
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BOOKMARK_INTERVAL_S):
-                    yield await self._queue.get()
-            except TimeoutError:
-                yield None
+                    change = await self._queue.get()
+            yield change  # outside the timeout, which is not for what the watcher does with it
 
 
 @final
@@ -107,13 +113,14 @@ class Hub(Generic[Message]):
         Raises:
             FleetError: INVALID_TOKEN, it is not one of this coordinator's, or too old.
         """
-        instance, _, revision = token.partition(".")
-        known = instance == self._instance and revision.isdecimal() and int(revision) <= self.revision
+        instance, _, digits = token.partition(".")
+        known = instance == self._instance and digits.isdecimal() and len(digits) <= REVISION_DIGITS
+        revision = int(digits) if known else -1
         oldest = self._history[0].revision if self._history else self.revision + 1
-        if not known or int(revision) + 1 < oldest:
+        if not oldest <= revision + 1 <= self.revision + 1:
             raise FleetError(
                 errors_pb2.ERROR_REASON_INVALID_TOKEN,
                 f"the resume token {token!r} is not of this coordinator or too old: watch from a snapshot",
                 field="resume_token",
             )
-        return [change for change in self._history if change.revision > int(revision)]
+        return [change for change in self._history if change.revision > revision]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
-from leasehold.v1.command_pb2 import CommandState
+from leasehold.v1.command_pb2 import CommandResult, CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import Hello, HostFacts, WorkerLoad
@@ -110,6 +110,15 @@ def test_only_a_newer_load_is_applied_also_across_reconnects() -> None:
     assert known.free_gpu_uuids == []
     again = welcome(registry, hello(), "s2")
     assert not registry.apply_load(again, WorkerLoad(sequence=3))
+
+
+def test_what_a_command_took_is_not_free_before_the_next_load() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]))
+    assert known.free_gpu_uuids == ["GPU-b"]
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], claimed_gpu_uuids=["GPU-b"]))
+    assert known.free_gpu_uuids == ["GPU-a"]
 
 
 def test_the_end_of_a_superseded_session_changes_nothing() -> None:

@@ -362,6 +362,17 @@ def test_a_command_of_an_older_epoch_is_not_obeyed(session: Session) -> None:
     assert refused.error.reason == errors_pb2.ERROR_REASON_STALE_EPOCH
 
 
+def test_a_command_for_a_workload_that_has_changed_is_not_obeyed(session: Session) -> None:
+    session.run("c1", "w1", run=counter_run("one"))
+    command = make_command("c2", "w1", stop=StopOperation())
+    command.expected_generation = 7
+    session.send(command)
+    assert session.outcome("c2").error.reason == errors_pb2.ERROR_REASON_GENERATION_MISMATCH
+    command.command_id, command.expected_generation = "c3", 1
+    session.send(command)
+    assert session.outcome("c3").state == SUCCEEDED
+
+
 def test_a_suspend_is_cancelled_before_it_begins_or_not_at_all(session: Session, host: SimulatedHost) -> None:
     started = session.run("c1", "w1", run=counter_run("one"))
     wait_counting(session, "w1")

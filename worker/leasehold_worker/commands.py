@@ -155,6 +155,13 @@ class Commands:
             return OperationError(
                 errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
             )
+        generations = [workload.status.generation for workload in self._workloads_of(command)]
+        if command.HasField("expected_generation") and generations != [command.expected_generation]:
+            return OperationError(
+                errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
+                f"workload {command.workload_id} is not of generation {command.expected_generation} any more: "
+                "read it again",
+            )
         busy = [self._entries[id_].command for id_ in self.in_flight]
         if any(other.workload_id == command.workload_id for other in busy):
             return OperationError(

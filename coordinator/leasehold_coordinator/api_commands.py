@@ -21,6 +21,7 @@ from leasehold_coordinator.api_errors import Context, streaming, unary
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.paging import next_token, page_of
 
@@ -68,7 +69,7 @@ class CommandService(CommandServiceServicer):
     @unary
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
-        return CancelCommandResponse(command=await self._dispatcher.cancel(command))
+        return CancelCommandResponse(command=await finish(self._dispatcher.cancel(command)))
 
     async def _find(self, command_id: str) -> Command:
         stored = self._fleet.commands.get(command_id)

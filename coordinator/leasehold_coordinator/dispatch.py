@@ -16,6 +16,7 @@ from leasehold_coordinator.command_states import (
     DISPATCHED,
     EXPIRED,
     FAILED,
+    OUTCOMES,
     PENDING,
     RUNNING,
     SUCCEEDED,
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_LIMIT: Final = 8
 """Commands of one worker that may be unfinished."""
+
+REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
+"""The states that workers report."""
 
 
 @final
@@ -106,9 +110,7 @@ class Dispatcher:
             command = self._changed(command, DISPATCHED)
         instance_id = session.hello.instance_id
         if command is not stored.command or stored.instance_id != instance_id:
-            stored = StoredCommand(command, instance_id)
-            self._fleet.commands[command.command_id] = stored
-            await self._fleet.save_command(command, instance_id)
+            await self._keep(command, instance_id)
         frame = CommandFrame(epoch=session.epoch, command=command)
         for field in ("result", "error"):
             frame.command.ClearField(field)
@@ -116,12 +118,15 @@ class Dispatcher:
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
+        if update.state not in REPORTED:
+            logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
+            return
         for workload in update.workloads:
-            await self._fleet.apply_workload(workload)
-        if update.HasField("result") and session.known is not None:
-            self._fleet.registry.apply_result(session.known, update.result)
+            await self._fleet.apply_workload(workload, session.hello.worker_id)
         stored = self._fleet.commands.get(update.command_id)
         if stored is not None:
+            if update.HasField("result") and session.known is not None:
+                self._fleet.registry.apply_result(session.known, update.result)
             await self._apply(stored, update)
         if is_terminal(update.state):
             session.send(ConnectResponse(command_ack=CommandAck(command_id=update.command_id)))
@@ -142,9 +147,18 @@ class Dispatcher:
             result = update.result if update.HasField("result") else None
             await self._end(stored, update.state, error, result)
         else:
-            changed = self._changed(command, update.state, phase=update.phase)
-            self._fleet.commands[command.command_id] = StoredCommand(changed, stored.instance_id)
-            await self._fleet.save_command(changed, stored.instance_id)
+            await self._keep(self._changed(command, update.state, phase=update.phase), stored.instance_id)
+
+    async def _keep(self, command: Command, instance_id: str) -> None:
+        """Keeps an open command as it is now, in memory and in the store, or else as it was in both."""
+        before, kept = self._fleet.commands.get(command.command_id), StoredCommand(command, instance_id)
+        self._fleet.commands[command.command_id] = kept
+        try:
+            await self._fleet.save_command(command, instance_id)
+        except FleetError:
+            if before is not None and self._fleet.commands.get(command.command_id) is kept:
+                self._fleet.commands[command.command_id] = before
+            raise
 
     async def _end(
         self,
@@ -161,9 +175,13 @@ class Dispatcher:
         if result is not None:
             command.result.CopyFrom(result)
         workload = self._fleet.workloads.get(command.workload_id)
-        if state != SUCCEEDED and command.operation.HasField("run") and workload is not None:
-            await self._fleet.fail_workload(workload, command.error)
-        await self._fleet.save_command(command, stored.instance_id)
+        try:
+            if state != SUCCEEDED and command.operation.HasField("run") and workload is not None:
+                await self._fleet.fail_workload(workload, command.error)
+            await self._fleet.save_command(command, stored.instance_id)
+        except FleetError:  # its outcome comes again, as it is not acknowledged
+            self._fleet.commands[command.command_id] = stored
+            raise
 
     def _changed(self, command: Command, state: CommandState.ValueType, phase: str = "") -> Command:
         changed = Command()
@@ -176,7 +194,11 @@ class Dispatcher:
         return changed
 
     async def cancel(self, command: Command) -> Command:
-        """Cancels a command: at once where it was not sent, else by asking its worker."""
+        """Cancels a command: at once where it was not sent, else by asking its worker.
+
+        Raises:
+            FleetError: WORKER_UNAVAILABLE, its worker can't be asked.
+        """
         stored = self._fleet.commands.get(command.command_id)
         if stored is None:
             return command
@@ -185,9 +207,13 @@ class Dispatcher:
             await self._end(stored, CANCELLED, error.to_proto())
             return await self._fleet.store.find_command(command.command_id) or command
         session = self._fleet.sessions.get(stored.command.worker_id)
-        if session is not None:
-            frame = CommandFrame(epoch=session.epoch, command=stored.command, cancel=True)
-            session.send(ConnectResponse(command=frame))
+        if session is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+                "the worker that has the command is out of contact: cancel it when the worker is back",
+            )
+        frame = CommandFrame(epoch=session.epoch, command=stored.command, cancel=True)
+        session.send(ConnectResponse(command=frame))
         return stored.command
 
     async def tick(self) -> None:
@@ -207,8 +233,7 @@ class Dispatcher:
             elif command.state in (DISPATCHED, ACCEPTED, RUNNING) and self._is_out_of_reach(command, overdue):
                 unknown = self._changed(command, UNKNOWN)
                 unknown.error.CopyFrom(_OUT_OF_CONTACT.to_proto())
-                self._fleet.commands[command.command_id] = StoredCommand(unknown, stored.instance_id)
-                await self._fleet.save_command(unknown, stored.instance_id)
+                await self._keep(unknown, stored.instance_id)
 
     def _is_out_of_reach(self, command: Command, overdue: bool) -> bool:
         known = self._fleet.registry.get(command.worker_id)
@@ -220,7 +245,7 @@ class Dispatcher:
     async def reconcile_workloads(self, hello: Hello) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
         for workload in hello.workloads:
-            await self._fleet.apply_workload(workload)
+            await self._fleet.apply_workload(workload, hello.worker_id)
         reported = {workload.workload_id for workload in hello.workloads}
         for workload in list(self._fleet.workloads.values()):
             missing = workload.worker_id == hello.worker_id and workload.workload_id not in reported

@@ -60,13 +60,19 @@ def invalid(field: str, message: str) -> FleetError:
     return FleetError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, field=field)
 
 
+def reason_name(reason: ErrorReason.ValueType) -> str:
+    """The reason as ErrorInfo carries it; the number of one that only a newer worker knows."""
+    name = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
+    return name.name.removeprefix("ERROR_REASON_") if name else str(reason)
+
+
 async def abort(context: grpc.aio.ServicerContext[object, object], error: FleetError) -> NoReturn:
     """Ends a call with the error and its details."""
     code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
     detail = any_pb2.Any()
     detail.Pack(
         error_details_pb2.ErrorInfo(
-            reason=ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_"),
+            reason=reason_name(error.reason),
             domain=DOMAIN,
             metadata=error.metadata,
         )

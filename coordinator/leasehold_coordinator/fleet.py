@@ -116,8 +116,14 @@ class Fleet:
             )
         return found
 
-    async def apply_workload(self, reported: Workload) -> None:
-        """Takes in a worker's report of a workload, if it is newer than what is known."""
+    async def apply_workload(self, reported: Workload, worker_id: str) -> None:
+        """Takes in a worker's report of a workload of its own, if it is newer than what is known.
+
+        Raises:
+            FleetError: PROTOCOL_VIOLATION, the workload has no id; STORAGE_UNAVAILABLE, nothing has changed.
+        """
+        if not reported.workload_id:
+            raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
         known = self.workloads.get(reported.workload_id)
         if known is None:
             ended = await self.store.find_workload(reported.workload_id)
@@ -125,7 +131,11 @@ class Fleet:
                 return
             workload = Workload()
             workload.CopyFrom(reported)
+            workload.worker_id = worker_id
             workload.create_time.CopyFrom(reported.status.start_time)
+        elif known.worker_id != worker_id:
+            logger.warning("worker %s reported %s, which is another's", worker_id, known.name)
+            return
         elif reported.status.generation <= known.status.generation:
             return
         else:
@@ -136,11 +146,16 @@ class Fleet:
 
     async def save_workload(self, workload: Workload) -> None:
         """Keeps a workload as it is now, stores it, and then tells watchers."""
-        if is_ended(workload.status.state):
-            self.workloads.pop(workload.workload_id, None)
-        else:
+        before = self.workloads.pop(workload.workload_id, None)
+        if not is_ended(workload.status.state):
             self.workloads[workload.workload_id] = workload
-        await self.store.write(workload_row(workload))
+        try:
+            await self.store.write(workload_row(workload))
+        except FleetError:  # it is reported again, and must be news again
+            self.workloads.pop(workload.workload_id, None)
+            if before is not None:
+                self.workloads[workload.workload_id] = before
+            raise
         self.workload_hub.publish(workload.workload_id, workload)
 
     async def fail_workload(self, workload: Workload, error: errors_pb2.Error) -> None:

@@ -16,7 +16,7 @@ class Candidate:
         worker_id: Its id.
         name: What people call it.
         gpus: Whether each of its GPUs is free, by UUID, in slot order.
-        promised: GPUs that commands which have not ended may still take.
+        promised: GPUs, of those that are free, that commands which have not ended may still take.
     """
 
     worker_id: str
@@ -76,6 +76,11 @@ def check_named_gpus(candidates: Sequence[Candidate], gpu_uuids: Sequence[str], 
                     errors_pb2.ERROR_REASON_NO_FREE_GPU,
                     f"{taken[0]} is not free: choose another, or suspend its holder",
                     gpu_uuid=taken[0],
+                )
+            if candidate.room < len(gpu_uuids):
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_NO_FREE_GPU,
+                    f"commands under way may take the free GPUs of {candidate.name}: try again later",
                 )
             return candidate
     known = {uuid for candidate in candidates for uuid in candidate.gpus}

@@ -57,6 +57,10 @@ class KnownWorker:
         """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
         return [lease.gpu_uuid for lease in self.leases if lease.state == lease_pb2.SLOT_STATE_FREE]
 
+    def held_gpus(self, workload_id: str) -> int:
+        """Number of GPUs that a workload holds, as last reported."""
+        return sum(lease.workload_id == workload_id for lease in self.leases)
+
 
 @final
 class Registry:
@@ -166,6 +170,8 @@ class Registry:
                 lease.state = lease_pb2.SLOT_STATE_LEASED
             elif lease.gpu_uuid in freed:
                 lease.state = lease_pb2.SLOT_STATE_FREE
+                lease.ClearField("lease_id")
+                lease.ClearField("workload_id")
 
     def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
         """Notes the end of a session. False: a newer one has taken over, and nothing changes."""

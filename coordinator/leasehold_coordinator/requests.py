@@ -16,8 +16,10 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.planner import Candidate, check_named_gpus, choose_worker
+from leasehold_coordinator.registry import KnownWorker
 from leasehold_coordinator.workload_states import is_ended, state_name
 
 SHORT_TIMEOUT_S: Final = 60.0
@@ -28,6 +30,12 @@ LONG_TIMEOUT_S: Final = 600.0
 
 SPEC_LIMIT_BYTES: Final = 131_072
 """Half of what a frame holds."""
+
+COMMAND_LIMIT_BYTES: Final = 196_608
+"""What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
+
+TIMEOUT_LIMIT_S: Final = 7 * 86_400
+"""A week."""
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -55,14 +63,15 @@ class Requests:
         Raises:
             FleetError: It is refused, and nothing was created.
         """
+        return await finish(self._create_workload(request))
+
+    async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         async with self._lock:
             before = await self._repeated(request.request_id)
             if before is not None:
                 return await self._fleet.find_workload(before.workload_id), before
             workload = self._new_workload(request)
             self._dispatcher.check_room(workload.worker_id, workload.workload_id)
-            if request.validate_only:
-                return workload, None
             run = command_pb2.RunOperation(
                 name=workload.name, spec=workload.spec, gpu_uuids=request.gpu_uuids
             )
@@ -72,6 +81,8 @@ class Requests:
                 Operation(run=run),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
             )
+            if request.validate_only:
+                return workload, None
             await self._dispatcher.create(command, workload)
             return workload, command
 
@@ -90,21 +101,25 @@ class Requests:
         Raises:
             FleetError: It is refused, and nothing was created.
         """
-        async with self._lock:
-            before = await self._repeated(request_id)
-            if before is not None:
-                return before
-            found = await self._fleet.find_workload(workload)
-            self._check_operation(found, operation, expected_generation)
-            self._dispatcher.check_room(found.worker_id, found.workload_id)
-            if validate_only:
-                return None
-            default_s = SHORT_TIMEOUT_S if operation.HasField("stop") else LONG_TIMEOUT_S
-            command = self._new_command(request_id, found, operation, timeout or duration(default_s))
-            if expected_generation is not None:
-                command.expected_generation = expected_generation
-            await self._dispatcher.create(command)
-            return command
+
+        async def create() -> Command | None:
+            async with self._lock:
+                before = await self._repeated(request_id)
+                if before is not None:
+                    return before
+                found = await self._fleet.find_workload(workload)
+                self._check_operation(found, operation, expected_generation)
+                self._dispatcher.check_room(found.worker_id, found.workload_id)
+                default_s = SHORT_TIMEOUT_S if operation.HasField("stop") else LONG_TIMEOUT_S
+                command = self._new_command(request_id, found, operation, timeout or duration(default_s))
+                if expected_generation is not None:
+                    command.expected_generation = expected_generation
+                if validate_only:
+                    return None
+                await self._dispatcher.create(command)
+                return command
+
+        return await finish(create())
 
     async def _repeated(self, request_id: str) -> Command | None:
         """What an earlier request with this id created."""
@@ -162,8 +177,8 @@ class Requests:
             Candidate(
                 known.hello.worker_id,
                 known.hello.name,
-                {gpu.gpu.uuid: gpu.gpu.uuid in known.free_gpu_uuids for gpu in registry.gpus(known)},
-                self._promised(known.hello.worker_id),
+                self._free_gpus(known),
+                self._promised(known),
             )
             for known in wanted
             if self._fleet.is_in_contact(known.hello.worker_id)
@@ -172,11 +187,21 @@ class Requests:
             return check_named_gpus(candidates, list(request.gpu_uuids), request.spec.resources.gpu_count)
         return choose_worker(candidates, request.spec.resources.gpu_count)
 
-    def _promised(self, worker_id: str) -> int:
-        """GPUs that open commands of a worker may still take, and that its load may still show as free."""
-        return sum(
-            self._wanted_gpus(stored.command) for stored in self._fleet.open_commands_of(worker_id=worker_id)
-        )
+    def _free_gpus(self, known: KnownWorker) -> dict[str, bool]:
+        """Whether each GPU of a worker is free and not named by a command that has not ended."""
+        opened = self._fleet.open_commands_of(worker_id=known.hello.worker_id)
+        named = {uuid for stored in opened for uuid in named_gpus(stored.command.operation)}
+        free = set(known.free_gpu_uuids) - named
+        return {gpu.gpu.uuid: gpu.gpu.uuid in free for gpu in self._fleet.registry.gpus(known)}
+
+    def _promised(self, known: KnownWorker) -> int:
+        """Free GPUs of a worker that commands which have not ended may still take, without naming them."""
+        promised = 0
+        for stored in self._fleet.open_commands_of(worker_id=known.hello.worker_id):
+            command = stored.command
+            settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
+            promised += max(0, self._wanted_gpus(command) - settled)
+        return promised
 
     def _wanted_gpus(self, command: Command) -> int:
         if command.operation.HasField("run"):
@@ -226,11 +251,13 @@ class Requests:
     def _new_command(
         self, request_id: str, workload: Workload, operation: Operation, timeout: duration_pb2.Duration
     ) -> Command:
-        if timeout.ToNanoseconds() <= 0:
+        if not 0 < timeout.ToNanoseconds() <= TIMEOUT_LIMIT_S * 10**9:
             raise invalid(
-                "timeout", f"timeout {timeout.ToJsonString()} is not greater than 0: give some time"
+                "timeout",
+                f"a timeout of {timeout.ToNanoseconds() / 1e9:g} s is out of range: "
+                f"give more than 0 and at most {TIMEOUT_LIMIT_S} s",
             )
-        return Command(
+        command = Command(
             command_id=f"c-{uuid.uuid4().hex[:16]}",
             request_id=request_id,
             worker_id=workload.worker_id,
@@ -238,6 +265,25 @@ class Requests:
             operation=operation,
             timeout=timeout,
         )
+        if command.ByteSize() > COMMAND_LIMIT_BYTES:
+            raise invalid(
+                "operation",
+                f"the command has {command.ByteSize()} bytes, and {COMMAND_LIMIT_BYTES} fit: ask for less",
+            )
+        return command
+
+
+def named_gpus(operation: Operation) -> set[str]:
+    """UUIDs of the GPUs that an operation names as those to take."""
+    match operation.WhichOneof("kind"):
+        case "run":
+            return set(operation.run.gpu_uuids)
+        case "restore":
+            return {*operation.restore.gpu_uuids, *(pair.new_uuid for pair in operation.restore.pairs)}
+        case "remap":
+            return {pair.new_uuid for move in operation.remap.moves for pair in move.pairs}
+        case _:
+            return set()
 
 
 def _require_state(workload: Workload, states: Iterable[WorkloadState.ValueType], verb: str) -> None:

@@ -11,7 +11,6 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Goodbye,
-    GoodbyeReason,
     Heartbeat,
     Hello,
     ProtocolVersion,
@@ -23,6 +22,7 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.sessions import Session
 
@@ -35,6 +35,9 @@ SILENCE_INTERVALS: Final = 12
 """Load intervals without any frame after which a worker gives the coordinator up."""
 
 HEARTBEAT_INTERVALS: Final = 3
+
+EPOCH_LIMIT: Final = 2**62
+"""More sessions than there can have been, and a number that every database takes."""
 
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
@@ -60,8 +63,12 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             return
         session = Session(hello)
         try:
-            await self._welcome(session)
+            await finish(self._welcome(session))
             await self._converse(session, context)
+        except FleetError as error:
+            logger.error("worker %s can't be let in: %s", hello.name, error.message)
+            refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
+            await _send(context, ConnectResponse(goodbye=refusal))
         finally:
             self._forget(session)
 
@@ -69,6 +76,11 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         if not hello.worker_id or not hello.instance_id:
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "hello lacks worker_id or instance_id: send both"
+            )
+        if hello.last_epoch >= EPOCH_LIMIT:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
             )
         theirs = hello.protocol_version
         if theirs.major != PROTOCOL_VERSION.major:
@@ -89,31 +101,29 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         session.known = fleet.registry.welcome(
             hello, session.epoch, session.session_id, time.monotonic(), now_timestamp()
         )
+        # Queued before anything else can be; it is sent once all below is stored.
+        session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         fleet.sessions[hello.worker_id] = session
         if older is not None:
             older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
         await fleet.save_worker(hello, session.epoch)
-        interval_s = fleet.registry.load_interval_s
-        session.send(
-            ConnectResponse(
-                welcome=Welcome(
-                    session_id=session.session_id,
-                    epoch=session.epoch,
-                    protocol_version=PROTOCOL_VERSION,
-                    coordinator_version=__version__,
-                    load_interval=duration(interval_s),
-                    silence_limit=duration(SILENCE_INTERVALS * interval_s),
-                    open_command_ids=[
-                        stored.command.command_id
-                        for stored in fleet.open_commands_of(worker_id=hello.worker_id)
-                    ],
-                )
-            )
-        )
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(hello)
         await self._dispatcher.welcome(session, hello)
         fleet.publish_worker(session.known)
+
+    def _welcome_frame(self, session: Session) -> Welcome:
+        interval_s = self._fleet.registry.load_interval_s
+        opened = self._fleet.open_commands_of(worker_id=session.hello.worker_id)
+        return Welcome(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            protocol_version=PROTOCOL_VERSION,
+            coordinator_version=__version__,
+            load_interval=duration(interval_s),
+            silence_limit=duration(SILENCE_INTERVALS * interval_s),
+            open_command_ids=[stored.command.command_id for stored in opened],
+        )
 
     def _forget(self, session: Session) -> None:
         session.end()
@@ -144,7 +154,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             while isinstance(frame := await context.read(), ConnectRequest):
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
-                await self._take(session, frame)
+                await finish(self._take(session, frame))
         except FleetError as error:
             logger.error("session of worker %s: %s", session.hello.name, error.message)
             session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
@@ -160,13 +170,12 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             case "command_update":
                 await self._dispatcher.update(session, frame.command_update)
             case "workload_event":
-                await self._fleet.apply_workload(frame.workload_event.workload)
+                await self._fleet.apply_workload(frame.workload_event.workload, session.hello.worker_id)
             case "output_chunk":
                 session.answer_read(frame.output_chunk)
             case "goodbye":
                 session.left = True
-                reason = GoodbyeReason.Name(frame.goodbye.reason)
-                logger.info("worker %s said goodbye: %s", session.hello.name, reason)
+                logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)
                 session.end()
             case "hello":
                 raise FleetError(

@@ -65,6 +65,8 @@ class Session:
         Raises:
             FleetError: OUTPUT_UNAVAILABLE, the worker did not answer.
         """
+        if self.ended.is_set():
+            raise self._unread()
         request.read_id = uuid.uuid4().hex
         answer: asyncio.Future[OutputChunk] = asyncio.get_running_loop().create_future()
         self._reads[request.read_id] = answer
@@ -72,13 +74,16 @@ class Session:
         try:
             done, _ = await asyncio.wait({answer}, timeout=timeout_s)
             if not done or answer.cancelled():
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
-                    f"worker {self.hello.name} did not send the output: try again when it is connected",
-                )
+                raise self._unread()
             return answer.result()
         finally:
             del self._reads[request.read_id]
+
+    def _unread(self) -> FleetError:
+        return FleetError(
+            errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+            f"worker {self.hello.name} did not send the output: try again when it is connected",
+        )
 
     def answer_read(self, chunk: OutputChunk) -> None:
         """Hands a piece of output to whoever asked; one that came too late is dropped."""

@@ -18,6 +18,7 @@ from typing import IO, Any, Final, final
 
 import alembic.command
 import alembic.config
+import alembic.util
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
@@ -142,7 +143,7 @@ class Store:
                 sa.event.listen(engine, "connect", _set_pragmas)
             with engine.begin() as connection:
                 _migrate(connection)
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, alembic.util.CommandError, ImportError) as error:
             if lock is not None:
                 lock.close()
             why = str(getattr(error, "orig", None) or error).splitlines()[0]
@@ -192,18 +193,14 @@ class Store:
                 for write in batch:
                     for row in write.rows:
                         _put(connection, row)
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
+            # The last three: a value that the database has no room for, which its driver refuses itself.
             if len(batch) > 1:  # one bad write must not fail the others
                 for write in batch:
                     self._commit(connection, [write])
                 return
             logger.error("the store can't be written: %s", error)
-            batch[0].done.set_exception(
-                FleetError(
-                    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-                    "the coordinator's store can't be written: look at its log and at the disk",
-                )
-            )
+            batch[0].done.set_exception(_unavailable("written"))
             return
         for write in batch:
             write.done.set_result(None)
@@ -213,7 +210,11 @@ class Store:
             with self._engine.connect() as connection:
                 return query(connection)
 
-        return await asyncio.to_thread(run)
+        try:
+            return await asyncio.to_thread(run)
+        except sa.exc.SQLAlchemyError as error:
+            logger.error("the store can't be read: %s", error)
+            raise _unavailable("read") from error
 
     async def _select(self, statement: sa.Select[Any]) -> list[Any]:
         return await self._read(lambda connection: list(connection.execute(statement)))
@@ -286,6 +287,13 @@ class Store:
 
 def _unusable(database: str | Path, why: str | None) -> StartError:
     return StartError(f"the database {database} can't be used: {why}; choose another with --database")
+
+
+def _unavailable(done: str) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        f"the coordinator's store can't be {done}: look at its log and at the disk",
+    )
 
 
 def _lock_file(path: Path) -> IO[str]:

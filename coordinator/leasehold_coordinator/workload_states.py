@@ -14,5 +14,6 @@ def is_ended(state: WorkloadState.ValueType) -> bool:
 
 
 def state_name(state: WorkloadState.ValueType) -> str:
-    """The state as people read it."""
-    return WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
+    """The state as people read it; the number of one that only a newer worker knows."""
+    value = WorkloadState.DESCRIPTOR.values_by_number.get(state)
+    return value.name.removeprefix("WORKLOAD_STATE_") if value else str(state)

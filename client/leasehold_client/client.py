@@ -102,7 +102,7 @@ class Client:
             if not (token := page.next_page_token):
                 return
 
-    def _stream(self, call: grpc.CallIterator[Response]) -> Iterator[Response]:
+    def _stream(self, call: "grpc._CallIterator[Response]") -> Iterator[Response]:
         """The responses of a call, which ends with the iteration."""
         try:
             with self._decoded():
@@ -126,7 +126,7 @@ class Client:
             return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
 
     def list_gpus(self) -> ListGpusResponse:
-        """Every GPU of the workers that have reported, by worker and slot, and who has not: all pages as one."""
+        """Every GPU of the workers that have reported, and the ids of those that have not."""
         whole = ListGpusResponse()
         for page in self._pages(
             lambda token: self._fleet.ListGpus(

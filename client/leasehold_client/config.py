@@ -41,7 +41,7 @@ def load_config() -> ClientConfig:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            f'the configuration {path} is not valid: {error}; it is TOML with one key, coordinator = "HOST:PORT"'
+            f"the configuration {path} is not valid: {error}; its only key is coordinator = 'HOST:PORT'"
         ) from error
 
 

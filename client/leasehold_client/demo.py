@@ -19,7 +19,7 @@ from leasehold_client.client import Client
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_client.demo_fleet import DemoError, DemoFleet, demo_fleet
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.verbs import EXIT_INTERRUPTED, fail
+from leasehold_client.exit_codes import EXIT_INTERRUPTED, fail
 
 COUNTERS: Final = 6
 COUNTER_BYTES: Final = "8MiB"

@@ -22,9 +22,10 @@ def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:
     if "/" in name:
         return _resolve_slot(name, gpus)
     beginning = "GPU-" + name.lower().removeprefix("gpu-")
-    found = [gpu.gpu.uuid for gpu in gpus if gpu.gpu.uuid.lower().startswith(beginning.lower())]
-    if len(found) == 1:
-        return found[0]
+    found = {gpu.gpu.uuid for gpu in gpus if gpu.gpu.uuid.lower().startswith(beginning.lower())}
+    whole = [uuid for uuid in found if uuid.lower() == beginning.lower()]
+    if len(found) == 1 or whole:
+        return (whole or list(found))[0]
     if found:
         raise UsageError(f"{name!r} is the beginning of {len(found)} GPUs' UUIDs: give more of it")
     raise UsageError(f"no GPU has a UUID that begins with {name!r}: `leasehold get gpus` lists them")

@@ -1,10 +1,12 @@
 """The ``leasehold`` command. Each room adds its own part through the entry points ``leasehold.commands``."""
 
 import sys
-from importlib.metadata import entry_points
-from typing import Final
+from typing import Final, NoReturn
 
 import click
+
+from leasehold_client import rooms
+from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
 
 EPILOG: Final = """\b
 Exit codes:
@@ -17,65 +19,65 @@ Exit codes:
 LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
-VERB_NAMES: Final = ("get", "run", "suspend", "restore", "remap", "stop", "logs")
-
-
-ROOM_EXTRAS: Final = ("worker", "coordinator", "simgpu")
-
-
-class LazyGroup(click.Group):
-    """Loads a subcommand when it is called: ``--help`` of one needs none of the others' packages."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all subcommands."""
-        rooms = {point.name for point in entry_points(group="leasehold.commands")}
-        return sorted({*VERB_NAMES, "demo", *rooms})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Loads one subcommand; one whose packages are missing stays in the list, and says so when called."""
-        try:
-            return _load(cmd_name)
-        except ModuleNotFoundError as error:
-            missing = error
-
-        def refuse() -> None:
-            raise _not_installed(cmd_name, missing)
-
-        settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-        return click.Command(
-            cmd_name, callback=refuse, context_settings=settings, short_help=f"(needs {missing.name})"
-        )
+VERBS: Final = {
+    "get": "List workers, GPUs, workloads or commands, or show the one called NAME.",
+    "run": "Start a workload on a worker.",
+    "suspend": "Park a workload: its device memory moves to host memory, and its GPUs are free for others.",
+    "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
+    "remap": "Move a running workload to other GPUs of its worker, without its knowing.",
+    "stop": "End a workload.",
+    "logs": "Print what a workload wrote.",
+}
+DEMO_SUMMARY: Final = "Suspend, move and restore six counting processes on two simulated GPU hosts."
 
 
 class NotInstalledError(click.ClickException):
     """A subcommand's packages are missing."""
 
-    exit_code = 2
+    exit_code = EXIT_USAGE
+
+    def __init__(self, name: str, error: ModuleNotFoundError) -> None:
+        extra = name if name in rooms.SUMMARIES else "client"
+        super().__init__(
+            f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
+        )
 
 
-def _not_installed(name: str, error: ModuleNotFoundError) -> NotInstalledError:
-    extra = name if name in ROOM_EXTRAS else "client"
-    return NotInstalledError(
-        f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
-    )
+class LazyGroup(click.Group):
+    """Loads a subcommand when it is called: nothing else is imported, and nothing else need be installed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all subcommands."""
+        return sorted({*VERBS, "demo", *rooms.rooms()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Loads one subcommand; one whose packages are missing says which extra has them."""
+        try:
+            return _load(cmd_name)
+        except ModuleNotFoundError as error:
+            raise NotInstalledError(cmd_name, error) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the subcommands without loading any. One whose packages are missing hides no other."""
+        summaries = {**VERBS, "demo": DEMO_SUMMARY}
+        for name, point in rooms.rooms().items():
+            missing = rooms.missing_package(point)
+            summaries[name] = f"(needs {missing})" if missing else rooms.SUMMARIES.get(name, "")
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(summaries.items()))
 
 
 def _load(name: str) -> click.Command | None:
-    if name in VERB_NAMES:
-        from leasehold_client.verbs import VERBS
+    if name in VERBS:
+        from leasehold_client import verbs
 
-        return next(verb for verb in VERBS if verb.name == name)
+        return next(command for command in verbs.VERBS if command.name == name)
     if name == "demo":
         from leasehold_client.demo import demo
 
         return demo
-    for point in entry_points(group="leasehold.commands"):
-        if point.name == name:
-            loaded: object = point.load()  # its type is only known at run time
-            if not isinstance(loaded, click.Command):
-                raise TypeError(f"entry point {point.value} is not a click command")
-            return loaded
-    return None
+    point = rooms.rooms().get(name)
+    return rooms.load(point) if point else None
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,10 +87,30 @@ def leasehold() -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line, and exits."""
     try:
-        leasehold(prog_name="leasehold")
+        status = leasehold.main(prog_name="leasehold", standalone_mode=False)
+    except click.ClickException as error:
+        _fail(error)
     except ModuleNotFoundError as error:  # what a daemon imports only when it starts
-        refusal = _not_installed(sys.argv[1], error)
-        refusal.show()
-        sys.exit(refusal.exit_code)
+        _fail(NotInstalledError(sys.argv[1], error))
+    except click.Abort:
+        click.echo("leasehold: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(error: click.ClickException) -> NoReturn:
+    click.echo(_describe(error), err=True)
+    sys.exit(error.exit_code)
+
+
+def _describe(error: click.ClickException) -> str:
+    """An error of usage as one line; a group that was called without a command shows its help instead."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        return message
+    line = f"leasehold: {' '.join(message.split()).removesuffix('.')}"
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        line += f": see `{error.ctx.command_path} --help`"
+    return line

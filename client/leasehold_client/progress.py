@@ -1,23 +1,36 @@
 """Waiting for a command: a spinner with its phase on a terminal, nothing elsewhere."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from leasehold.v1.command_pb2 import Command
 
 from leasehold_client.client import Client
 from leasehold_client.render import command_state, operation_name
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 def follow(client: Client, command: Command) -> Command:
     """Waits until the command has ended, and returns it as it is then."""
-    if not sys.stderr.isatty():
+    console = terminal()
+    if console is None:
         return client.wait(command)
-    from rich.console import Console
-
-    console = Console(stderr=True)
     with console.status(operation_name(command)) as status:
         for current in client.watch(command):
             command = current
             phase = command.phase or command_state(command).lower()
             status.update(f"{operation_name(command)}: {phase}")
     return command
+
+
+def terminal() -> "Console | None":
+    """The terminal that standard error is. None: it is none, or rich (of the extra client) is missing."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    return Console(stderr=True)

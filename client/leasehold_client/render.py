@@ -1,8 +1,8 @@
 """Messages as tables for people and as JSON for programs."""
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import click
 from google.protobuf import json_format
@@ -10,8 +10,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, PhaseTiming
+from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import MemberState, Workload
+
+Value = TypeVar("Value", bound=int)
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def echo_workers(workers: Iterable[Worker]) -> None:
         [
             [
                 worker.name,
-                _name(fleet_pb2.WorkerState.Name(worker.state), "WORKER_STATE_"),
+                _name(fleet_pb2.WorkerState.Name, worker.state, "WORKER_STATE_"),
                 str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
                 str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
                 str(worker.parked_workload_count),
@@ -60,10 +63,10 @@ def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
         [
             [
                 f"{gpu.worker_name}/{gpu.gpu.slot}",
-                _name(lease_pb2.SlotState.Name(gpu.lease.state), "SLOT_STATE_"),
+                _name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_"),
                 gpu.workload_name or gpu.lease.workload_id or "-",
                 *_sample_cells(gpu.lease.sample),
-                _name(gpu_pb2.GpuHealth.Name(gpu.lease.health), "GPU_HEALTH_"),
+                _name(gpu_pb2.GpuHealth.Name, gpu.lease.health, "GPU_HEALTH_"),
                 gpu.gpu.name,
                 gpu.gpu.uuid,
             ]
@@ -104,7 +107,7 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
 def workload_state(workload: Workload) -> str:
     """The state of a workload, with how it ended."""
     status = workload.status
-    text = _name(workload_pb2.WorkloadState.Name(status.state), "WORKLOAD_STATE_")
+    text = _name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
     match status.exit.WhichOneof("cause"):
         case "code":
             return f"{text}({status.exit.code})"
@@ -139,7 +142,7 @@ def operation_name(command: Command) -> str:
 
 def command_state(command: Command) -> str:
     """The state of a command."""
-    return _name(CommandState.Name(command.state), "COMMAND_STATE_")
+    return _name(CommandState.Name, command.state, "COMMAND_STATE_")
 
 
 def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu]) -> None:
@@ -158,7 +161,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
             click.echo(f"  pair {old} -> {new}")
     for member in result.members:
         timings = ", ".join(_phase(phase) for phase in member.phases)
-        click.echo(f"  pid {member.pid}: {timings}")
+        click.echo(f"  pid {member.pid}: {timings or 'nothing to do'}")
     for warning in result.warnings:
         click.echo(f"  warning: {warning}")
 
@@ -169,12 +172,20 @@ def _phase(phase: PhaseTiming) -> str:
     return f"{phase.phase} {seconds:.2f} s{moved}"
 
 
+def failure_lines(command: Command) -> list[str]:
+    """Why a command did not succeed, and what became of each of its members."""
+    reason = _name(ErrorReason.Name, command.error.reason, "ERROR_REASON_")
+    state = command_state(command)
+    message = " ".join(command.error.message.split())
+    return [f"{operation_name(command)} {state}: {message} ({reason})", *member_lines(command)]
+
+
 def member_lines(command: Command) -> list[str]:
     """What became of each member of a command that failed."""
     lines = []
     for member in command.result.members:
         before, after = (
-            _name(MemberState.Name(state), "MEMBER_STATE_")
+            _name(MemberState.Name, state, "MEMBER_STATE_")
             for state in (member.state_before, member.state_after)
         )
         line = f"  pid {member.pid}: {before} -> {after}"
@@ -196,8 +207,12 @@ def size(count_bytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def _name(value: str, prefix: str) -> str:
-    return value.removeprefix(prefix)
+def _name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str:
+    """An enum's value without its prefix; the number of one that only a newer coordinator knows."""
+    try:
+        return name_of(value).removeprefix(prefix)
+    except ValueError:
+        return str(value)
 
 
 def _time(moment: Timestamp) -> str:

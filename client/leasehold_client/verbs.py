@@ -2,83 +2,25 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial, wraps
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import click
 from google.protobuf.message import Message
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
-from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 
 from leasehold_client import render
 from leasehold_client.client import Client
-from leasehold_client.config import load_config
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
+from leasehold_client.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, interrupted
 from leasehold_client.gpu_names import pair_in_order, resolve_list, resolve_pair
 from leasehold_client.progress import follow
+from leasehold_client.verb import YEAR_S, Seconds, no_wait_option, output_option, timeout_option, verb
 
 Shown = TypeVar("Shown", bound=Message)
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_NO_COORDINATOR: Final = 3
-EXIT_INTERRUPTED: Final = 130
-
-coordinator_option = click.option(
-    "--coordinator",
-    metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator to talk to.  [default: 127.0.0.1:7400, or as cli.toml says]",
-)
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print; json has the names of the protos.",
-)
-no_wait_option = click.option(
-    "--no-wait", is_flag=True, help="Return once the command is stored, before it is carried out."
-)
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="How long the command may wait and take.",
-)
-
-
-def verb(function: Any) -> Any:
-    """Gives a verb its client, and turns every error into one line and an exit code."""
-
-    @coordinator_option
-    @wraps(function)
-    def call(*, coordinator: str | None, **arguments: Any) -> None:
-        try:
-            with Client(coordinator or load_config().coordinator) as client:
-                function(client, **arguments)
-        except LeaseholdError as error:
-            fail(error)
-
-    return call
-
-
-def fail(error: LeaseholdError) -> None:
-    """Prints an error as one line, and exits with its code."""
-    reason = f" ({error.reason})" if error.reason else ""
-    click.echo(f"leasehold: {error.message}{reason}", err=True)
-    match error:
-        case NoCoordinatorError():
-            sys.exit(EXIT_NO_COORDINATOR)
-        case UsageError():
-            sys.exit(EXIT_USAGE)
-        case _:
-            sys.exit(EXIT_FAILED)
 
 
 @click.command()
@@ -94,7 +36,7 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
             workers = [client.worker(name)] if name else client.workers()
             _show(kind, name, workers, output, render.echo_workers)
         case "gpus":
-            gpus = client.gpus()
+            gpus = _known_gpus(client)
             uuids = resolve_list(name, gpus) if name else [gpu.gpu.uuid for gpu in gpus]
             _show(kind, name, [gpu for gpu in gpus if gpu.gpu.uuid in uuids], output, render.echo_gpus)
         case "workloads":
@@ -121,7 +63,19 @@ def _show(
         echo(messages)
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def _known_gpus(client: Client) -> list[FleetGpu]:
+    """The GPUs that are known; says which workers have not told theirs: that is not "none"."""
+    listed = client.list_gpus()
+    if listed.unreachable:
+        click.echo(
+            f"leasehold: not heard from since the coordinator started: {', '.join(listed.unreachable)}; "
+            "the GPUs of these workers are not known",
+            err=True,
+        )
+    return list(listed.gpus)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--gpus", "gpu_count", type=click.IntRange(min=0), default=0, show_default=True, help="Whole GPUs."
 )
@@ -177,7 +131,7 @@ def restore(
     client: Client, workload: str, to: str | None, no_wait: bool, timeout_s: float | None, output: str
 ) -> None:
     """Wake a parked workload: on the same GPUs if they are free, else on others of the same chip."""
-    uuids = resolve_list(to, client.gpus()) if to is not None else []
+    uuids = resolve_list(to, _known_gpus(client)) if to is not None else []
     command = client.restore(workload, gpu_uuids=uuids, timeout_s=timeout_s)
     conclude(client, command, workload, no_wait=no_wait, output=output)
 
@@ -207,14 +161,24 @@ def remap(
     """
     if bool(pairs) == (to is not None):
         raise UsageError("remap needs either --pair OLD=NEW or --to GPU,...: give one of them")
-    gpus = client.gpus()
+    gpus = _known_gpus(client)
     if to is None:
         moves = [resolve_pair(text, gpus) for text in pairs]
     else:
-        held = client.workload(workload).status.lease.gpu_uuids
-        moves = pair_in_order(held, resolve_list(to, gpus))
+        moves = pair_in_order(_held_gpus(client, workload), resolve_list(to, gpus))
     command = client.remap(workload, moves, timeout_s=timeout_s)
     conclude(client, command, workload, no_wait=no_wait, output=output)
+
+
+def _held_gpus(client: Client, name: str) -> Sequence[str]:
+    workload = client.workload(name)
+    if not workload.status.HasField("lease"):
+        raise LeaseholdError(
+            f"{name} is {render.workload_state(workload)} and holds no GPU that could be moved: "
+            "one that is parked is restored elsewhere with `leasehold restore --to`",
+            "WRONG_STATE",
+        )
+    return workload.status.lease.gpu_uuids
 
 
 @click.command()
@@ -222,7 +186,7 @@ def remap(
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0, max=YEAR_S),
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL.  [default: 10]",
 )
@@ -257,21 +221,13 @@ def logs(client: Client, workload: str, follow_output: bool) -> None:
         # Who reads has enough. Python would complain of it once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)  # nothing was begun that could go on
 
 
 def conclude(client: Client, command: Command, workload: str, *, no_wait: bool, output: str) -> None:
     """Waits for a command, prints what it did, and exits with 1 unless it succeeded."""
     if not no_wait:
-        try:
-            command = follow(client, command)
-        except KeyboardInterrupt:
-            click.echo(
-                f"leasehold: interrupted; command {command.command_id} goes on: "
-                f"`leasehold get commands {command.command_id}` shows it",
-                err=True,
-            )
-            sys.exit(EXIT_INTERRUPTED)
+        command = _wait(client, command)
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if output == "json":
         render.echo_json(render.to_dict(command))
@@ -280,27 +236,27 @@ def conclude(client: Client, command: Command, workload: str, *, no_wait: bool, 
     elif succeeded:
         render.echo_outcome(command, workload, _gpus_if_known(client))
     if not no_wait and not succeeded:
-        _echo_failure(command)
+        first, *members = render.failure_lines(command)
+        click.echo("\n".join([f"leasehold: {first}", *members]), err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _wait(client: Client, command: Command) -> Command:
+    goes_on = f"command {command.command_id} goes on: `leasehold get commands {command.command_id}` shows it"
+    try:
+        return follow(client, command)
+    except KeyboardInterrupt:
+        interrupted(goes_on)
+    except NoCoordinatorError as error:
+        raise NoCoordinatorError(f"{error.message}; {goes_on}") from error
 
 
 def _gpus_if_known(client: Client) -> list[FleetGpu]:
     """The GPUs, for their short names; none where the coordinator has gone since. What was done is done."""
     try:
         return client.gpus()
-    except NoCoordinatorError:
+    except LeaseholdError:
         return []
-
-
-def _echo_failure(command: Command) -> None:
-    reason = ErrorReason.Name(command.error.reason).removeprefix("ERROR_REASON_")
-    state = render.command_state(command)
-    lines: Iterable[str] = [
-        f"leasehold: {render.operation_name(command)} {state}: {command.error.message} ({reason})",
-        *render.member_lines(command),
-    ]
-    for line in lines:
-        click.echo(line, err=True)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -1,78 +1,163 @@
 """The Python client against a scripted coordinator."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import pytest
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold_client import Client, LeaseholdError, NoCoordinatorError, client
+from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
+from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 
-from .conftest import Scripted
+from .scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
 
 PENDING, RUNNING, SUCCEEDED = (
     command_pb2.COMMAND_STATE_PENDING,
     command_pb2.COMMAND_STATE_RUNNING,
     command_pb2.COMMAND_STATE_SUCCEEDED,
 )
+OUTPUT = b"0123456789"
 
 
-def command(revision: int, state: command_pb2.CommandState.ValueType) -> Command:
-    return Command(command_id="c-1", revision=revision, state=state)
+def piece_by_piece(
+    request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+) -> Iterator[ReadWorkloadOutputResponse]:
+    """Four bytes of the output, and then the connection breaks unless it was the last."""
+    end = min(request.offset + 4, len(OUTPUT))
+    yield ReadWorkloadOutputResponse(data=OUTPUT[request.offset : end], next_offset=end)
+    if end < len(OUTPUT):
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
 
-def test_a_watch_that_breaks_goes_on_and_tells_each_change_once(scripted: Scripted) -> None:
-    def watch(before: int) -> Iterator[Command]:
-        yield command(1, PENDING)
-        yield command(2, RUNNING)
+def test_a_watch_that_breaks_goes_on_and_tells_each_change_once(scripted: ScriptedCoordinator) -> None:
+    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+        before = len(scripted.asked(fleet_pb2.WatchCommandRequest)) - 1
+        yield fleet_pb2.WatchCommandResponse(command=command(PENDING, 1))
+        yield fleet_pb2.WatchCommandResponse(command=command(RUNNING, 2))
         if before == 0:
-            raise ConnectionError
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         if before == 1:
             return
-        yield command(3, SUCCEEDED)
+        yield fleet_pb2.WatchCommandResponse(command=command(SUCCEEDED, 3))
 
-    scripted.watch = watch
-    with Client(scripted.address) as connected:
-        seen = [current.revision for current in connected.watch(Command(command_id="c-1"))]
+    scripted.answers["WatchCommand"] = watch
+    with Client(scripted.address) as client:
+        seen = [current.revision for current in client.watch(Command(command_id="c-1"))]
     assert seen == [1, 2, 3]
-    assert scripted.watches == 3
+    assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) == 3
 
 
-def test_a_wait_without_a_coordinator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RECONNECT_S", 0.3)
-    with Client("127.0.0.1:1") as connected, pytest.raises(NoCoordinatorError):
-        connected.wait(Command(command_id="c-1"))
+@pytest.mark.usefixtures("short_outages")
+def test_a_wait_without_a_coordinator_ends() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(NoCoordinatorError):
+        client.wait(Command(command_id="c-1"))
 
 
-def test_output_goes_on_where_it_broke(scripted: Scripted) -> None:
-    scripted.output, scripted.output_limit = b"0123456789", 4
-    with Client(scripted.address) as connected:
-        assert b"".join(connected.output("one", follow=True)) == b"0123456789"
-    assert scripted.offsets == [0, 4, 8]
+@pytest.mark.usefixtures("short_outages")
+def test_a_watch_that_never_tells_anything_ends(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["WatchCommand"] = lambda request, context: iter(())
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError, match="which goes on"):
+        client.wait(Command(command_id="c-1"))
 
 
-def test_output_that_nobody_follows_is_an_error_when_it_breaks(scripted: Scripted) -> None:
-    scripted.output, scripted.output_limit = b"0123456789", 4
-    with Client(scripted.address) as connected, pytest.raises(NoCoordinatorError):
-        b"".join(connected.output("one"))
+@pytest.mark.parametrize("follow", [False, True])
+def test_output_goes_on_where_it_broke(scripted: ScriptedCoordinator, follow: bool) -> None:
+    scripted.answers["ReadWorkloadOutput"] = piece_by_piece
+    with Client(scripted.address) as client:
+        assert b"".join(client.output("one", follow=follow)) == OUTPUT
+    requests = scripted.asked(ReadWorkloadOutputRequest)
+    assert [request.offset for request in requests] == [0, 4, 8]
+    assert {request.workload for request in requests} == {"id-of-one"}
 
 
-def test_a_refusal_has_its_reason_and_facts(scripted: Scripted) -> None:
-    with Client(scripted.address) as connected, pytest.raises(LeaseholdError) as error:
-        connected.suspend("missing")
+def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
+    scripted: ScriptedCoordinator,
+) -> None:
+    def read(
+        request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[ReadWorkloadOutputResponse]:
+        if len(scripted.asked(ReadWorkloadOutputRequest)) == 2:
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        yield from piece_by_piece(request, context)
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    with Client(scripted.address) as client:
+        assert b"".join(client.output("one")) == OUTPUT
+
+
+def test_output_that_is_not_to_be_had_is_an_error_at_once(scripted: ScriptedCoordinator) -> None:
+    def read(request: Any, context: grpc.ServicerContext) -> Iterator[ReadWorkloadOutputResponse]:
+        refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        yield from ()
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="out of contact"):
+        b"".join(client.output("one"))
+    assert len(scripted.asked(ReadWorkloadOutputRequest)) == 1
+
+
+def test_a_refusal_has_its_reason_code_and_facts(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKLOAD", "no workload 'missing'"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("missing")
     assert error.value.reason == "UNKNOWN_WORKLOAD"
     assert error.value.message == "no workload 'missing'"
     assert error.value.metadata == {"field": "x"}
+    assert error.value.code is grpc.StatusCode.NOT_FOUND
 
 
-def test_every_request_has_an_id_of_its_own(scripted: Scripted) -> None:
-    with Client(scripted.address) as connected:
-        connected.suspend("one")
-        connected.suspend("one")
-    assert len(set(scripted.request_ids)) == 2
-    assert all(scripted.request_ids)
+def test_a_refusal_with_a_reason_is_no_missing_coordinator(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha is LOST"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("one")
+    assert not isinstance(error.value, NoCoordinatorError)
+    assert error.value.reason == "WORKER_UNAVAILABLE"
 
 
-def test_a_method_that_the_coordinator_lacks(scripted: Scripted) -> None:
-    with Client(scripted.address) as connected, pytest.raises(LeaseholdError) as error:
-        connected.workers()
-    assert error.value.reason == "UNIMPLEMENTED"
+def test_every_request_has_an_id_of_its_own(scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(PENDING))
+    with Client(scripted.address) as client:
+        client.suspend("one")
+        client.suspend("one")
+    request_ids = [request.request_id for request in scripted.asked(fleet_pb2.SuspendWorkloadRequest)]
+    assert len(set(request_ids)) == 2
+    assert all(request_ids)
+
+
+def test_lists_are_read_to_their_last_page(scripted: ScriptedCoordinator) -> None:
+    pages = {
+        "": fleet_pb2.ListGpusResponse(
+            gpus=[fleet_pb2.FleetGpu(worker_id="w-1")], next_page_token="more", unreachable=["w-3"]
+        ),
+        "more": fleet_pb2.ListGpusResponse(
+            gpus=[fleet_pb2.FleetGpu(worker_id="w-2")], unreachable=["w-3", "w-4"]
+        ),
+    }
+    scripted.answers["ListGpus"] = lambda request, context: pages[request.page_token]
+    with Client(scripted.address) as client:
+        listed = client.list_gpus()
+    assert [gpu.worker_id for gpu in listed.gpus] == ["w-1", "w-2"]
+    assert list(listed.unreachable) == ["w-3", "w-4"]
+
+
+def test_a_remap_carries_its_pairs(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse()
+    with Client(scripted.address) as client:
+        client.remap("one", [(A, B), (B, C)], timeout_s=1.5)
+    [request] = scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+    [move] = request.operation.moves
+    assert move.workload_id == "one"
+    assert [(pair.old_uuid, pair.new_uuid) for pair in move.pairs] == [(A, B), (B, C)]
+    assert request.timeout.ToMilliseconds() == 1500
+
+
+def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> None:
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="UNIMPLEMENTED") as error:
+        client.workers()
+    assert error.value.code is grpc.StatusCode.UNIMPLEMENTED
+    assert not error.value.reason

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 from click.testing import CliRunner
-from leasehold_client import main
+from leasehold_client import main, rooms
 
 VERBS = [
     "get",
@@ -44,7 +44,7 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
 
 def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("worker", "no_such_package.cli:command", "leasehold.commands")
-    monkeypatch.setattr(main, "entry_points", lambda group: [point])
+    monkeypatch.setattr(rooms, "entry_points", lambda group: [point])
     result = CliRunner().invoke(main.leasehold, ["worker", "--name", "alpha"])
     assert result.exit_code == 2
     assert "pip install 'leasehold[worker]'" in result.output

@@ -1,0 +1,41 @@
+"""How the ``leasehold`` command ends: one line of text, and a code that scripts can rely on."""
+
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from leasehold_client.errors import LeaseholdError
+
+EXIT_FAILED: Final = 1
+"""The operation failed, or was refused."""
+
+EXIT_USAGE: Final = 2
+"""An option, a name, a pair or a configuration is wrong."""
+
+EXIT_NO_COORDINATOR: Final = 3
+EXIT_INTERRUPTED: Final = 130
+"""What a shell says of a program that SIGINT ended."""
+
+
+def fail(error: "LeaseholdError") -> NoReturn:
+    """Prints an error as one line, and exits with its code."""
+    # Imported late: `leasehold --help` needs no gRPC.
+    from leasehold_client.errors import NoCoordinatorError, UsageError
+
+    reason = f" ({error.reason})" if error.reason else ""
+    click.echo(f"leasehold: {' '.join(error.message.split())}{reason}", err=True)
+    match error:
+        case NoCoordinatorError():
+            sys.exit(EXIT_NO_COORDINATOR)
+        case UsageError():
+            sys.exit(EXIT_USAGE)
+        case _:
+            sys.exit(EXIT_FAILED)
+
+
+def interrupted(what_goes_on: str) -> NoReturn:
+    """Says what goes on without us, and exits as a program that Ctrl-C ended."""
+    click.echo(f"leasehold: interrupted; {what_goes_on}", err=True)
+    sys.exit(EXIT_INTERRUPTED)

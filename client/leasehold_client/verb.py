@@ -1,0 +1,73 @@
+"""What every verb has: its client, its options, and one way to fail."""
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec
+
+import click
+
+from leasehold_client.client import Client
+from leasehold_client.config import load_config, parse_address
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.exit_codes import fail, interrupted
+
+Arguments = ParamSpec("Arguments")
+
+YEAR_S: Final = 366 * 86_400.0
+
+
+class Seconds(click.FloatRange):
+    """A time in seconds, of a year at most."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Reads the number, or fails with the rule."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a time: write seconds, such as 30", param, ctx)
+        return seconds
+
+
+coordinator_option = click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Coordinator to talk to.  [default: 127.0.0.1:7400, or as cli.toml says]",
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print; json has the names of the protos.",
+)
+no_wait_option = click.option(
+    "--no-wait", is_flag=True, help="Return once the command is stored, before it is carried out."
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(min=0.001, max=YEAR_S),
+    metavar="SECONDS",
+    help="How long the command may wait and take.",
+)
+
+
+def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:
+    """Gives a verb its client, and turns every error into one line and an exit code."""
+
+    @coordinator_option
+    @wraps(function)
+    def call(coordinator: str | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            with Client(parse_address(coordinator or load_config().coordinator)) as client:
+                function(client, *positional, **named)
+        except LeaseholdError as error:
+            fail(error)
+        except KeyboardInterrupt:
+            interrupted("what was asked for before goes on: `leasehold get commands` shows it")
+
+    return call

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from leasehold.v1 import fleet_pb2, fleet_pb2_grpc, worker_session_pb2, worker_session_pb2_grpc
+from leasehold.v1 import fleet_pb2, fleet_pb2_grpc, worker_session_pb2
 
 from leasehold_coordinator.api_commands import CommandService
 from leasehold_coordinator.api_fleet import FleetService
@@ -74,8 +74,7 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
     fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(WorkloadService(fleet, requests), server)
     fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
-    sessions = WorkerSessionService(fleet, dispatcher)
-    worker_session_pb2_grpc.add_WorkerSessionServiceServicer_to_server(sessions, server)
+    WorkerSessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
     for name in ("", *SERVICES):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

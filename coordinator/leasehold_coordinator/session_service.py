@@ -6,6 +6,7 @@ import time
 from typing import Final, final
 
 import grpc
+from google.protobuf.message import DecodeError
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
@@ -71,6 +72,19 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             await _send(context, ConnectResponse(goodbye=refusal))
         finally:
             self._forget(session)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serves this on a server.
+
+        Not by the generated function: with it a malformed frame would end the stream without a word.
+        """
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.Connect,
+            request_deserializer=_parse,
+            response_serializer=ConnectResponse.SerializeToString,
+        )
+        name = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
 
     def _check(self, hello: Hello) -> None:
         if not hello.worker_id or not hello.instance_id:
@@ -151,7 +165,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
 
     async def _read(self, session: Session, context: Context) -> None:
         try:
-            while isinstance(frame := await context.read(), ConnectRequest):
+            while (frame := await _next(context)) is not None:
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
                 await finish(self._take(session, frame))
@@ -191,6 +205,28 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             session.send(ConnectResponse(heartbeat=Heartbeat(applied_load_sequence=sequence)))
 
 
+def _parse(data: bytes) -> ConnectRequest | None:
+    """A frame; None for bytes that are none."""
+    try:
+        return ConnectRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+async def _next(context: Context) -> ConnectRequest | None:
+    """The next frame; None after the last.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, what came is no frame.
+    """
+    frame: object = await context.read()
+    if frame is grpc.aio.EOF:
+        return None
+    if not isinstance(frame, ConnectRequest):
+        raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "what came is no frame of this protocol")
+    return frame
+
+
 async def _read_hello(context: Context) -> Hello:
     """The first frame.
 
@@ -199,10 +235,10 @@ async def _read_hello(context: Context) -> Hello:
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await context.read()
+            frame = await _next(context)
     except TimeoutError:
         frame = None
-    if not isinstance(frame, ConnectRequest) or not frame.HasField("hello"):
+    if frame is None or not frame.HasField("hello"):
         raise FleetError(
             errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
             f"the first frame must be hello, within {HELLO_TIMEOUT_S:g} s",

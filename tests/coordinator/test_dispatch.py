@@ -1,0 +1,231 @@
+"""Changes are whole: finished when their caller leaves, undone when they can't be stored."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectResponse, Heartbeat, ReadOutput
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator import command_states
+from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.finishing import finish
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.sessions import FRAME_LIMIT, Session
+from leasehold_coordinator.store import Row, Store
+
+from .scripted_worker import make_hello
+
+SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
+RUNNING, SUSPENDED, EXITED = (
+    workload_pb2.WORKLOAD_STATE_RUNNING,
+    workload_pb2.WORKLOAD_STATE_SUSPENDED,
+    workload_pb2.WORKLOAD_STATE_EXITED,
+)
+
+
+class Bench:
+    """A fleet of one worker on a real store, without a server."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.fleet = Fleet(store, load_interval_s=5)
+        self.dispatcher = Dispatcher(self.fleet)
+        self.session = Session(make_hello())
+        self.fleet.sessions["worker-alpha"] = self.session
+
+    async def send(self, command_id: str = "c-1") -> Command:
+        command = Command(
+            command_id=command_id,
+            worker_id="worker-alpha",
+            workload_id="w-1",
+            timeout=Duration(seconds=60),
+            operation=Operation(suspend=SuspendOperation()),
+        )
+        await self.dispatcher.create(command)
+        return self.fleet.commands[command_id].command
+
+    def sent(self) -> list[ConnectResponse]:
+        frames = []
+        while not self.session.frames.empty():
+            if frame := self.session.frames.get_nowait():
+                frames.append(frame)
+        return frames
+
+    def update(self, state: CommandState.ValueType, *workloads: Workload) -> Awaitable[None]:
+        update = CommandUpdate(command_id="c-1", state=state, workloads=workloads)
+        return self.dispatcher.update(self.session, update)
+
+    def fail_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def write(*_rows: Row) -> None:
+            raise FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+
+        monkeypatch.setattr(self.store, "write", write)
+
+
+def on_bench(path: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = Store.open(str(path / "store.sqlite3"))
+        try:
+            await scenario(Bench(store))
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+def workload(state: workload_pb2.WorkloadState.ValueType, generation: int) -> Workload:
+    status = WorkloadStatus(state=state, generation=generation)
+    return Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
+
+
+def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.save_workload(workload(RUNNING, 1))
+        await bench.send()
+        bench.sent()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch)
+            for _ in range(2):
+                with pytest.raises(FleetError, match="disk is full"):
+                    await bench.update(SUCCEEDED)
+                with pytest.raises(FleetError, match="disk is full"):
+                    await bench.update(SUCCEEDED, workload(EXITED, 2))
+        assert bench.sent() == []
+        assert list(bench.fleet.commands) == ["c-1"]
+        assert bench.fleet.workloads["w-1"] == workload(RUNNING, 1)
+        await bench.update(SUCCEEDED, workload(EXITED, 2))
+        assert [frame.command_ack.command_id for frame in bench.sent()] == ["c-1"]
+        stored = await bench.store.find_command("c-1")
+        assert stored is not None
+        assert stored.state == SUCCEEDED
+        ended = await bench.store.find_workload("w-1")
+        assert ended == workload(EXITED, 2)
+        assert not bench.fleet.commands
+        assert not bench.fleet.workloads
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("state", [command_states.ACCEPTED, command_states.RUNNING])
+def test_a_step_that_cannot_be_stored_was_not_taken(tmp_path: Path, state: CommandState.ValueType) -> None:
+    async def scenario(bench: Bench) -> None:
+        before = await bench.send()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch)
+            with pytest.raises(FleetError):
+                await bench.update(state)
+        assert bench.fleet.commands["c-1"].command == before
+        await bench.update(state)
+        assert bench.fleet.commands["c-1"].command.state == state
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_command_that_cannot_be_stored_was_not_created(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch)
+            with pytest.raises(FleetError):
+                await bench.send()
+        assert not bench.fleet.commands
+        assert bench.sent() == []
+        assert await bench.store.find_command("c-1") is None
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        bench.sent()
+        with bench.fleet.command_hub.subscribe("c-1") as subscription:
+            update = CommandUpdate(command_id="c-1", state=SUCCEEDED)
+            handler = asyncio.create_task(finish(bench.dispatcher.update(bench.session, update)))
+            await asyncio.sleep(0)  # it has begun
+            handler.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await handler
+            async with asyncio.timeout(10):
+                async for change in subscription.changes():
+                    assert change is not None
+                    assert change.message.state == SUCCEEDED
+                    break
+                assert bench.session.frames.get_nowait() is not None
+        assert not bench.fleet.commands
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("state", [0, 1, 2, 10, 99])
+def test_states_that_workers_do_not_report_are_ignored(tmp_path: Path, state: CommandState.ValueType) -> None:
+    async def scenario(bench: Bench) -> None:
+        before = await bench.send()
+        bench.sent()
+        await bench.update(state)
+        assert bench.fleet.commands["c-1"].command == before
+        assert bench.sent() == []
+
+    on_bench(tmp_path, scenario)
+
+
+def test_an_outcome_is_final(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        for state in (SUCCEEDED, command_states.FAILED, command_states.RUNNING):
+            await bench.update(state)
+        stored = await bench.store.find_command("c-1")
+        assert stored is not None
+        assert (stored.state, stored.revision) == (SUCCEEDED, 3)
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_is_reported_by_its_own_worker(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.apply_workload(workload(RUNNING, 1), "worker-alpha")
+        await bench.fleet.apply_workload(workload(EXITED, 2), "worker-beta")
+        assert bench.fleet.workloads["w-1"].status.state == RUNNING
+        with pytest.raises(FleetError) as error:
+            await bench.fleet.apply_workload(Workload(), "worker-alpha")
+        assert error.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+
+    on_bench(tmp_path, scenario)
+
+
+def test_output_that_does_not_come_is_refused() -> None:
+    async def run() -> None:
+        session = Session(make_hello())
+        with pytest.raises(FleetError) as late:
+            await session.read_output(ReadOutput(), timeout_s=0.01)
+        waiting = asyncio.create_task(session.read_output(ReadOutput(), timeout_s=60))
+        await asyncio.sleep(0)
+        session.end()
+        with pytest.raises(FleetError) as ended:
+            await waiting
+        with pytest.raises(FleetError) as too_late:
+            await asyncio.wait_for(session.read_output(ReadOutput(), timeout_s=60), 5)
+        for error in (late, ended, too_late):
+            assert error.value.reason == errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_does_not_read_loses_its_session() -> None:
+    async def run() -> None:
+        session = Session(make_hello())
+        for _ in range(FRAME_LIMIT):
+            session.send(ConnectResponse(heartbeat=Heartbeat()))
+        assert not session.ended.is_set()
+        session.send(ConnectResponse(heartbeat=Heartbeat()))
+        assert session.ended.is_set()
+        session.send(ConnectResponse(heartbeat=Heartbeat()))
+        assert session.frames.qsize() == FRAME_LIMIT + 2, "a goodbye and the end"
+
+    asyncio.run(run())

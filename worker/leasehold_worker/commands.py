@@ -159,7 +159,7 @@ class Commands:
         if command.HasField("expected_generation") and generations != [command.expected_generation]:
             return OperationError(
                 errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
-                f"workload {command.workload_id} is not of generation {command.expected_generation} any more: "
+                f"workload {command.workload_id} has changed since generation {command.expected_generation}: "
                 "read it again",
             )
         busy = [self._entries[id_].command for id_ in self.in_flight]

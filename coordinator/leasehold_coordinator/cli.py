@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -75,8 +74,6 @@ def command(
 
 
 def _run(config: CoordinatorConfig) -> None:
-    # gRPC's own line about a port in use would stand above ours. It is read once, at the import.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: `--help` needs no gRPC.
     import uvloop
 

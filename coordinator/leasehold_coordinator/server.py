@@ -1,8 +1,10 @@
 """The coordinator as a whole: builds the parts and serves until it is told to stop."""
 
 import asyncio
+import errno
 import logging
 import signal
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -84,14 +86,37 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
+    _check_address(address)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise StartError(
-            f"can't listen on {address}: the port is in use or the address is not of this host; "
-            "choose another with --listen"
-        ) from error
+        raise StartError(f"can't listen on {address}: {error}; choose another with --listen") from error
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_address(address: str) -> None:
+    """Tries the address before gRPC does, which would log a line of its own and not say why.
+
+    Raises:
+        StartError: It can't be listened on.
+    """
+    host, _, port = address.rpartition(":")
+    refusals: list[OSError] = []
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in found:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(where)
+                return
+            except OSError as error:
+                refusals.append(error)
+    except OSError as error:
+        refusals.append(error)
+    last = refusals[-1]
+    why = "the port is in use" if last.errno == errno.EADDRINUSE else last.strerror or str(last)
+    raise StartError(f"can't listen on {address}: {why}; choose another with --listen") from last
 
 
 async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:

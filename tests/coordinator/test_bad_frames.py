@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from threading import Event
 
 import grpc
-import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandState
@@ -87,12 +86,10 @@ def test_a_stream_that_says_nothing(coordinator: CoordinatorProcess, worker: Scr
     still_served(coordinator, worker)
 
 
-@pytest.mark.parametrize("last_epoch", [2**64 - 1, 2**63])
-def test_an_epoch_that_nobody_gave_out(
-    coordinator: CoordinatorProcess, worker: ScriptedWorker, last_epoch: int
-) -> None:
-    refused = coordinator.connect(make_hello("beta", last_epoch=last_epoch)).wait_end()
-    assert refused.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+def test_an_epoch_that_nobody_gave_out(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    for last_epoch in (2**64 - 1, 2**63):
+        refused = coordinator.connect(make_hello("beta", last_epoch=last_epoch)).wait_end()
+        assert refused.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     still_served(coordinator, worker)
 
 

@@ -1,0 +1,108 @@
+"""Lists, page by page, and what the coordinator says of itself and to its workers."""
+
+import grpc
+import pytest
+from leasehold.v1 import lease_pb2
+from leasehold.v1.fleet_pb2 import (
+    CreateWorkloadRequest,
+    ListCommandsRequest,
+    ListGpusRequest,
+    ListWorkersRequest,
+    ListWorkloadsRequest,
+    WatchFleetRequest,
+)
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
+from leasehold.v1.workload_pb2 import WorkloadSpec
+
+from .conftest import CoordinatorProcess
+from .scripted_worker import ScriptedWorker, make_hello
+from .test_commands import start
+
+CPU = WorkloadSpec(arguments=["program"])
+
+
+def test_lists_come_page_by_page_and_whole(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    coordinator.connect(make_hello("beta", gpus=3)).welcome()
+    for number in range(5):
+        spec = CreateWorkloadRequest(name=f"n{number}", spec=CPU, worker="alpha")
+        coordinator.workloads.CreateWorkload(spec)
+    names, gpus, commands, workers = [], [], [], []
+    token = ""
+    while True:
+        page = coordinator.workloads.ListWorkloads(ListWorkloadsRequest(page_size=2, page_token=token))
+        names.append([workload.name for workload in page.workloads])
+        if not (token := page.next_page_token):
+            break
+    assert names == [["n4", "n3"], ["n2", "n1"], ["n0"]]
+    while True:
+        listed = coordinator.commands.ListCommands(ListCommandsRequest(page_size=5, page_token=token))
+        commands += [command.operation.run.name for command in listed.commands]
+        if not (token := listed.next_page_token):
+            break
+    assert commands == ["n4", "n3", "n2", "n1", "n0"]
+    while True:
+        gpu_page = coordinator.fleet.ListGpus(ListGpusRequest(page_size=2, page_token=token))
+        gpus += [gpu.gpu.uuid for gpu in gpu_page.gpus]
+        if not (token := gpu_page.next_page_token):
+            break
+    assert gpus == ["GPU-alpha-0", "GPU-alpha-1", "GPU-beta-0", "GPU-beta-1", "GPU-beta-2"]
+    while True:
+        fleet_page = coordinator.fleet.ListWorkers(ListWorkersRequest(page_size=1, page_token=token))
+        workers += [known.name for known in fleet_page.workers]
+        if not (token := fleet_page.next_page_token):
+            break
+    assert workers == ["alpha", "beta"]
+
+
+def test_lists_can_be_of_one_worker_or_workload(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    coordinator.connect(make_hello("beta", gpus=1)).welcome()
+    start(coordinator, worker, "one", CPU)
+    of_beta = coordinator.fleet.ListGpus(ListGpusRequest(worker="beta")).gpus
+    assert [gpu.gpu.uuid for gpu in of_beta] == ["GPU-beta-0"]
+    assert not coordinator.workloads.ListWorkloads(ListWorkloadsRequest(worker="beta")).workloads
+    assert len(coordinator.workloads.ListWorkloads(ListWorkloadsRequest(worker="alpha")).workloads) == 1
+    assert len(coordinator.commands.ListCommands(ListCommandsRequest(workload="one")).commands) == 1
+
+
+def test_an_older_load_changes_nothing_and_heartbeats_name_the_newest(
+    coordinator: CoordinatorProcess,
+) -> None:
+    worker = coordinator.connect()
+    worker.welcome()
+    watching = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20)
+    while not next(watching).bookmark.snapshot_end:
+        pass
+    for sequence, state in ((5, lease_pb2.SLOT_STATE_LEASED), (4, lease_pb2.SLOT_STATE_FREE)):
+        pool = [GpuLease(gpu_uuid="GPU-alpha-0", state=state)]
+        worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence, gpu_pool=pool)))
+    pool = [GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_CORDONED)]
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=6, gpu_pool=pool)))
+    states: list[int] = []
+    while lease_pb2.SLOT_STATE_CORDONED not in states:
+        change = next(watching)
+        if change.gpu.gpu.uuid == "GPU-alpha-0":
+            states.append(change.gpu.lease.state)
+    assert states == [lease_pb2.SLOT_STATE_LEASED, lease_pb2.SLOT_STATE_CORDONED]
+    watching.cancel()
+
+
+def test_the_coordinator_shows_that_it_lives(coordinator: CoordinatorProcess) -> None:
+    coordinator.load_interval_s = 0.05
+    coordinator.restart()
+    worker = coordinator.connect()
+    assert worker.welcome().load_interval.nanos == 50_000_000
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=7)))
+    worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 7)
+
+
+def test_a_message_that_is_too_large_is_refused_and_nobody_suffers(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    spec = WorkloadSpec(arguments=["x" * 300_000])
+    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+        coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=spec))
+    assert not coordinator.workloads.ListWorkloads(ListWorkloadsRequest()).workloads
+    assert not worker.ended

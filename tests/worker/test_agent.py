@@ -424,6 +424,24 @@ def test_a_host_without_gpus_serves_cpu_workloads(
     assert read_output(session, "w1") == "-1\n"
 
 
+def test_a_lost_gpu_is_reported_and_never_kills_the_worker(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    host.lose_gpu(1)
+    start_worker(host)
+    session = coordinator.next_session()
+    uuids = [gpu.uuid for gpu in session.hello.gpu_pool]
+    assert host.gpus[0].uuid in uuids
+    host.lose_gpu(0)
+    session.run("c1", "w1", run=counter_run("one", gpu_uuids=[host.gpus[2].uuid]))
+    frame = session.wait(
+        lambda f: any(lease.health == gpu_pb2.GPU_HEALTH_LOST for lease in f.worker_load.gpu_pool)
+    )
+    lost = [lease.gpu_uuid for lease in frame.worker_load.gpu_pool if not lease.HasField("sample")]
+    assert host.gpus[0].uuid in lost
+    wait_counting(session, "w1", host.gpus[2].uuid)
+
+
 def test_an_old_driver_is_refused_with_what_it_lacks(
     start_worker: Callable[..., WorkerProcess], tmp_path: Path, coordinator: ScriptedCoordinator
 ) -> None:

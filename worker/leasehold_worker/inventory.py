@@ -90,10 +90,7 @@ class Inventory:
             cuda_version=_soft(pynvml.nvmlSystemGetCudaDriverVersion_v2),
             nvml_version=_soft(pynvml.nvmlSystemGetNVMLVersion),
         )
-        self._handles = {
-            pynvml.nvmlDeviceGetUUID(handle): handle
-            for handle in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        }
+        self._handles = _find_handles()
         self.gpus = tuple(_read_facts(uuid, handle) for uuid, handle in self._handles.items())
 
     @property
@@ -118,6 +115,18 @@ class Inventory:
                 if processes is not None:
                     found[uuid] = {process.pid: _known(process.usedGpuMemory) for process in processes}
         return found
+
+
+def _find_handles() -> dict[str, Any]:
+    """NVML's handles by UUID. A GPU that does not answer is left out: its name on the wire is not known."""
+    handles: dict[str, Any] = {}
+    for index in range(_soft(pynvml.nvmlDeviceGetCount) or 0):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            handles[pynvml.nvmlDeviceGetUUID(handle)] = handle
+        except pynvml.NVMLError as error:
+            logger.warning("NVML's GPU %d is left out of the pool: %s", index, error)
+    return handles
 
 
 def _soft(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -19,6 +19,7 @@ from leasehold_coordinator.api_workloads import WorkloadService
 from leasehold_coordinator.config import CoordinatorConfig
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.finishing import settle
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.requests import Requests
 from leasehold_coordinator.server_options import OPTIONS
@@ -67,6 +68,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
             session.end(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
         await server.stop(STOP_GRACE_S)
     finally:
+        await settle()
         await asyncio.to_thread(store.close)
 
 

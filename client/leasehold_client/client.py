@@ -16,7 +16,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
-from leasehold_client.resuming import CONNECT_TIMEOUT_S, is_outage, resume
+from leasehold_client.resuming import CONNECT_TIMEOUT_S, is_outage, repeat, resume
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
@@ -91,6 +91,21 @@ class Client:
             yield
         except grpc.RpcError as error:
             raise decode_error(error, self.address) from error
+
+    def _create(self, call: Callable[[], Response]) -> Response:
+        """The answer of a creating call. One that was lost is asked for again, by the same request_id."""
+
+        def attempt() -> Response:
+            with self._decoded():
+                return call()
+
+        try:
+            return repeat(attempt)
+        except NoCoordinatorError as error:
+            raise NoCoordinatorError(
+                f"{error.message}; what it stored before goes on: `leasehold get commands` shows it",
+                code=error.code,
+            ) from error
 
     def _pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
         """Every page of a list, given how one is read by its token."""
@@ -181,40 +196,35 @@ class Client:
         timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
         """Creates a workload, and the command that starts it."""
-        with self._decoded():
-            response = self._workloads.CreateWorkload(
-                fleet_pb2.CreateWorkloadRequest(
-                    request_id=_request_id(),
-                    name=name,
-                    spec=spec,
-                    worker=worker,
-                    gpu_uuids=gpu_uuids,
-                    timeout=_duration(timeout_s),
-                ),
-                timeout=CALL_TIMEOUT_S,
-            )
+        request = fleet_pb2.CreateWorkloadRequest(
+            request_id=_request_id(),
+            name=name,
+            spec=spec,
+            worker=worker,
+            gpu_uuids=gpu_uuids,
+            timeout=_duration(timeout_s),
+        )
+        response = self._create(lambda: self._workloads.CreateWorkload(request, timeout=CALL_TIMEOUT_S))
         return response.workload, response.command
 
     def suspend(self, workload: str, *, timeout_s: float | None = None) -> Command:
         """Parks a workload; its GPUs are free for others afterwards."""
-        with self._decoded():
-            request = fleet_pb2.SuspendWorkloadRequest(
-                request_id=_request_id(), workload=workload, timeout=_duration(timeout_s)
-            )
-            return self._workloads.SuspendWorkload(request, timeout=CALL_TIMEOUT_S).command
+        request = fleet_pb2.SuspendWorkloadRequest(
+            request_id=_request_id(), workload=workload, timeout=_duration(timeout_s)
+        )
+        return self._create(lambda: self._workloads.SuspendWorkload(request, timeout=CALL_TIMEOUT_S)).command
 
     def restore(
         self, workload: str, *, gpu_uuids: Sequence[str] = (), timeout_s: float | None = None
     ) -> Command:
         """Wakes a parked workload: on the same GPUs if they are free, or on those named, in its order."""
-        with self._decoded():
-            request = fleet_pb2.RestoreWorkloadRequest(
-                request_id=_request_id(),
-                workload=workload,
-                operation=command_pb2.RestoreOperation(gpu_uuids=gpu_uuids),
-                timeout=_duration(timeout_s),
-            )
-            return self._workloads.RestoreWorkload(request, timeout=CALL_TIMEOUT_S).command
+        request = fleet_pb2.RestoreWorkloadRequest(
+            request_id=_request_id(),
+            workload=workload,
+            operation=command_pb2.RestoreOperation(gpu_uuids=gpu_uuids),
+            timeout=_duration(timeout_s),
+        )
+        return self._create(lambda: self._workloads.RestoreWorkload(request, timeout=CALL_TIMEOUT_S)).command
 
     def remap(
         self, workload: str, pairs: Sequence[tuple[str, str]], *, timeout_s: float | None = None
@@ -222,24 +232,22 @@ class Client:
         """Moves a running workload to other GPUs of its worker, by (old UUID, new UUID)."""
         messages = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new) for old, new in pairs]
         move = command_pb2.Move(workload_id=workload, pairs=messages)
-        with self._decoded():
-            request = fleet_pb2.RemapWorkloadsRequest(
-                request_id=_request_id(),
-                operation=command_pb2.RemapOperation(moves=[move]),
-                timeout=_duration(timeout_s),
-            )
-            return self._workloads.RemapWorkloads(request, timeout=CALL_TIMEOUT_S).command
+        request = fleet_pb2.RemapWorkloadsRequest(
+            request_id=_request_id(),
+            operation=command_pb2.RemapOperation(moves=[move]),
+            timeout=_duration(timeout_s),
+        )
+        return self._create(lambda: self._workloads.RemapWorkloads(request, timeout=CALL_TIMEOUT_S)).command
 
     def stop(self, workload: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> Command:
         """Ends a workload: SIGTERM, and SIGKILL after the grace."""
-        with self._decoded():
-            request = fleet_pb2.StopWorkloadRequest(
-                request_id=_request_id(),
-                workload=workload,
-                operation=command_pb2.StopOperation(grace=_duration(grace_s)),
-                timeout=_duration(timeout_s),
-            )
-            return self._workloads.StopWorkload(request, timeout=CALL_TIMEOUT_S).command
+        request = fleet_pb2.StopWorkloadRequest(
+            request_id=_request_id(),
+            workload=workload,
+            operation=command_pb2.StopOperation(grace=_duration(grace_s)),
+            timeout=_duration(timeout_s),
+        )
+        return self._create(lambda: self._workloads.StopWorkload(request, timeout=CALL_TIMEOUT_S)).command
 
     def watch(self, command: Command) -> Iterator[Command]:
         """The command as it is, and each time that it changes, until it has ended.

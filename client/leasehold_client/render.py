@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import click
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,6 +12,8 @@ from leasehold.v1.command_pb2 import Command, CommandState, PhaseTiming
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import MemberState, Workload
+
+from leasehold_client.standard_output import echo
 
 Value = TypeVar("Value", bound=int)
 
@@ -24,7 +25,7 @@ def to_dict(message: Message) -> dict[str, Any]:
 
 def echo_json(document: object) -> None:
     """Prints one JSON document."""
-    click.echo(json.dumps(document, indent=2))
+    echo(json.dumps(document, indent=2))
 
 
 def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -33,7 +34,7 @@ def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+        echo("  ".join(cells).rstrip())
 
 
 def echo_workers(workers: Iterable[Worker]) -> None:
@@ -151,19 +152,19 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     result = command.result
     seconds = result.duration.ToTimedelta().total_seconds()
     what = "nothing to do" if result.already_there else f"done in {seconds:.2f} s"
-    click.echo(f"{workload_name}: {operation_name(command)} {what}")
+    echo(f"{workload_name}: {operation_name(command)} {what}")
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
-            click.echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")
+            echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")
     for pair in result.applied_pairs:
         if pair.old_uuid != pair.new_uuid:
             old, new = (places.get(uuid, uuid) for uuid in (pair.old_uuid, pair.new_uuid))
-            click.echo(f"  pair {old} -> {new}")
+            echo(f"  pair {old} -> {new}")
     for member in result.members:
         timings = ", ".join(_phase(phase) for phase in member.phases)
-        click.echo(f"  pid {member.pid}: {timings or 'nothing to do'}")
+        echo(f"  pid {member.pid}: {timings or 'nothing to do'}")
     for warning in result.warnings:
-        click.echo(f"  warning: {warning}")
+        echo(f"  warning: {warning}")
 
 
 def _phase(phase: PhaseTiming) -> str:

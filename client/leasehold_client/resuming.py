@@ -1,4 +1,4 @@
-"""Streams that outlive a restart of the coordinator."""
+"""Calls and streams that outlive a restart of the coordinator."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +11,9 @@ Response = TypeVar("Response")
 OUTAGE_LIMIT_S: Final = 30.0
 """How long a stream is opened anew without an answer."""
 
+REPEAT_LIMIT_S: Final = 3.0
+"""How long a call is made again without an answer: a coordinator that is replaced is back by then."""
+
 RETRY_INTERVAL_S: Final = 0.2
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -20,6 +23,24 @@ CONNECT_TIMEOUT_S: Final = 5.0
 def is_outage(error: LeaseholdError) -> bool:
     """Whether the coordinator is away, and may come back."""
     return isinstance(error, NoCoordinatorError)
+
+
+def repeat(call: Callable[[], Response]) -> Response:
+    """What a call answered, made again where the coordinator went away before it did.
+
+    The call must be one that is safe to repeat: one that only asks, or whose request has a request_id.
+
+    Raises:
+        LeaseholdError: A refusal at once, or the outage once it has lasted 3 s.
+    """
+    deadline = time.monotonic() + REPEAT_LIMIT_S
+    while True:
+        try:
+            return call()
+        except LeaseholdError as error:
+            if not is_outage(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_INTERVAL_S)
 
 
 def resume(

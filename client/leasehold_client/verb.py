@@ -20,7 +20,7 @@ YEAR_S: Final = 366 * 86_400.0
 class Seconds(click.FloatRange):
     """A time in seconds, of a year at most."""
 
-    name = "seconds"
+    name = "number of seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Reads the number, or fails with the rule."""

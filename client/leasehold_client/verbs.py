@@ -1,6 +1,5 @@
 """The verbs of the ``leasehold`` command that talk to a coordinator."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 
-from leasehold_client import render
+from leasehold_client import render, standard_output
 from leasehold_client.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, interrupted
@@ -215,11 +214,8 @@ def logs(client: Client, workload: str, follow_output: bool) -> None:
     """Print what a workload wrote."""
     try:
         for data in client.output(workload, follow=follow_output):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # Who reads has enough. Python would complain of it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not standard_output.write(data):
+                break
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)  # nothing was begun that could go on
 
@@ -232,7 +228,9 @@ def conclude(client: Client, command: Command, workload: str, *, no_wait: bool, 
     if output == "json":
         render.echo_json(render.to_dict(command))
     elif no_wait:
-        click.echo(f"{workload}: {render.operation_name(command)} stored as command {command.command_id}")
+        standard_output.echo(
+            f"{workload}: {render.operation_name(command)} stored as command {command.command_id}"
+        )
     elif succeeded:
         render.echo_outcome(command, workload, _gpus_if_known(client))
     if not no_wait and not succeeded:

@@ -1,5 +1,6 @@
 """The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from leasehold_client.resuming import CONNECT_TIMEOUT_S, is_outage, repeat, resu
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
 
+CLOSE_TIMEOUT_S: Final = 1.0
 PAGE_SIZE: Final = 1000
 
 OPTIONS: Final[list[tuple[str, int]]] = [
@@ -82,8 +84,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. Commands go on."""
-        self._channel.close()
+        """Closes the connection. Commands go on.
+
+        It returns within a second, even where gRPC never finishes: an exception of a signal handler, such as
+        KeyboardInterrupt, can leave a call behind that `Channel.close` waits for (grpc/grpc#19973).
+        """
+        closing = threading.Thread(target=self._channel.close, daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
 
     @contextmanager
     def _decoded(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from leasehold_client.client import Client
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_client.demo_fleet import DemoError, DemoFleet
 from leasehold_client.demo_screen import DemoScreen
-from leasehold_client.render import failure_lines, operation_name
+from leasehold_client.render import failure_lines, operation_name, workload_state
 
 COUNTERS: Final = tuple(f"counter-{number}" for number in range(1, 7))
 COUNTER_BYTES: Final = "8MiB"
@@ -155,6 +155,9 @@ class Story:
         for name in names:
 
             def counts_on(name: str = name) -> bool:
+                workload = self._client.workload(name)
+                if workload.status.HasField("end_time"):
+                    raise DemoError(f"{name} ended: {workload_state(workload)}")
                 return self._report(name).counts >= goals[name]
 
             self._fleet.wait_for(counts_on, f"counting of {name}")

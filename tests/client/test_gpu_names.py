@@ -51,6 +51,11 @@ def test_names_that_do_not(name: str, match: str) -> None:
         resolve_gpu(name, GPUS)
 
 
+def test_a_whole_uuid_wins_over_a_longer_one() -> None:
+    short = FleetGpu(worker_id="worker-3", worker_name="gamma", gpu=Gpu(uuid="GPU-aaaa", slot=0))
+    assert resolve_gpu("GPU-AAAA", [*GPUS, short]) == "GPU-aaaa"
+
+
 def test_several_workers_of_one_name() -> None:
     twin = FleetGpu(worker_id="worker-3", worker_name="alpha", gpu=Gpu(uuid="GPU-dddd", slot=0))
     with pytest.raises(UsageError, match="several workers are named 'alpha'"):

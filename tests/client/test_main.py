@@ -1,12 +1,16 @@
 """The command as a whole: its help, and what it loads."""
 
+import importlib
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
+import click
 import pytest
 from click.testing import CliRunner
 from leasehold_client import main, rooms
+
+from .conftest import CommandLine
 
 VERBS = [
     "get",
@@ -51,6 +55,50 @@ def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.Mo
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "(needs no_such_package)" in help_text
     assert "Park a workload" in help_text
+
+
+def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["click>=8", "no-such-package>=1; extra == 'worker'", "nor-this; extra == 'coordinator'"]
+    monkeypatch.setattr(rooms, "requires", lambda name: needs)
+    help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
+    assert "worker       (needs no-such-package)" in help_text
+    assert "coordinator  (needs nor-this)" in help_text
+    assert "simgpu       Run programs" in help_text
+
+
+def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
+    bare_leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command("worker")
+    def starts_late() -> None:
+        importlib.import_module("no_such_package")
+
+    monkeypatch.setattr(rooms, "load", lambda point: starts_late)
+    done = bare_leasehold("worker")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "leasehold: `leasehold worker` needs no_such_package, which is not installed: "
+        "pip install 'leasehold[worker]'\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "summary"), [*main.VERBS.items(), ("demo", main.DEMO_SUMMARY)])
+def test_the_summaries_are_those_of_the_verbs(name: str, summary: str) -> None:
+    command = main.leasehold.get_command(click.Context(main.leasehold), name)
+    assert command is not None
+    assert command.help is not None
+    assert command.help.startswith(summary)
+
+
+def test_help_loads_neither_grpc_nor_rich_nor_a_room() -> None:
+    script = (
+        "import sys; from leasehold_client.main import leasehold\n"
+        "leasehold(['--help'], standalone_mode=False)\n"
+        "heavy = {'grpc', 'rich', 'google.protobuf', 'trio', 'leasehold_worker', 'leasehold_coordinator'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_version_is_the_distributions() -> None:

@@ -1,0 +1,275 @@
+"""The verbs against a scripted coordinator: what they send, print and exit with."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.command_pb2 import CommandResult, MemberOutcome, PhaseTiming
+from leasehold.v1.fleet_pb2 import Worker
+from leasehold.v1.gpu_pb2 import GpuPair
+
+from .conftest import CommandLine
+from .scripted_coordinator import GPUS, A, B, C, ScriptedCoordinator, command, refuse, workload
+
+PENDING, RUNNING = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_RUNNING
+SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
+
+RESULT = CommandResult(
+    duration=duration_pb2.Duration(seconds=2),
+    released_gpu_uuids=[A],
+    claimed_gpu_uuids=[B],
+    applied_pairs=[GpuPair(old_uuid=A, new_uuid=B), GpuPair(old_uuid=C, new_uuid=C)],
+    members=[
+        MemberOutcome(
+            pid=42,
+            phases=[PhaseTiming(phase="lock", duration=duration_pb2.Duration(seconds=1), moved_bytes=2**20)],
+        )
+    ],
+)
+
+
+def test_a_command_that_succeeds_tells_what_moved(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.plays(command(PENDING), command(RUNNING, 2), command(SUCCEEDED, 3, result=RESULT))
+    done = leasehold("suspend", "one", "--timeout", "1.5")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "one: suspend done in 2.00 s",
+        "  released alpha/0",
+        "  claimed alpha/1",
+        "  pair alpha/0 -> alpha/1",
+        "  pid 42: lock 1.00 s (1.0 MiB)",
+    ]
+    [request] = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    assert request.workload == "one"
+    assert request.timeout.ToMilliseconds() == 1500
+
+
+def test_a_command_that_fails_tells_of_each_member(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    members = [
+        MemberOutcome(
+            pid=42,
+            state_before=workload_pb2.MEMBER_STATE_RUNNING,
+            state_after=workload_pb2.MEMBER_STATE_RUNNING,
+            rolled_back=True,
+            error=errors_pb2.Error(message="it did not drain"),
+        ),
+        MemberOutcome(pid=43, state_after=workload_pb2.MEMBER_STATE_WEDGED, rolled_back=False),
+    ]
+    error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_LOCK_TIMEOUT, message="pid 42 is busy")
+    scripted.plays(command(FAILED, result=CommandResult(members=members), error=error))
+    done = leasehold("suspend", "one")
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "leasehold: suspend FAILED: pid 42 is busy (LOCK_TIMEOUT)",
+        "  pid 42: RUNNING -> RUNNING, rolled back: it did not drain",
+        "  pid 43: UNSPECIFIED -> WEDGED, NOT rolled back",
+    ]
+    done = leasehold("suspend", "one", "-o", "json")
+    assert done.code == 1
+    assert json.loads(done.stdout)["error"]["reason"] == "ERROR_REASON_LOCK_TIMEOUT"
+    assert "LOCK_TIMEOUT" in done.stderr
+
+
+def test_a_reason_of_a_newer_coordinator_shows_its_number(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    newer: Any = 4711
+    scripted.plays(command(FAILED, error=errors_pb2.Error(reason=newer, message="something new")))
+    assert leasehold("suspend", "one").stderr == "leasehold: suspend FAILED: something new (4711)\n"
+
+
+def test_no_wait_returns_at_once(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(PENDING))
+    done = leasehold("suspend", "one", "--no-wait")
+    assert (done.code, done.stdout) == (0, "one: suspend stored as command c-1\n")
+    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+
+
+def test_a_command_that_is_done_is_done_without_a_list_of_gpus(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.plays(command(SUCCEEDED, result=CommandResult(released_gpu_uuids=[A])))
+    del scripted.answers["ListGpus"]
+    done = leasehold("suspend", "one")
+    assert done.code == 0
+    assert f"released {A}" in done.stdout
+
+
+def test_a_refusal_is_one_line_with_its_reason(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha\nis LOST"
+    )
+    done = leasehold("suspend", "one", "-o", "json")
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr == "leasehold: worker alpha is LOST (WORKER_UNAVAILABLE)\n"
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_coordinator_that_stays_away_is_named_with_the_command(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.plays(command(RUNNING))
+    scripted.answers["WatchCommand"] = lambda request, context: context.abort(
+        grpc.StatusCode.UNAVAILABLE, "gone"
+    )
+    done = leasehold("suspend", "one")
+    assert (done.code, done.stdout) == (3, "")
+    [line] = done.stderr.splitlines()
+    assert scripted.address in line
+    assert "command c-1 goes on: `leasehold get commands c-1` shows it" in line
+
+
+@pytest.mark.parametrize(
+    "arguments", ["get workers", "suspend one", "logs -f one", "remap one --to alpha/0", "run -- true"]
+)
+def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
+    verb, *others = arguments.split()
+    done = bare_leasehold(verb, "--coordinator", "127.0.0.1:1", *others)
+    assert (done.code, done.stdout) == (3, "")
+    assert done.stderr.startswith("leasehold: no coordinator answers at 127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ("", "Usage: leasehold"),
+        ("nothing", "No such command 'nothing': see `leasehold --help`"),
+        ("get", "Missing argument"),
+        ("get things", "'things' is not one of"),
+        ("run", "Missing argument"),
+        ("run --gpsu 1 -- true", "No such option '--gpsu'"),
+        ("run --gpus -1 -- true", "-1 is not in the range"),
+        ("run --env WORD -- true", "'WORD' is not a variable: write K=V"),
+        ("suspend one --timeout 0", "0.0 is not in the range"),
+        ("suspend one --timeout nan", "'nan' is not a time"),
+        ("suspend one --timeout 1e300", "is not in the range"),
+        ("suspend one --coordinator here", "'here' is not the address of a coordinator: write HOST:PORT"),
+        ("remap one", "either --pair OLD=NEW or --to"),
+        ("remap one --pair alpha/0=alpha/1 --to alpha/1", "either --pair OLD=NEW or --to"),
+        ("remap one --pair alpha/0", "'alpha/0' is not a pair"),
+        ("remap one --pair alpha/0=GPU-", "is the beginning of 3 GPUs"),
+        ("remap one --to alpha/0,alpha/1", "2 GPUs are named and the workload holds 1"),
+        ("restore one --to gamma/0", "no GPU is at 'gamma/0'"),
+        ("restore one --to alpha/0,aaaa", "names a GPU twice"),
+    ],
+)
+def test_bad_usage(leasehold: CommandLine, scripted: ScriptedCoordinator, arguments: str, match: str) -> None:
+    done = leasehold(*arguments.split())
+    assert (done.code, done.stdout) == (2, "")
+    assert match in done.stderr
+    assert not arguments or (done.stderr.startswith("leasehold: ") and done.stderr.count("\n") == 1)
+    changing = [request for request in scripted.requests if hasattr(request, "request_id")]
+    assert not changing
+
+
+def test_a_bad_configuration(bare_leasehold: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "leasehold").mkdir()
+    (tmp_path / "leasehold/cli.toml").write_text("coordinater = 'x'\n")
+    done = bare_leasehold("get", "workers")
+    assert done.code == 2
+    assert "coordinater" in done.stderr
+
+
+def test_run_sends_what_was_asked_for(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(SUCCEEDED))
+    scripted.answers["CreateWorkload"] = lambda request, context: fleet_pb2.CreateWorkloadResponse(
+        workload=workload("made-up"), command=command(PENDING)
+    )
+    options = ["--gpus", "2", "--worker", "alpha", "--env", "WORD=a=b", "--env", "EMPTY="]
+    done = leasehold("run", *options, "--", "train", "--gpus", "9", "-o")
+    assert done.code == 0
+    assert done.stdout.startswith("made-up: ")
+    [request] = scripted.asked(fleet_pb2.CreateWorkloadRequest)
+    assert list(request.spec.arguments) == ["train", "--gpus", "9", "-o"]
+    assert dict(request.spec.environment) == {"WORD": "a=b", "EMPTY": ""}
+    assert request.spec.resources.gpu_count == 2
+    assert (request.worker, request.name) == ("alpha", "")
+    assert not request.HasField("timeout")
+
+
+def test_gpus_are_sent_by_uuid_in_their_order(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(SUCCEEDED))
+    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+        workload=workload("one", B, A)
+    )
+    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse(
+        command=command(PENDING)
+    )
+    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
+        command=command(PENDING)
+    )
+    assert leasehold("remap", "one", "--to", "beta/0,aaaa").code == 0
+    assert leasehold("remap", "one", "--pair", f"{A}=alpha/1").code == 0
+    assert leasehold("restore", "one", "--to", "beta/0,GPU-a").code == 0
+    pairs = [
+        [(pair.old_uuid, pair.new_uuid) for pair in request.operation.moves[0].pairs]
+        for request in scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+    ]
+    assert pairs == [[(B, C), (A, A)], [(A, B)]]
+    [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
+    assert list(request.operation.gpu_uuids) == [C, A]
+
+
+def test_a_workload_that_holds_no_gpu_is_not_moved(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    status = workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+        workload=workload_pb2.Workload(status=status)
+    )
+    done = leasehold("remap", "one", "--to", "alpha/1")
+    assert done.code == 1
+    assert "one is SUSPENDED" in done.stderr
+    assert "`leasehold restore --to` (WRONG_STATE)" in done.stderr
+
+
+def test_lists_as_tables_and_as_json(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+        workers=[Worker(worker_id="w-1", name="alpha", gpu_count=2), Worker(worker_id="w-2", name="beta")]
+    )
+    scripted.answers["ListWorkloads"] = lambda request, context: fleet_pb2.ListWorkloadsResponse(
+        workloads=[workload()]
+    )
+    scripted.answers["ListCommands"] = lambda request, context: fleet_pb2.ListCommandsResponse(
+        commands=[command(PENDING)]
+    )
+    for kind, match in {"workers": "beta", "gpus": B, "workloads": "alpha/0", "commands": "c-1"}.items():
+        table = leasehold("get", kind)
+        assert (table.code, table.stderr) == (0, "")
+        assert match in table.stdout
+        document = json.loads(leasehold("get", kind, "-o", "json").stdout)
+        assert list(document) == [kind]
+    assert json.loads(leasehold("get", "workloads", "one", "-o", "json").stdout)["name"] == "one"
+    assert json.loads(leasehold("get", "gpus", "beta/0", "-o", "json").stdout)["gpu"]["uuid"] == C
+
+
+def test_workers_that_have_not_reported_are_named(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.answers["ListGpus"] = lambda request, context: fleet_pb2.ListGpusResponse(
+        gpus=GPUS, unreachable=["w-9"]
+    )
+    done = leasehold("get", "gpus", "-o", "json")
+    assert len(json.loads(done.stdout)["gpus"]) == len(GPUS)
+    assert "not heard from since the coordinator started: w-9" in done.stderr
+
+
+def test_logs_are_printed_byte_by_byte(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    def read(
+        request: fleet_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
+        yield fleet_pb2.ReadWorkloadOutputResponse(data="Grüße\r\n".encode(), next_offset=9)
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    done = leasehold("logs", "one")
+    assert (done.code, done.stdout.rstrip()) == (0, "Grüße")

@@ -67,4 +67,5 @@ def leasehold(
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits 30 s for a coordinator."""
     monkeypatch.setattr(resuming, "OUTAGE_LIMIT_S", 0.3)
+    monkeypatch.setattr(resuming, "REPEAT_LIMIT_S", 0.1)
     monkeypatch.setattr(resuming, "RETRY_INTERVAL_S", 0.01)

@@ -128,6 +128,7 @@ def test_a_coordinator_that_stays_away_is_named_with_the_command(
     assert "command c-1 goes on: `leasehold get commands c-1` shows it" in line
 
 
+@pytest.mark.usefixtures("short_outages")
 @pytest.mark.parametrize(
     "arguments", ["get workers", "suspend one", "logs -f one", "remap one --to alpha/0", "run -- true"]
 )

@@ -108,8 +108,8 @@ class Requests:
                 if before is not None:
                     return before
                 found = await self._fleet.find_workload(workload)
-                self._check_operation(found, operation, expected_generation)
                 self._dispatcher.check_room(found.worker_id, found.workload_id)
+                self._check_operation(found, operation, expected_generation)
                 default_s = SHORT_TIMEOUT_S if operation.HasField("stop") else LONG_TIMEOUT_S
                 command = self._new_command(request_id, found, operation, timeout or duration(default_s))
                 if expected_generation is not None:
@@ -289,9 +289,10 @@ def named_gpus(operation: Operation) -> set[str]:
 def _require_state(workload: Workload, states: Iterable[WorkloadState.ValueType], verb: str) -> None:
     if workload.status.state not in states:
         wanted = " or ".join(sorted(state_name(state) for state in states))
+        remedy = "; stop it, nothing else helps" if workload.status.state == WEDGED else ""
         raise FleetError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} is {state_name(workload.status.state)}: "
-            f"only one that is {wanted} can be {verb}",
+            f"only one that is {wanted} can be {verb}{remedy}",
             observed_state=state_name(workload.status.state),
         )

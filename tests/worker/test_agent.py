@@ -193,6 +193,8 @@ def test_the_whole_life_of_a_workload(session: Session, host: SimulatedHost) -> 
     pair = gpu_pb2.GpuPair(old_uuid=uuids[1], new_uuid=uuids[3].removeprefix("GPU-"))
     remapped = session.run("c6", "w1", remap=RemapOperation(moves=[Move(workload_id="w1", pairs=[pair])]))
     assert remapped.state == SUCCEEDED, remapped
+    (member,) = remapped.workloads[0].status.members
+    assert list(member.device_memory_bytes) == [uuids[3]], "measured where it is now"
     pool_states(session, [LEASED, FREE, FREE, LEASED])
     text = wait_counting(session, "w1", uuids[3])
     assert counts(text) == list(range(counts(text)[0], counts(text)[-1] + 1)), "no count is lost"

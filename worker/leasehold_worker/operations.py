@@ -172,9 +172,10 @@ class Operations:
                     workload.members = _members_after(parties)
                     self._settle(workload, parties, SUSPENDED, error)
                     raise
+                restored = await proof.measured(self._inventory, _members_after(parties))
                 require_alive(workload)
                 self._pool.confirm(reserved)
-                self._hold(workload, parties, reserved)
+                self._hold(workload, restored, reserved)
         except BaseException:
             self._pool.release(reserved)
             raise
@@ -339,10 +340,10 @@ class Operations:
         except OperationError as error:
             self._settle(workload, parties, RUNNING, error)
             raise
-        workload.members = _members_after(parties)
+        workload.members = await proof.measured(self._inventory, _members_after(parties))
 
-    def _hold(self, workload: Workload, parties: Group, lease: Lease) -> None:
-        workload.members = _members_after(parties)
+    def _hold(self, workload: Workload, members: tuple[Member, ...], lease: Lease) -> None:
+        workload.members = members
         workload.parked = None
         workload.lease = lease
         self._workloads.set_state(workload, RUNNING)

@@ -99,7 +99,7 @@ class Workloads:
         except KeyError:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-                f"this worker has no workload {workload_id}: it ended before the worker's last start",
+                f"this worker has no workload {workload_id}: if the worker crashed, end its processes by pid",
             ) from None
 
     def all(self) -> tuple[Workload, ...]:

@@ -24,7 +24,7 @@ NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
 _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
     (DriverCall.LOCK, NOT_READY): (
         errors_pb2.ERROR_REASON_LOCK_TIMEOUT,
-        "its submitted work did not drain in time; it runs on, and a longer lock timeout may help",
+        "its submitted work did not drain in time; it runs on, so try again when it is less busy",
     ),
     (DriverCall.CHECKPOINT, OUT_OF_MEMORY): (
         errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,

@@ -108,7 +108,7 @@ class Command(_message.Message):
     worker_id: _builtins.str
     """Worker that carries it out."""
     workload_id: _builtins.str
-    """Workload that it is about. A remap of several names the first."""
+    """Workload that it is about. A remap of several names the first, and its moves name all."""
     expected_generation: _builtins.int
     """The workload's generation that the client had seen. Absent: any."""
     state: Global___CommandState.ValueType
@@ -394,6 +394,9 @@ class StopOperation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    """Kill processes that were restored even where they can't be suspended first, which can hang the host."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """Time between SIGTERM and SIGKILL. Absent: 10 s."""
@@ -402,10 +405,11 @@ class StopOperation(_message.Message):
         self,
         *,
         grace: _duration_pb2.Duration | None = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "grace", b"grace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +429,7 @@ class CommandResult(_message.Message):
     DRIVER_VERSION_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     already_there: _builtins.bool
     """There was nothing to do."""
     driver_version: _builtins.str
@@ -453,6 +458,12 @@ class CommandResult(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Things that succeeded and still deserve attention."""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTiming]:
+        """What the operation as a whole went through, in order: "preflight", "lock", "checkpoint", "verify",
+        "restore", "unlock", "rollback", "terminate", "kill".
+        """
+
     def __init__(
         self,
         *,
@@ -464,10 +475,11 @@ class CommandResult(_message.Message):
         driver_version: _builtins.str | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        phases: _abc.Iterable[Global___PhaseTiming] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version", "driver_version", b"driver_version", "duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "claimed_gpu_uuids", b"claimed_gpu_uuids", "driver_version", b"driver_version", "duration", b"duration", "members", b"members", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "claimed_gpu_uuids", b"claimed_gpu_uuids", "driver_version", b"driver_version", "duration", b"duration", "members", b"members", "phases", b"phases", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__driver_version: _TypeAlias = _typing.Literal["driver_version"]  # noqa: Y015
     _WhichOneofArgType__driver_version: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version"]  # noqa: Y015
@@ -538,17 +550,23 @@ Global___MemberOutcome: _TypeAlias = MemberOutcome  # noqa: Y015
 
 @_typing.final
 class PhaseTiming(_message.Message):
-    """One driver call on one member."""
+    """A step of an operation: one driver call on a member, or a phase of the whole."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PHASE_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    ROLLBACK_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """"lock", "checkpoint", "restore" or "unlock"."""
+    """"lock", "checkpoint", "restore" or "unlock"; of a whole operation, also those that CommandResult names."""
     moved_bytes: _builtins.int
     """Device memory moved, in bytes. Absent: none, or unknown."""
+    failed: _builtins.bool
+    """It did not do what it was to do."""
+    rollback: _builtins.bool
+    """It was part of bringing members back."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """How long it took."""
@@ -559,10 +577,12 @@ class PhaseTiming(_message.Message):
         phase: _builtins.str = ...,
         duration: _duration_pb2.Duration | None = ...,
         moved_bytes: _builtins.int | None = ...,
+        failed: _builtins.bool = ...,
+        rollback: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_moved_bytes", b"_moved_bytes", "duration", b"duration", "moved_bytes", b"moved_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moved_bytes", b"_moved_bytes", "duration", b"duration", "moved_bytes", b"moved_bytes", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moved_bytes", b"_moved_bytes", "duration", b"duration", "failed", b"failed", "moved_bytes", b"moved_bytes", "phase", b"phase", "rollback", b"rollback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__moved_bytes: _TypeAlias = _typing.Literal["moved_bytes"]  # noqa: Y015
     _WhichOneofArgType__moved_bytes: _TypeAlias = _typing.Literal["_moved_bytes", b"_moved_bytes"]  # noqa: Y015

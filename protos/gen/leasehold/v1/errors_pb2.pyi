@@ -121,6 +121,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The workload's output is not to be had."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 47
     """A defect of Leasehold; the daemon's log says more."""
+    ERROR_REASON_DEVICE_NODE_MISSING: _ErrorReason.ValueType  # 48
+    """The destination's device node is not there for the process, whose container does not have that GPU."""
+    ERROR_REASON_UNSAFE_KILL: _ErrorReason.ValueType  # 49
+    """A process that was restored still runs and can't be suspended: killing it could hang its host."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -224,6 +228,10 @@ ERROR_REASON_OUTPUT_UNAVAILABLE: ErrorReason.ValueType  # 46
 """The workload's output is not to be had."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 47
 """A defect of Leasehold; the daemon's log says more."""
+ERROR_REASON_DEVICE_NODE_MISSING: ErrorReason.ValueType  # 48
+"""The destination's device node is not there for the process, whose container does not have that GPU."""
+ERROR_REASON_UNSAFE_KILL: ErrorReason.ValueType  # 49
+"""A process that was restored still runs and can't be suspended: killing it could hang its host."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -13,6 +13,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
+from leasehold.v1 import plan_pb2 as _plan_pb2
 from leasehold.v1 import worker_session_pb2 as _worker_session_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
 import builtins as _builtins
@@ -804,7 +805,7 @@ class SuspendWorkloadRequest(_message.Message):
     expected_generation: _builtins.int
     """Refuse if the workload has changed since it was read. Absent: any."""
     validate_only: _builtins.bool
-    """Check everything, and do nothing."""
+    """Plan it, refuse it where the plan says so, and do nothing."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may wait and take. Absent: 10 min."""
@@ -876,7 +877,7 @@ class RestoreWorkloadRequest(_message.Message):
     expected_generation: _builtins.int
     """Refuse if the workload has changed since it was read. Absent: any."""
     validate_only: _builtins.bool
-    """Check everything, and do nothing."""
+    """Plan it, refuse it where the plan says so, and do nothing."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may wait and take. Absent: 10 min."""
@@ -945,7 +946,7 @@ class RemapWorkloadsRequest(_message.Message):
     expected_generation: _builtins.int
     """Refuse if the first workload has changed since it was read. Absent: any."""
     validate_only: _builtins.bool
-    """Check everything, and do nothing."""
+    """Plan it, refuse it where the plan says so, and do nothing."""
     @_builtins.property
     def operation(self) -> _command_pb2.RemapOperation:
         """The workloads and where they go; workload_id may be a name here. All live on one worker."""
@@ -996,6 +997,64 @@ class RemapWorkloadsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemapWorkloadsResponse: _TypeAlias = RemapWorkloadsResponse  # noqa: Y015
+
+@_typing.final
+class PlanRequest(_message.Message):
+    """Request of Plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    workload: _builtins.str
+    """Id or name. Empty for a remap, whose moves name theirs by id or name."""
+    expected_generation: _builtins.int
+    """Say so if the workload has changed since it was read. Absent: any."""
+    @_builtins.property
+    def operation(self) -> _command_pb2.Operation:
+        """A suspend, a restore or a remap."""
+
+    def __init__(
+        self,
+        *,
+        workload: _builtins.str = ...,
+        expected_generation: _builtins.int | None = ...,
+        operation: _command_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
+    _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+
+Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanResponse(_message.Message):
+    """Response of Plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> _plan_pb2.Plan:
+        """The plan."""
+
+    def __init__(
+        self,
+        *,
+        plan: _plan_pb2.Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
 
 @_typing.final
 class StopWorkloadRequest(_message.Message):

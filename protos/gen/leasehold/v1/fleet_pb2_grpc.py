@@ -322,6 +322,11 @@ class WorkloadServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/Plan',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.PlanRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.PlanResponse.FromString,
+                _registered_method=True)
         self.StopWorkload = channel.unary_unary(
                 '/leasehold.v1.WorkloadService/StopWorkload',
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadRequest.SerializeToString,
@@ -387,6 +392,13 @@ class WorkloadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopWorkload(self, request, context):
         """Ends a workload.
         """
@@ -438,6 +450,11 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.RemapWorkloads,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.PlanRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.PlanResponse.SerializeToString,
             ),
             'StopWorkload': grpc.unary_unary_rpc_method_handler(
                     servicer.StopWorkload,
@@ -640,6 +657,33 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/RemapWorkloads',
             leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsRequest.SerializeToString,
             leasehold_dot_v1_dot_fleet__pb2.RemapWorkloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/Plan',
+            leasehold_dot_v1_dot_fleet__pb2.PlanRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.PlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

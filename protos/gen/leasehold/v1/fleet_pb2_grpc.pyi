@@ -126,6 +126,8 @@ class WorkloadServiceStub:
     """Wakes a parked workload."""
     RemapWorkloads: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemapWorkloadsRequest, _fleet_pb2.RemapWorkloadsResponse]
     """Moves running workloads to other GPUs of their worker, all or none."""
+    Plan: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PlanRequest, _fleet_pb2.PlanResponse]
+    """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
     StopWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]
     """Ends a workload."""
     ReadWorkloadOutput: _grpc.UnaryStreamMultiCallable[_fleet_pb2.ReadWorkloadOutputRequest, _fleet_pb2.ReadWorkloadOutputResponse]
@@ -150,6 +152,8 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     """Wakes a parked workload."""
     RemapWorkloads: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemapWorkloadsRequest, _fleet_pb2.RemapWorkloadsResponse]  # type: ignore[assignment]
     """Moves running workloads to other GPUs of their worker, all or none."""
+    Plan: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PlanRequest, _fleet_pb2.PlanResponse]  # type: ignore[assignment]
+    """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
     StopWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]  # type: ignore[assignment]
     """Ends a workload."""
     ReadWorkloadOutput: _aio.UnaryStreamMultiCallable[_fleet_pb2.ReadWorkloadOutputRequest, _fleet_pb2.ReadWorkloadOutputResponse]  # type: ignore[assignment]
@@ -213,6 +217,14 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.RemapWorkloadsResponse, _abc.Awaitable[_fleet_pb2.RemapWorkloadsResponse]]:
         """Moves running workloads to other GPUs of their worker, all or none."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _fleet_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.PlanResponse, _abc.Awaitable[_fleet_pb2.PlanResponse]]:
+        """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
 
     @_abc_1.abstractmethod
     def StopWorkload(

@@ -14,6 +14,7 @@ from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import errors_pb2 as _errors_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
+from leasehold.v1 import plan_pb2 as _plan_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
 import builtins as _builtins
 import sys
@@ -106,6 +107,7 @@ class ConnectRequest(_message.Message):
     WORKLOAD_EVENT_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     OUTPUT_CHUNK_FIELD_NUMBER: _builtins.int
+    PLAN_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who I am and all that I hold. First, and only once."""
@@ -130,6 +132,10 @@ class ConnectRequest(_message.Message):
     def output_chunk(self) -> Global___OutputChunk:
         """Answer to read_output."""
 
+    @_builtins.property
+    def plan_answer(self) -> Global___PlanAnswer:
+        """Answer to plan_query."""
+
     def __init__(
         self,
         *,
@@ -139,12 +145,13 @@ class ConnectRequest(_message.Message):
         workload_event: Global___WorkloadEvent | None = ...,
         goodbye: Global___Goodbye | None = ...,
         output_chunk: Global___OutputChunk | None = ...,
+        plan_answer: Global___PlanAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk", "plan_answer"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -163,6 +170,7 @@ class ConnectResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     READ_OUTPUT_FIELD_NUMBER: _builtins.int
+    PLAN_QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """You're in. First, and only once."""
@@ -191,6 +199,10 @@ class ConnectResponse(_message.Message):
     def read_output(self) -> Global___ReadOutput:
         """Send me a piece of a workload's output."""
 
+    @_builtins.property
+    def plan_query(self) -> Global___PlanQuery:
+        """What would this operation do?"""
+
     def __init__(
         self,
         *,
@@ -201,12 +213,13 @@ class ConnectResponse(_message.Message):
         drain: Global___Drain | None = ...,
         goodbye: Global___Goodbye | None = ...,
         read_output: Global___ReadOutput | None = ...,
+        plan_query: Global___PlanQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output", "plan_query"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -795,6 +808,79 @@ class OutputChunk(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
 
 Global___OutputChunk: _TypeAlias = OutputChunk  # noqa: Y015
+
+@_typing.final
+class PlanQuery(_message.Message):
+    """Asks what an operation would do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """Names the answer."""
+    workload_id: _builtins.str
+    """Workload that it is about. Empty for a remap, whose moves name theirs."""
+    @_builtins.property
+    def operation(self) -> _command_pb2.Operation:
+        """A suspend, a restore or a remap."""
+
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+        operation: _command_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "plan_id", b"plan_id", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanQuery: _TypeAlias = PlanQuery  # noqa: Y015
+
+@_typing.final
+class PlanAnswer(_message.Message):
+    """What an operation would do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """From plan_query."""
+    @_builtins.property
+    def plan(self) -> _plan_pb2.Plan:
+        """The plan. Absent: there is an error instead."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.Error:
+        """Why no plan could be made. Absent: there is one."""
+
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        plan: _plan_pb2.Plan | None = ...,
+        error: _errors_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_plan", b"_plan", "error", b"error", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_plan", b"_plan", "error", b"error", "plan", b"plan", "plan_id", b"plan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
+    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__plan: _TypeAlias = _typing.Literal["plan"]  # noqa: Y015
+    _WhichOneofArgType__plan: _TypeAlias = _typing.Literal["_plan", b"_plan"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plan) -> _WhichOneofReturnType__plan | None: ...
+
+Global___PlanAnswer: _TypeAlias = PlanAnswer  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -188,7 +188,7 @@ def show(directory: Path, output: str) -> None:
         click.echo(f"{gpu.index:>3}  {gpu.uuid}  {gpu.chip:<5} {used}{marks}")
     for process in processes:
         places = ", ".join(f"{uuid} {_mib(size)} MiB" for uuid, size in process.gpu_bytes.items())
-        marks = "  wedged" * process.wedged + "  busy" * process.busy
+        marks = "  wedged" * process.wedged + "  busy" * process.busy + "  MPS" * process.mps_client
         click.echo(f"pid {process.pid}  {process.state.name}{marks}  {places}")
     for fault in faults:
         click.echo(f"fault {fault.id}  {_describe(fault)}")
@@ -215,6 +215,9 @@ def fault_group() -> None:
 @click.option("--keep-memory", is_flag=True, help="A checkpoint that leaves the memory on the GPU.")
 @click.option("--ignore-gpu-pairs", is_flag=True, help="A restore that moves nothing.")
 @click.option(
+    "--after", type=click.IntRange(min=0), default=0, help="How many calls pass first. Default: none."
+)
+@click.option(
     "--times", type=click.IntRange(min=1), help="How many calls it holds for. Default: until cleared."
 )
 @click.argument("call")
@@ -229,6 +232,7 @@ def fault_set(
     skip: bool,
     keep_memory: bool,
     ignore_gpu_pairs: bool,
+    after: int,
     times: int | None,
     call: str,
 ) -> None:
@@ -248,6 +252,7 @@ def fault_set(
         skip=skip,
         keep_memory=keep_memory,
         ignore_gpu_pairs=ignore_gpu_pairs,
+        after=after,
         times=times,
     )
     click.echo(fault.id)
@@ -272,6 +277,15 @@ def busy(directory: Path, off: bool, pid: int) -> None:
     SimulatedHost.open(directory).set_busy(pid, not off)
 
 
+@command.command("mps")
+@directory_option
+@click.option("--off", is_flag=True, help="Let it compute without MPS again.")
+@click.argument("pid", type=int)
+def mps(directory: Path, off: bool, pid: int) -> None:
+    """Let process PID compute through MPS: NVML says so, and it cannot be checkpointed."""
+    SimulatedHost.open(directory).set_mps_client(pid, not off)
+
+
 @command.command("gpu")
 @directory_option
 @click.option("--hog", type=SizeType(), help="Memory taken by something else; 0 gives it back.")
@@ -281,6 +295,12 @@ def busy(directory: Path, off: bool, pid: int) -> None:
 @click.option("--ecc-uncorrected", type=click.IntRange(min=0), help="Count of uncorrected ECC errors.")
 @click.option("--temperature-c", type=click.IntRange(0, 150))
 @click.option("--utilization-percent", type=click.IntRange(0, 100))
+@click.option(
+    "--hide-process-memory/--show-process-memory",
+    "hides_process_memory",
+    default=None,
+    help="Let NVML not know what processes take.",
+)
 @click.argument("gpu")
 def gpu_(directory: Path, gpu: str, hog: int | None, lost: bool | None, **readings: int | None) -> None:
     """Change what GPU (index or UUID) has, or says about itself."""

@@ -54,6 +54,7 @@ class FaultTable:
                 keep_memory=fault.keep_memory,
                 ignore_gpu_pairs=fault.ignore_gpu_pairs,
                 remaining=layout.UNLIMITED if fault.times is None else fault.times,
+                after=fault.after,
             )
             host.faults[slot].id = fault_id  # last: from here on the fault holds
             _count(host)
@@ -88,6 +89,8 @@ def _validate(fault: Fault) -> None:
         )
     if fault.times is not None and not 0 < fault.times < 2**31:
         raise InvalidSettingError(f"times {fault.times} is not positive: leave it out for every call")
+    if not 0 <= fault.after < 2**31:
+        raise InvalidSettingError(f"after {fault.after} calls is out of range: choose 0 or more")
     if not 0 <= fault.delay_s < 2**31 / 1000:
         raise InvalidSettingError(f"delay of {fault.delay_s} s is out of range: choose 0 or more seconds")
     if fault.state is not None and not 0 <= fault.state <= layout.STATE_MASK:
@@ -118,6 +121,7 @@ def _read(record: layout.Fault) -> Fault:
         skip=bool(record.skip),
         keep_memory=bool(record.keep_memory),
         ignore_gpu_pairs=bool(record.ignore_gpu_pairs),
+        after=record.after,
         times=None if record.remaining == layout.UNLIMITED else record.remaining,
         id=record.id,
     )

@@ -36,6 +36,7 @@ _READINGS: Final = frozenset(
         "ecc_corrected",
         "ecc_uncorrected",
         "mig_enabled",
+        "hides_process_memory",
     }
 )
 
@@ -182,6 +183,7 @@ class SimulatedHost:
         skip: bool = False,
         keep_memory: bool = False,
         ignore_gpu_pairs: bool = False,
+        after: int = 0,
         times: int | None = None,
     ) -> Fault:
         """Makes a call go wrong from now on. `Fault` says what each argument means.
@@ -199,7 +201,8 @@ class SimulatedHost:
             skip: Do nothing, but answer.
             keep_memory: A checkpoint that leaves the memory on the GPU.
             ignore_gpu_pairs: A restore that leaves the process on its old GPUs.
-            times: How many calls it holds for.
+            after: How many calls that match pass first: 1 is the second restore of a process.
+            times: How many calls it holds for from then on.
 
         Returns:
             The fault, with the id that `clear_faults` takes.
@@ -219,6 +222,7 @@ class SimulatedHost:
                 skip=skip,
                 keep_memory=keep_memory,
                 ignore_gpu_pairs=ignore_gpu_pairs,
+                after=after,
                 times=times,
             )
         )
@@ -252,11 +256,17 @@ class SimulatedHost:
         Raises:
             InvalidSettingError: It is not a living CUDA process of this host.
         """
-        for record in self._live_records():
-            if record.pid == pid:
-                record.busy = busy
-                return
-        raise InvalidSettingError(f"pid {pid} is no living CUDA process of the host in {self.directory}")
+        self._live_record(pid).busy = busy
+
+    def set_mps_client(self, pid: int, enabled: bool = True) -> None:
+        """Makes a process one that computes through MPS: NVML says so, and it cannot be checkpointed.
+
+        Its checkpoint answers CUDA_ERROR_NOT_SUPPORTED, and it stays LOCKED.
+
+        Raises:
+            InvalidSettingError: It is not a living CUDA process of this host.
+        """
+        self._live_record(pid).mps_client = enabled
 
     def lose_gpu(self, gpu: int | str, lost: bool = True) -> None:
         """Makes a GPU fall off the bus: NVML_ERROR_GPU_IS_LOST, and CUDA_ERROR_UNKNOWN for its users."""
@@ -268,7 +278,8 @@ class SimulatedHost:
         Args:
             gpu: Index or UUID.
             **readings: utilization_percent, memory_utilization_percent, encoder_percent, decoder_percent,
-                temperature_c, power_mw, ecc_corrected, ecc_uncorrected, mig_enabled.
+                temperature_c, power_mw, ecc_corrected, ecc_uncorrected, mig_enabled; and
+                hides_process_memory: NVML lists the GPU's processes, but not what they take.
 
         Raises:
             InvalidSettingError: There is no such GPU or reading.
@@ -295,6 +306,12 @@ class SimulatedHost:
     def _live_records(self) -> list[layout.Process]:
         with self._file.locked() as state:
             return [record for record in state.processes if record.pid != 0 and _is_live(record)]
+
+    def _live_record(self, pid: int) -> layout.Process:
+        for record in self._live_records():
+            if record.pid == pid:
+                return record
+        raise InvalidSettingError(f"pid {pid} is no living CUDA process of the host in {self.directory}")
 
     def _bytes_by_gpu(self, record: layout.Process) -> dict[int, int]:
         row = record.placement[1 if record.status & layout.PLACEMENT else 0]
@@ -323,6 +340,8 @@ class SimulatedHost:
             resident=bool(record.status & layout.RESIDENT),
             wedged=bool(record.status & layout.WEDGED),
             busy=bool(record.busy),
+            mps_client=bool(record.mps_client),
+            calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),
         )
 
 

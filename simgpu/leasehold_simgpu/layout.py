@@ -1,6 +1,6 @@
 """The state file of a simulated host, as `native/state.h` lays it out.
 
-Both sides follow the C ABI's rules of alignment; `tests/simgpu/test_layout.py` compares every offset.
+Both sides follow the C ABI's rules of alignment; `tests/simgpu/test_abi.py` compares every offset.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ RESIDENT: Final = 0x08
 WEDGED: Final = 0x10
 GATE_CLOSED: Final = 0x20
 PLACEMENT: Final = 0x40
+
+CHECKPOINT_CALLS: Final = ("get_state", "get_restore_thread_id", "lock", "checkpoint", "restore", "unlock")
+"""`enum simgpu_checkpoint_call`, in its order."""
 
 
 class Gpu(ctypes.Structure):
@@ -49,6 +52,7 @@ class Gpu(ctypes.Structure):
         ("decoder_percent", ctypes.c_uint32),
         ("power_mw", ctypes.c_uint32),
         ("power_limit_mw", ctypes.c_uint32),
+        ("hides_process_memory", ctypes.c_uint32),
     )
 
 
@@ -68,6 +72,7 @@ class Fault(ctypes.Structure):
         ("keep_memory", ctypes.c_uint32),
         ("ignore_gpu_pairs", ctypes.c_uint32),
         ("remaining", ctypes.c_int32),
+        ("after", ctypes.c_uint32),
     )
 
 
@@ -84,10 +89,11 @@ class Process(ctypes.Structure):
         ("channel_pid", ctypes.c_int32),
         ("channel_start_time", ctypes.c_uint64),
         ("visible_count", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("mps_client", ctypes.c_uint32),
         ("placement", (ctypes.c_uint8 * MAX_GPUS) * 2),
         ("allocated_bytes", ctypes.c_uint64 * MAX_GPUS),
         ("contexts", ctypes.c_uint32 * MAX_GPUS),
+        ("calls", ctypes.c_uint32 * len(CHECKPOINT_CALLS)),
     )
 
 

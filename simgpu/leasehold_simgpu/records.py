@@ -52,6 +52,14 @@ class SimulatedProcess:
     """Did a restore run out of memory? Then nothing helps any more."""
     busy: bool
     """Does it have work that never drains? See `SimulatedHost.set_busy`."""
+    mps_client: bool
+    """Does it compute through MPS? See `SimulatedHost.set_mps_client`."""
+    calls: Mapping[str, int]
+    """How often each call of the checkpoint API came for it since its cuInit, whatever the answer was.
+
+    By the short names: `get_state`, `get_restore_thread_id`, `lock`, `checkpoint`, `restore`, `unlock`. Calls
+    with bad arguments do not count.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,8 @@ class Fault:
     """A checkpoint that leaves the memory on the GPU."""
     ignore_gpu_pairs: bool = False
     """A restore that leaves the process on its old GPUs."""
+    after: int = 0
+    """How many calls that match pass before it holds, or still pass."""
     times: int | None = None
     """How many calls it holds for, or still holds for. None: until it is cleared."""
     id: int = 0

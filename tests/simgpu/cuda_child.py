@@ -168,13 +168,14 @@ def call_in_forked_child(name: str) -> int:
 # --- NVML
 
 
-def nvml_processes() -> dict[str, dict[str, int]]:
-    """By UUID of each GPU, by pid (as text): used bytes."""
+def nvml_processes(mps: bool = False) -> dict[str, dict[str, int | None]]:
+    """By UUID of each GPU, by pid (as text): used bytes, None where NVML cannot say."""
+    listing = "nvmlDeviceGetMPSComputeRunningProcesses" if mps else "nvmlDeviceGetComputeRunningProcesses"
     pynvml.nvmlInit()
     listed = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+        processes = getattr(pynvml, listing)(gpu)
         listed[pynvml.nvmlDeviceGetUUID(gpu)] = {
             str(process.pid): process.usedGpuMemory for process in processes
         }

@@ -45,6 +45,9 @@ def test_python_and_c_lay_the_state_file_out_alike(tmp_path: Path) -> None:
     for name in ("RESIDENT", "WEDGED", "GATE_CLOSED", "PLACEMENT"):
         lines.append(f'printf("{name} %u\\n", SIMGPU_{name});')
         expected.append(f"{name} {getattr(layout, name)}")
+    for value, name in enumerate((*layout.CHECKPOINT_CALLS, "checkpoint_calls")):
+        lines.append(f'printf("{name} %d\\n", SIMGPU_{name.upper()});')
+        expected.append(f"{name} {value}")
     headers = '#include <stddef.h>\n#include <stdio.h>\n#include "state.h"\n'
     printed = compile_and_run(tmp_path, headers + "int main(void) {" + "\n".join(lines) + "}")
     assert printed.split("\n")[:-1] == expected

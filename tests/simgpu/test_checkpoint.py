@@ -299,3 +299,45 @@ def test_a_call_is_quick_without_timing(controller: Program, target: Program) ->
         for call in ("lock", "checkpoint", "restore", "unlock"):
             assert getattr(controller, call)(target.pid) == SUCCESS
     assert (time.perf_counter() - start) / 400 < 0.005
+
+
+def test_a_client_of_mps_cannot_be_checkpointed(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    host.set_mps_client(target.pid)
+    assert controller.lock(target.pid) == SUCCESS
+    assert controller.checkpoint(target.pid) == NOT_SUPPORTED
+    assert controller.get_state(target.pid) == [SUCCESS, LOCKED]
+    assert controller.unlock(target.pid) == SUCCESS
+    host.set_mps_client(target.pid, enabled=False)
+    assert controller.lock(target.pid) == SUCCESS
+    assert controller.checkpoint(target.pid) == SUCCESS
+
+
+def test_calls_are_counted_for_their_target_whatever_the_answer(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    other = start_program(host)
+    other.set_up()
+    none = dict.fromkeys(("get_state", "get_restore_thread_id", "lock", "checkpoint", "restore", "unlock"), 0)
+    host.set_fault("checkpoint", error=OPERATING_SYSTEM, times=1)
+    controller.lock(target.pid)
+    assert [controller.checkpoint(target.pid) for _ in range(3)] == [OPERATING_SYSTEM, SUCCESS, ILLEGAL_STATE]
+    controller.init()
+    controller.restore(target.pid)
+    controller.unlock(target.pid)
+    controller.restore_thread_id(target.pid)
+    controller.get_state(target.pid)
+    controller.get_state(controller.restore_thread_id(target.pid)[1])
+    found, untouched = host.process(target.pid), host.process(other.pid)
+    assert found is not None
+    assert untouched is not None
+    assert found.calls == {
+        "get_state": 2,
+        "get_restore_thread_id": 2,
+        "lock": 1,
+        "checkpoint": 3,
+        "restore": 1,
+        "unlock": 1,
+    }
+    assert untouched.calls == none

@@ -13,7 +13,7 @@ import pytest
 from leasehold_simgpu import CompilerError, InvalidSettingError, NoSuchHostError, SimulatedHost, build
 
 from .conftest import MakeHost, StartProgram
-from .programs import COUNTER, NOT_READY, Program
+from .programs import COUNTER, NOT_READY, NOT_SUPPORTED, Program
 
 SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.cli import command; command(prog_name='simgpu')"]
 
@@ -116,6 +116,30 @@ def test_gpus_and_processes_change_by_command(
     assert controller.lock(target.pid, 20) == NOT_READY
     assert simgpu("busy", *where, "--off", str(target.pid)).returncode == 0
     assert controller.lock(target.pid, 1000) == 0
+    assert simgpu("mps", *where, str(target.pid)).returncode == 0
+    assert f"pid {target.pid}  LOCKED  MPS" in simgpu("show", *where).stdout
+    assert controller.checkpoint(target.pid) == NOT_SUPPORTED
+    assert simgpu("mps", *where, "--off", str(target.pid)).returncode == 0
+    assert controller.checkpoint(target.pid) == 0
+
+
+def test_faults_can_be_set_for_later_calls_by_command(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    where = ("--dir", host.directory)
+    simgpu("fault", "set", *where, "get_state", "--error", "304", "--after", "1", "--times", "1")
+    assert "after=1" in simgpu("show", *where).stdout
+    assert [controller.get_state(target.pid)[0] for _ in range(3)] == [0, 304, 0]
+
+
+def test_what_processes_take_can_be_hidden_by_command(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    where = ("--dir", host.directory)
+    assert simgpu("gpu", *where, "--hide-process-memory", "0").returncode == 0
+    assert controller.nvml_processes()[host.gpus[0].uuid] == {str(target.pid): None}
+    assert simgpu("gpu", *where, "--show-process-memory", "0").returncode == 0
+    assert controller.nvml_processes()[host.gpus[0].uuid] == {str(target.pid): 0}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +169,7 @@ def test_bad_targets_are_refused(host: SimulatedHost) -> None:
     where = ("--dir", host.directory)
     assert "GPU 9 is not on the host" in simgpu("gpu", *where, "--lost", "9").stderr
     assert "pid 1 is no living CUDA process" in simgpu("busy", *where, "1").stderr
+    assert "pid 1 is no living CUDA process" in simgpu("mps", *where, "1").stderr
     assert "is no driver function" in simgpu("fault", "set", *where, "sing").stderr
     with pytest.raises(InvalidSettingError):
         host.hog(99, 1)

@@ -46,6 +46,30 @@ def test_a_fault_holds_for_its_pid_and_so_many_times(
     assert host.faults() == ()
 
 
+def test_a_fault_can_wait_for_later_calls(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    other = start_program(host)
+    other.set_up()
+    host.set_fault("lock", target.pid, error=OPERATING_SYSTEM, after=2, times=1)
+    for _ in range(2):
+        assert controller.lock(other.pid) == SUCCESS  # not of this pid: it does not count
+        assert controller.unlock(other.pid) == SUCCESS
+        assert controller.lock(target.pid) == SUCCESS
+        assert controller.unlock(target.pid) == SUCCESS
+    assert [fault.after for fault in host.faults()] == [0]
+    assert [controller.lock(target.pid) for _ in range(2)] == [OPERATING_SYSTEM, SUCCESS]
+    assert host.faults() == ()
+
+
+def test_a_waiting_fault_counts_calls_that_another_one_meets(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    host.set_fault("lock", error=1)
+    host.set_fault("lock", target.pid, error=2, after=1)
+    assert [controller.lock(target.pid) for _ in range(3)] == [1, 2, 2]
+
+
 def test_a_fault_for_a_pid_goes_before_one_for_anyone(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:
@@ -160,17 +184,30 @@ def test_calls_of_the_target_can_fail_too(host: SimulatedHost, target: Program) 
 
 
 def test_faults_are_listed_as_they_were_set(host: SimulatedHost) -> None:
-    fault = host.set_fault("restore", 7, error=2, delay_s=0.5, state=ProcessState.FAILED, times=3)
+    fault = host.set_fault("restore", 7, error=2, delay_s=0.5, state=ProcessState.FAILED, after=4, times=3)
     assert host.faults() == (
         fault.__class__(
-            call="cuCheckpointProcessRestore", pid=7, error=2, delay_s=0.5, state=3, times=3, id=fault.id
+            call="cuCheckpointProcessRestore",
+            pid=7,
+            error=2,
+            delay_s=0.5,
+            state=3,
+            after=4,
+            times=3,
+            id=fault.id,
         ),
     )
 
 
 @pytest.mark.parametrize(
     ("call", "settings"),
-    [("frobnicate", {}), ("lock", {"times": 0}), ("lock", {"delay_s": -1}), ("lock", {"state": 8})],
+    [
+        ("frobnicate", {}),
+        ("lock", {"times": 0}),
+        ("lock", {"delay_s": -1}),
+        ("lock", {"state": 8}),
+        ("lock", {"after": -1}),
+    ],
 )
 def test_a_fault_that_cannot_be_is_refused(host: SimulatedHost, call: str, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettingError):

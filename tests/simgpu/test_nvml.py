@@ -79,6 +79,41 @@ def test_the_facts_of_a_gpu(make_host: MakeHost, start_program: StartProgram) ->
     second = program.nvml("nvmlDeviceGetMemoryInfo", 1, 0x2000028)
     assert {name: second[name] for name in expected} == expected
     assert program.nvml("nvmlDeviceGetPowerManagementLimit", 0) == 400_000
+    assert [program.nvml("nvmlDeviceGetMinorNumber", index) for index in range(3)] == [0, 1, 2]
+
+
+def test_clients_of_mps_are_listed_as_such(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    other = start_program(host)
+    other.set_up()
+    target.allocate(MIB)
+    first = host.gpus[0].uuid
+    assert controller.nvml_processes(mps=True)[first] == {}
+    host.set_mps_client(target.pid)
+    assert controller.nvml_processes(mps=True)[first] == {str(target.pid): MIB}
+    assert sorted(controller.nvml_processes()[first]) == sorted([str(target.pid), str(other.pid)])
+    host.set_mps_client(target.pid, enabled=False)
+    assert controller.nvml_processes(mps=True)[first] == {}
+    host.set_fault("nvmlDeviceGetMPSComputeRunningProcesses", error=999)
+    assert controller.nvml("nvmlDeviceGetMPSComputeRunningProcesses", 0) == 999
+
+
+def test_what_processes_take_can_be_hidden(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    elsewhere = start_program(host)
+    elsewhere.set_up(1)
+    target.allocate(MIB)
+    first, second = host.gpus[0].uuid, host.gpus[1].uuid
+    host.set_readings(0, hides_process_memory=True)
+    host.set_mps_client(target.pid)
+    listed = controller.nvml_processes()
+    assert (listed[first], listed[second]) == ({str(target.pid): None}, {str(elsewhere.pid): 0})
+    assert controller.nvml_processes(mps=True)[first] == {str(target.pid): None}
+    assert controller.nvml("nvmlDeviceGetMemoryInfo", 0)["used"] == MIB
+    host.set_readings(0, hides_process_memory=False)
+    assert controller.nvml_processes()[first] == {str(target.pid): MIB}
 
 
 def test_the_readings_are_what_was_set(host: SimulatedHost, controller: Program) -> None:

@@ -45,7 +45,7 @@ EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
     struct channel channel;
     if (state == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessGetState", pid))
+    if (!channel_open(&channel, SIMGPU_GET_STATE, pid))
         return channel.result;
     CUresult result = channel_close(&channel, CUDA_SUCCESS);
     *state = (CUprocessState)state_of(channel.target);
@@ -56,7 +56,7 @@ EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
     struct channel channel;
     if (tid == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessGetRestoreThreadId", pid))
+    if (!channel_open(&channel, SIMGPU_GET_RESTORE_THREAD_ID, pid))
         return channel.result;
     *tid = channel.target->restore_tid;
     return channel_close(&channel, CUDA_SUCCESS);
@@ -89,7 +89,7 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
     struct channel channel;
     if (args != NULL && !is_zero(&args->reserved0, sizeof *args - offsetof(CUcheckpointLockArgs, reserved0)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessLock", pid))
+    if (!channel_open(&channel, SIMGPU_LOCK, pid))
         return channel.result;
     if (state_of(channel.target) != CU_PROCESS_STATE_RUNNING)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
@@ -106,9 +106,11 @@ static uint64_t allocated_bytes(const struct simgpu_process *target) {
     return bytes;
 }
 
-/* The first reason why the target cannot be checkpointed: a GPU of it that is lost or split into MIG instances
+/* The first reason why the target cannot be checkpointed: MPS, or a GPU of it that is lost or split into MIG instances
  * (NVIDIA/cuda-checkpoint issue 42). */
 static CUresult obstacle(const struct channel *channel) {
+    if (channel->target->mps_client)
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (uint32_t ordinal = 0; ordinal < channel->target->visible_count; ordinal++) {
         const struct simgpu_gpu *gpu = &channel->host->gpus[simgpu_gpu_of(channel->target, ordinal)];
         if (channel->target->contexts[ordinal] == 0)
@@ -125,7 +127,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
     struct channel channel;
     if (args != NULL && !is_zero(args, sizeof *args))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessCheckpoint", pid))
+    if (!channel_open(&channel, SIMGPU_CHECKPOINT, pid))
         return channel.result;
     const struct simgpu_host *host = channel.host;
     struct simgpu_process *target = channel.target;
@@ -185,7 +187,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArg
     struct channel channel;
     if (args != NULL && !is_zero(args->reserved, sizeof args->reserved))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessRestore", pid))
+    if (!channel_open(&channel, SIMGPU_RESTORE, pid))
         return channel.result;
     const struct simgpu_host *host = channel.host;
     uint32_t count = args == NULL || channel.fault.ignore_gpu_pairs ? 0 : args->gpuPairsCount;
@@ -208,7 +210,7 @@ EXPORT CUresult cuCheckpointProcessUnlock(int pid, const CUcheckpointUnlockArgs 
     struct channel channel;
     if (args != NULL && !is_zero(args, sizeof *args))
         return CUDA_ERROR_INVALID_VALUE;
-    if (!channel_open(&channel, "cuCheckpointProcessUnlock", pid))
+    if (!channel_open(&channel, SIMGPU_UNLOCK, pid))
         return channel.result;
     if (state_of(channel.target) != CU_PROCESS_STATE_LOCKED)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);

@@ -14,6 +14,16 @@
 #define POLL_US 2000
 #define LIVENESS_INTERVAL_US 50000
 
+/* The names that faults are set on. */
+static const char *const call_names[SIMGPU_CHECKPOINT_CALLS] = {
+    [SIMGPU_GET_STATE] = "cuCheckpointProcessGetState",
+    [SIMGPU_GET_RESTORE_THREAD_ID] = "cuCheckpointProcessGetRestoreThreadId",
+    [SIMGPU_LOCK] = "cuCheckpointProcessLock",
+    [SIMGPU_CHECKPOINT] = "cuCheckpointProcessCheckpoint",
+    [SIMGPU_RESTORE] = "cuCheckpointProcessRestore",
+    [SIMGPU_UNLOCK] = "cuCheckpointProcessUnlock",
+};
+
 bool channel_target_lives(const struct channel *channel) {
     return process_start_time(channel->pid) == channel->start_time;
 }
@@ -68,7 +78,7 @@ static bool acquire(struct channel *channel) {
     return true;
 }
 
-bool channel_open(struct channel *channel, const char *call, int pid) {
+bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int pid) {
     channel->host = simgpu_host();
     if (channel->host == NULL)
         channel->result = CUDA_ERROR_NO_DEVICE;
@@ -78,11 +88,12 @@ bool channel_open(struct channel *channel, const char *call, int pid) {
         channel->result = find_target(channel, pid);
     if (channel->result != CUDA_SUCCESS)
         return false;
+    atomic_fetch_add(&channel->target->calls[call], 1);
     if (!acquire(channel)) {
         channel->result = CUDA_ERROR_OPERATING_SYSTEM;
         return false;
     }
-    bool met = simgpu_meet_fault(call, channel->pid, &channel->fault);
+    bool met = simgpu_meet_fault(call_names[call], channel->pid, &channel->fault);
     if (met && (channel->fault.error != 0 || channel->fault.skip)) {
         channel->result = channel_close(channel, (CUresult)channel->fault.error);
         return false;

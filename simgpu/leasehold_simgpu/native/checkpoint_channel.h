@@ -15,9 +15,9 @@ struct channel {
     CUresult result; /* of a call that channel_open() ended */
 };
 
-/* Finds the target, waits for its channel and meets the call's faults. If false the call is over with
+/* Finds the target, counts the call, waits for its channel and meets the call's faults. If false the call is over with
  * `channel->result`, else it must end with channel_close(). */
-bool channel_open(struct channel *channel, const char *call, int pid);
+bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int pid);
 
 /* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
 CUresult channel_close(struct channel *channel, CUresult result);

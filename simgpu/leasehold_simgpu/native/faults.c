@@ -20,7 +20,8 @@ void simgpu_sleep_us(uint64_t microseconds) {
         ;
 }
 
-/* A fault for this pid goes before one for anyone; among equals the older one goes first. */
+/* The fault that holds for a call. One for this pid goes before one for anyone; among equals the older one goes first.
+ * Those that wait for later calls count this one. */
 static struct simgpu_fault *find(struct simgpu_host *host, const char *call, pid_t pid) {
     struct simgpu_fault *best = NULL;
     for (int slot = 0; slot < SIMGPU_MAX_FAULTS; slot++) {
@@ -29,6 +30,10 @@ static struct simgpu_fault *find(struct simgpu_host *host, const char *call, pid
             continue;
         if (fault->pid != 0 && fault->pid != pid)
             continue;
+        if (fault->after > 0) {
+            fault->after--;
+            continue;
+        }
         bool better = best == NULL || (fault->pid != 0 && best->pid == 0) ||
                       ((fault->pid != 0) == (best->pid != 0) && fault->id < best->id);
         if (better)

@@ -18,11 +18,7 @@ static bool has_context_on(const struct simgpu_process *process, uint32_t gpu) {
 }
 
 /* The caller asks twice: with no room, to learn the number (INSUFFICIENT_SIZE), and with room for so many. */
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
-                                                            nvmlProcessInfo_t *infos) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetComputeRunningProcesses", device, count);
-    if (result != NVML_SUCCESS)
-        return result;
+static nvmlReturn_t list_processes(nvmlDevice_t device, bool only_mps, unsigned *count, nvmlProcessInfo_t *infos) {
     struct simgpu_host *host = simgpu_host();
     uint32_t gpu = nvml_index(device), room = infos == NULL ? 0 : *count, found = 0;
     simgpu_lock();
@@ -30,12 +26,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
         const struct simgpu_process *process = &host->processes[slot];
         if (process->pid == 0 || !(atomic_load(&process->status) & SIMGPU_RESIDENT))
             continue;
+        if (only_mps && !process->mps_client)
+            continue;
         if (!has_context_on(process, gpu) || !simgpu_record_is_live(process))
             continue;
         if (found < room)
             infos[found] = (nvmlProcessInfo_t){
                 .pid = (unsigned)process->pid,
-                .usedGpuMemory = bytes_on(host, process, gpu),
+                .usedGpuMemory =
+                    device->hides_process_memory ? NVML_VALUE_NOT_AVAILABLE : bytes_on(host, process, gpu),
                 .gpuInstanceId = NVML_NO_INSTANCE,
                 .computeInstanceId = NVML_NO_INSTANCE,
             };
@@ -44,4 +43,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
     simgpu_unlock();
     *count = found;
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            nvmlProcessInfo_t *infos) {
+    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetComputeRunningProcesses", device, count);
+    return result != NVML_SUCCESS ? result : list_processes(device, false, count, infos);
+}
+
+/* A client of MPS is in both lists, as nvidia-smi shows it: its type there is "M+C". */
+EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                               nvmlProcessInfo_t *infos) {
+    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetMPSComputeRunningProcesses", device, count);
+    return result != NVML_SUCCESS ? result : list_processes(device, true, count, infos);
 }

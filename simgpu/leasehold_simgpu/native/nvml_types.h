@@ -77,5 +77,6 @@ enum { NVML_MEMORY_ERROR_TYPE_CORRECTED = 0, NVML_MEMORY_ERROR_TYPE_UNCORRECTED 
 enum { NVML_VOLATILE_ECC = 0, NVML_AGGREGATE_ECC = 1 };
 
 #define NVML_NO_INSTANCE 0xffffffffu /* not on a MIG instance */
+#define NVML_VALUE_NOT_AVAILABLE (-1ull)
 
 #endif

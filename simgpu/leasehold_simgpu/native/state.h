@@ -45,6 +45,7 @@ struct simgpu_gpu {
     uint32_t decoder_percent;
     uint32_t power_mw;
     uint32_t power_limit_mw;
+    uint32_t hides_process_memory; /* NVML cannot say what a process takes */
 };
 
 /* What to do instead of, or besides, a call. `pid` is the target of a checkpoint call and the caller of any
@@ -62,6 +63,7 @@ struct simgpu_fault {
     uint32_t keep_memory;      /* a checkpoint that leaves the memory on the GPU */
     uint32_t ignore_gpu_pairs; /* a restore that leaves the process where it was */
     int32_t remaining;         /* calls left, or SIMGPU_UNLIMITED */
+    uint32_t after;            /* matching calls that still pass before it holds */
 };
 
 /* Bits of simgpu_process.status, beside the CUprocessState in its low bits. */
@@ -70,6 +72,17 @@ struct simgpu_fault {
 #define SIMGPU_WEDGED 0x10u      /* a restore ran out of memory: nothing helps any more */
 #define SIMGPU_GATE_CLOSED 0x20u /* device calls of the process wait */
 #define SIMGPU_PLACEMENT 0x40u   /* which of the two `placement` rows holds */
+
+/* The calls of the checkpoint API. */
+enum simgpu_checkpoint_call {
+    SIMGPU_GET_STATE,
+    SIMGPU_GET_RESTORE_THREAD_ID,
+    SIMGPU_LOCK,
+    SIMGPU_CHECKPOINT,
+    SIMGPU_RESTORE,
+    SIMGPU_UNLOCK,
+    SIMGPU_CHECKPOINT_CALLS, /* how many there are */
+};
 
 struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
@@ -81,10 +94,11 @@ struct simgpu_process {
     int32_t channel_pid;        /* the controller whose checkpoint call is running, or 0 */
     uint64_t channel_start_time;
     uint32_t visible_count;
-    uint32_t reserved;
+    uint32_t mps_client; /* set from outside: it computes through MPS, and cannot be checkpointed */
     uint8_t placement[2][SIMGPU_MAX_GPUS]; /* CUDA ordinal -> index of the GPU it is on */
     uint64_t allocated_bytes[SIMGPU_MAX_GPUS]; /* by CUDA ordinal */
     uint32_t contexts[SIMGPU_MAX_GPUS];        /* by CUDA ordinal */
+    _Atomic uint32_t calls[SIMGPU_CHECKPOINT_CALLS]; /* that came for this process, whatever they were answered */
 };
 
 struct simgpu_host {
@@ -111,7 +125,7 @@ struct simgpu_host {
 /* The host named by LEASEHOLD_SIMGPU_DIR, mapped on first use; NULL if there is none. */
 struct simgpu_host *simgpu_host(void);
 
-/* The lock over everything but `status`, `in_flight` and `busy`. Not recursive. Held for microseconds. */
+/* The lock over everything but `status`, `in_flight`, `busy` and `calls`. Not recursive. Held for microseconds. */
 void simgpu_lock(void);
 void simgpu_unlock(void);
 

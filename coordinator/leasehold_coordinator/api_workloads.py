@@ -1,10 +1,9 @@
 """WorkloadService: the workloads, and what can be done with them."""
 
 from collections.abc import AsyncIterator
-from typing import final
+from typing import TypeAlias, final
 
-from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.command_pb2 import Command, Operation
 from leasehold.v1.fleet_pb2 import (
     Bookmark,
     CreateWorkloadRequest,
@@ -13,6 +12,8 @@ from leasehold.v1.fleet_pb2 import (
     GetWorkloadResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
+    PlanRequest,
+    PlanResponse,
     ReadWorkloadOutputRequest,
     ReadWorkloadOutputResponse,
     RemapWorkloadsRequest,
@@ -29,20 +30,25 @@ from leasehold.v1.fleet_pb2 import (
 from leasehold.v1.fleet_pb2_grpc import WorkloadServiceServicer
 
 from leasehold_coordinator.api_errors import Context, streaming, unary
-from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.outputs import read_output
 from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
+
+OperationRequest: TypeAlias = (
+    SuspendWorkloadRequest | RestoreWorkloadRequest | RemapWorkloadsRequest | StopWorkloadRequest
+)
 
 
 @final
 class WorkloadService(WorkloadServiceServicer):
     """Serves workloads from memory and store, and creates commands for them."""
 
-    def __init__(self, fleet: Fleet, requests: Requests) -> None:
+    def __init__(self, fleet: Fleet, requests: Requests, plans: Plans) -> None:
         self._fleet = fleet
         self._requests = requests
+        self._plans = plans
 
     @unary
     async def CreateWorkload(
@@ -93,66 +99,51 @@ class WorkloadService(WorkloadServiceServicer):
     async def SuspendWorkload(
         self, request: SuspendWorkloadRequest, context: Context
     ) -> SuspendWorkloadResponse:
-        command = await self._requests.operate(
-            request_id=request.request_id,
-            workload=request.workload,
-            operation=Operation(suspend=request.operation),
-            expected_generation=_generation(request),
-            timeout=request.timeout if request.HasField("timeout") else None,
-            validate_only=request.validate_only,
-        )
-        return SuspendWorkloadResponse(command=command)
+        operation = Operation(suspend=request.operation)
+        return SuspendWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
     @unary
     async def RestoreWorkload(
         self, request: RestoreWorkloadRequest, context: Context
     ) -> RestoreWorkloadResponse:
-        command = await self._requests.operate(
-            request_id=request.request_id,
-            workload=request.workload,
-            operation=Operation(restore=request.operation),
-            expected_generation=_generation(request),
-            timeout=request.timeout if request.HasField("timeout") else None,
-            validate_only=request.validate_only,
-        )
-        return RestoreWorkloadResponse(command=command)
+        operation = Operation(restore=request.operation)
+        return RestoreWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
     @unary
     async def RemapWorkloads(
         self, request: RemapWorkloadsRequest, context: Context
     ) -> RemapWorkloadsResponse:
-        moves = request.operation.moves
-        if len(moves) != 1:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                f"{len(moves)} workloads can't be moved by one command yet: move one at a time",
-                field="operation.moves",
-            )
-        if not moves[0].pairs:
-            raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
-        workload = await self._fleet.find_workload(moves[0].workload_id)
         operation = Operation(remap=request.operation)
-        operation.remap.moves[0].workload_id = workload.workload_id
-        command = await self._requests.operate(
-            request_id=request.request_id,
-            workload=workload.workload_id,
-            operation=operation,
-            expected_generation=_generation(request),
-            timeout=request.timeout if request.HasField("timeout") else None,
-            validate_only=request.validate_only,
-        )
-        return RemapWorkloadsResponse(command=command)
+        return RemapWorkloadsResponse(command=await self._operate(request, operation))
 
     @unary
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
-        command = await self._requests.operate(
+        operation = Operation(stop=request.operation)
+        return StopWorkloadResponse(command=await self._operate(request, operation, request.workload))
+
+    @unary
+    async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
+        generation = request.expected_generation if request.HasField("expected_generation") else None
+        return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
+
+    async def _operate(
+        self, request: OperationRequest, operation: Operation, workload: str = ""
+    ) -> Command | None:
+        """Creates the command that is asked for; None where it was only to be validated, and may be."""
+        generation = request.expected_generation if request.HasField("expected_generation") else None
+        timeout = request.timeout if request.HasField("timeout") else None
+        if not isinstance(request, StopWorkloadRequest) and request.validate_only:
+            await self._plans.validate(
+                workload=workload, operation=operation, expected_generation=generation, timeout=timeout
+            )
+            return None
+        return await self._requests.operate(
             request_id=request.request_id,
-            workload=request.workload,
-            operation=Operation(stop=request.operation),
-            expected_generation=_generation(request),
-            timeout=request.timeout if request.HasField("timeout") else None,
+            workload=workload,
+            operation=operation,
+            expected_generation=generation,
+            timeout=timeout,
         )
-        return StopWorkloadResponse(command=command)
 
     @streaming
     async def ReadWorkloadOutput(
@@ -161,9 +152,3 @@ class WorkloadService(WorkloadServiceServicer):
         workload = await self._fleet.find_workload(request.workload)
         async for piece in read_output(self._fleet, workload, request.offset, follow=request.follow):
             yield piece
-
-
-def _generation(
-    request: SuspendWorkloadRequest | RestoreWorkloadRequest | RemapWorkloadsRequest | StopWorkloadRequest,
-) -> int | None:
-    return request.expected_generation if request.HasField("expected_generation") else None

@@ -1,7 +1,7 @@
 """The life of commands: stored, sent, followed, ended. Each is sent until its worker has answered."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
@@ -45,21 +45,30 @@ class Dispatcher:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def check_room(self, worker_id: str, workload_id: str) -> None:
-        """Refuses a command for a workload or worker that is busy.
+    def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
+        """Refuses a command for workloads of which one is busy, or for a worker that is.
 
         Raises:
             FleetError: WORKLOAD_BUSY or TOO_MANY_COMMANDS.
         """
-        busy = self._fleet.open_commands_of(workload_id=workload_id)
-        if busy:
-            raise FleetError(
+        for refusal in self.refusals(worker_id, workload_ids):
+            raise refusal
+
+    def refusals(self, worker_id: str, workload_ids: Sequence[str]) -> Iterator[FleetError]:
+        """Every command that stands in the way of one for these workloads, and the worker's limit."""
+        busy = {
+            stored.command.command_id: None
+            for workload_id in workload_ids
+            for stored in self._fleet.open_commands_of(workload_id=workload_id)
+        }
+        for command_id in busy:
+            yield FleetError(
                 errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                f"command {busy[0].command.command_id} has not ended: wait for it, or cancel it",
-                command_id=busy[0].command.command_id,
+                f"command {command_id} has not ended: wait for it, or cancel it",
+                command_id=command_id,
             )
         if len(self._fleet.open_commands_of(worker_id=worker_id)) >= UNFINISHED_LIMIT:
-            raise FleetError(
+            yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
             )

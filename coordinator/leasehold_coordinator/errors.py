@@ -46,6 +46,13 @@ class FleetError(Exception):
         self.message = message
         self.metadata = metadata
 
+    @classmethod
+    def from_proto(cls, error: errors_pb2.Error) -> "FleetError":
+        """A worker's error, passed on as it is."""
+        passed_on = cls(error.reason, error.message)
+        passed_on.metadata = dict(error.metadata)
+        return passed_on
+
     def to_proto(self) -> errors_pb2.Error:
         """The same error as a message of frames and results."""
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)

@@ -16,6 +16,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.operations import workload_ids
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import Store, StoredCommand, command_row, worker_row, workload_row
@@ -92,6 +93,23 @@ class Fleet:
             known is not None
             and worker_id in self.sessions
             and self.registry.state(known, time.monotonic()) == fleet_pb2.WORKER_STATE_CONNECTED
+        )
+
+    def contact(self, worker_id: str) -> Session:
+        """The session of a worker that is in contact.
+
+        Raises:
+            FleetError: WORKER_UNAVAILABLE.
+        """
+        if self.is_in_contact(worker_id):
+            return self.sessions[worker_id]
+        known = self.registry.get(worker_id)
+        name = known.hello.name if known else worker_id
+        state = fleet_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
+        raise FleetError(
+            errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+            f"worker {name} is {state}: start it again, or wait until it is back",
+            worker=name,
         )
 
     async def save_worker(self, hello: Hello, epoch: int) -> None:
@@ -177,10 +195,10 @@ class Fleet:
     def open_commands_of(
         self, *, worker_id: str | None = None, workload_id: str | None = None
     ) -> list[StoredCommand]:
-        """Commands that have not ended, of a worker or of a workload, oldest first."""
+        """Commands that have not ended, of a worker or naming a workload, oldest first."""
         return [
             stored
             for stored in self.commands.values()
             if worker_id in (None, stored.command.worker_id)
-            and workload_id in (None, stored.command.workload_id)
+            and (workload_id is None or workload_id in workload_ids(stored.command))
         ]

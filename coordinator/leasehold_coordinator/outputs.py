@@ -38,7 +38,7 @@ async def read_output(
         request = ReadOutput(workload_id=workload.workload_id, offset=offset, wait=duration(wait_s))
         chunk = await session.read_output(request, wait_s + ANSWER_S)
         if chunk.HasField("error"):
-            raise FleetError(chunk.error.reason, chunk.error.message, **chunk.error.metadata)
+            raise FleetError.from_proto(chunk.error)
         if chunk.data:
             offset += len(chunk.data)
             yield ReadWorkloadOutputResponse(data=chunk.data, next_offset=offset)

@@ -4,23 +4,30 @@ import asyncio
 import re
 import secrets
 import uuid
-from collections.abc import Iterable
 from typing import Final, final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, Operation
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
-from leasehold.v1.workload_pb2 import Workload, WorkloadState
+from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.operations import (
+    check_duration,
+    check_generation,
+    check_one_worker,
+    check_size,
+    check_state,
+    named_gpus,
+)
 from leasehold_coordinator.planner import Candidate, check_named_gpus, choose_worker
 from leasehold_coordinator.registry import KnownWorker
-from leasehold_coordinator.workload_states import is_ended, state_name
+from leasehold_coordinator.targets import find_target
 
 SHORT_TIMEOUT_S: Final = 60.0
 """Default of commands that move no memory."""
@@ -31,21 +38,7 @@ LONG_TIMEOUT_S: Final = 600.0
 SPEC_LIMIT_BYTES: Final = 131_072
 """Half of what a frame holds."""
 
-COMMAND_LIMIT_BYTES: Final = 196_608
-"""What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
-
-TIMEOUT_LIMIT_S: Final = 7 * 86_400
-"""A week."""
-
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
-SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
-WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
-UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
-
-PARKABLE: Final = frozenset({RUNNING, SUSPENDED})
-STOPPABLE: Final = frozenset({RUNNING, SUSPENDED, WEDGED, UNKNOWN})
 
 
 @final
@@ -71,7 +64,7 @@ class Requests:
             if before is not None:
                 return await self._fleet.find_workload(before.workload_id), before
             workload = self._new_workload(request)
-            self._dispatcher.check_room(workload.worker_id, workload.workload_id)
+            self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             run = command_pb2.RunOperation(
                 name=workload.name, spec=workload.spec, gpu_uuids=request.gpu_uuids
             )
@@ -94,28 +87,38 @@ class Requests:
         operation: Operation,
         expected_generation: int | None,
         timeout: duration_pb2.Duration | None,
-        validate_only: bool = False,
-    ) -> Command | None:
-        """Creates a command for a workload that exists; None with ``validate_only``.
+    ) -> Command:
+        """Creates a command for workloads that exist.
+
+        Args:
+            request_id: Makes the call idempotent, unless it is empty.
+            workload: Id or name. Unused for a remap, whose moves name theirs.
+            operation: What to do.
+            expected_generation: The generation of the first workload that the client has seen. None: any.
+            timeout: How long it may wait and take. None: as is usual for the operation.
 
         Raises:
             FleetError: It is refused, and nothing was created.
         """
 
-        async def create() -> Command | None:
+        async def create() -> Command:
             async with self._lock:
                 before = await self._repeated(request_id)
                 if before is not None:
                     return before
-                found = await self._fleet.find_workload(workload)
-                self._dispatcher.check_room(found.worker_id, found.workload_id)
-                self._check_operation(found, operation, expected_generation)
+                target = await find_target(self._fleet, workload, operation)
+                check_one_worker(target.workloads)
+                self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
+                check_generation(target.first, expected_generation)
+                for found in target.workloads:
+                    check_state(found, target.operation)
+                self._fleet.contact(target.first.worker_id)
                 default_s = SHORT_TIMEOUT_S if operation.HasField("stop") else LONG_TIMEOUT_S
-                command = self._new_command(request_id, found, operation, timeout or duration(default_s))
+                command = self._new_command(
+                    request_id, target.first, target.operation, timeout or duration(default_s)
+                )
                 if expected_generation is not None:
                     command.expected_generation = expected_generation
-                if validate_only:
-                    return None
                 await self._dispatcher.create(command)
                 return command
 
@@ -172,7 +175,7 @@ class Requests:
         registry = self._fleet.registry
         wanted = [registry.find(request.worker)] if request.worker else registry.all()
         if request.worker:
-            self._require_contact(wanted[0].hello.worker_id)
+            self._fleet.contact(wanted[0].hello.worker_id)
         candidates = [
             Candidate(
                 known.hello.worker_id,
@@ -211,52 +214,10 @@ class Requests:
             return len(workload.status.parked_gpu_uuids)
         return 0
 
-    def _require_contact(self, worker_id: str) -> None:
-        if self._fleet.is_in_contact(worker_id):
-            return
-        known = self._fleet.registry.get(worker_id)
-        name = known.hello.name if known else worker_id
-        state = fleet_pb2.WorkerState.Name(self._fleet.worker(known).state)[13:] if known else "unknown"
-        raise FleetError(
-            errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            f"worker {name} is {state}: start it again, or wait until it is back",
-            worker=name,
-        )
-
-    def _check_operation(
-        self, workload: Workload, operation: Operation, expected_generation: int | None
-    ) -> None:
-        generation = workload.status.generation
-        if expected_generation is not None and expected_generation != generation:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
-                f"workload {workload.name} has generation {generation}, not {expected_generation}: "
-                "it has changed, so read it again",
-            )
-        match operation.WhichOneof("kind"):
-            case "suspend":
-                _require_state(workload, PARKABLE, "suspended")
-            case "restore":
-                moves = bool(operation.restore.gpu_uuids or operation.restore.pairs)
-                _require_state(workload, {SUSPENDED} if moves else PARKABLE, "restored")
-            case "remap":
-                _require_state(workload, {RUNNING}, "remapped")
-            case "stop":
-                if not is_ended(workload.status.state):
-                    _require_state(workload, STOPPABLE, "stopped")
-            case kind:
-                raise ValueError(f"{kind} is not an operation on a workload that exists")
-        self._require_contact(workload.worker_id)
-
     def _new_command(
         self, request_id: str, workload: Workload, operation: Operation, timeout: duration_pb2.Duration
     ) -> Command:
-        if not 0 < timeout.ToNanoseconds() <= TIMEOUT_LIMIT_S * 10**9:
-            raise invalid(
-                "timeout",
-                f"a timeout of {timeout.ToNanoseconds() / 1e9:g} s is out of range: "
-                f"give more than 0 and at most {TIMEOUT_LIMIT_S} s",
-            )
+        check_duration("timeout", timeout)
         command = Command(
             command_id=f"c-{uuid.uuid4().hex[:16]}",
             request_id=request_id,
@@ -265,34 +226,5 @@ class Requests:
             operation=operation,
             timeout=timeout,
         )
-        if command.ByteSize() > COMMAND_LIMIT_BYTES:
-            raise invalid(
-                "operation",
-                f"the command has {command.ByteSize()} bytes, and {COMMAND_LIMIT_BYTES} fit: ask for less",
-            )
+        check_size(command.ByteSize())
         return command
-
-
-def named_gpus(operation: Operation) -> set[str]:
-    """UUIDs of the GPUs that an operation names as those to take."""
-    match operation.WhichOneof("kind"):
-        case "run":
-            return set(operation.run.gpu_uuids)
-        case "restore":
-            return {*operation.restore.gpu_uuids, *(pair.new_uuid for pair in operation.restore.pairs)}
-        case "remap":
-            return {pair.new_uuid for move in operation.remap.moves for pair in move.pairs}
-        case _:
-            return set()
-
-
-def _require_state(workload: Workload, states: Iterable[WorkloadState.ValueType], verb: str) -> None:
-    if workload.status.state not in states:
-        wanted = " or ".join(sorted(state_name(state) for state in states))
-        remedy = "; stop it, nothing else helps" if workload.status.state == WEDGED else ""
-        raise FleetError(
-            errors_pb2.ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is {state_name(workload.status.state)}: "
-            f"only one that is {wanted} can be {verb}{remedy}",
-            observed_state=state_name(workload.status.state),
-        )

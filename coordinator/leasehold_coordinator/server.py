@@ -21,6 +21,7 @@ from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.finishing import settle
 from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
 from leasehold_coordinator.server_options import OPTIONS
 from leasehold_coordinator.session_service import WorkerSessionService
@@ -76,7 +77,8 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     server = grpc.aio.server(options=OPTIONS)
     requests = Requests(fleet, dispatcher)
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
-    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(WorkloadService(fleet, requests), server)
+    workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
+    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, server)
     fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
     WorkerSessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end

@@ -187,6 +187,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 await self._fleet.apply_workload(frame.workload_event.workload, session.hello.worker_id)
             case "output_chunk":
                 session.answer_read(frame.output_chunk)
+            case "plan_answer":
+                session.answer_plan(frame.plan_answer)
             case "goodbye":
                 session.left = True
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)

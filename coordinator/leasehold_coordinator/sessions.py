@@ -11,10 +11,13 @@ from leasehold.v1.worker_session_pb2 import (
     GoodbyeReason,
     Hello,
     OutputChunk,
+    PlanAnswer,
+    PlanQuery,
     ReadOutput,
 )
 
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.questions import Questions, UnansweredError
 from leasehold_coordinator.registry import KnownWorker, SessionId
 
 FRAME_LIMIT: Final = 256
@@ -36,7 +39,8 @@ class Session:
         self.ended = asyncio.Event()
         self.frames: asyncio.Queue[ConnectResponse | None] = asyncio.Queue(FRAME_LIMIT + 2)
         """Frames to send; None ends the stream."""
-        self._reads: dict[str, asyncio.Future[OutputChunk]] = {}
+        self._reads: Questions[OutputChunk] = Questions()
+        self._plans: Questions[PlanAnswer] = Questions()
 
     def send(self, frame: ConnectResponse) -> None:
         """Queues a frame. A worker that doesn't read loses its session, never a command: it is sent again."""
@@ -56,8 +60,8 @@ class Session:
             self.frames.put_nowait(ConnectResponse(goodbye=goodbye))
         self.frames.put_nowait(None)
         self.ended.set()
-        for waiting in self._reads.values():
-            waiting.cancel()
+        self._reads.end()
+        self._plans.end()
 
     async def read_output(self, request: ReadOutput, timeout_s: float) -> OutputChunk:
         """Asks the worker for a piece of output.
@@ -65,28 +69,46 @@ class Session:
         Raises:
             FleetError: OUTPUT_UNAVAILABLE, the worker did not answer.
         """
-        if self.ended.is_set():
-            raise self._unread()
-        request.read_id = uuid.uuid4().hex
-        answer: asyncio.Future[OutputChunk] = asyncio.get_running_loop().create_future()
-        self._reads[request.read_id] = answer
-        self.send(ConnectResponse(read_output=request))
-        try:
-            done, _ = await asyncio.wait({answer}, timeout=timeout_s)
-            if not done or answer.cancelled():
-                raise self._unread()
-            return answer.result()
-        finally:
-            del self._reads[request.read_id]
 
-    def _unread(self) -> FleetError:
-        return FleetError(
-            errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
-            f"worker {self.hello.name} did not send the output: try again when it is connected",
-        )
+        def send(question_id: str) -> None:
+            request.read_id = question_id
+            self.send(ConnectResponse(read_output=request))
+
+        try:
+            return await self._reads.ask(send, timeout_s)
+        except UnansweredError as error:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+                f"worker {self.hello.name} did not send the output: try again when it is connected",
+            ) from error
 
     def answer_read(self, chunk: OutputChunk) -> None:
-        """Hands a piece of output to whoever asked; one that came too late is dropped."""
-        waiting = self._reads.get(chunk.read_id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(chunk)
+        """Hands a piece of output to whoever asked."""
+        self._reads.answer(chunk.read_id, chunk)
+
+    async def plan(self, query: PlanQuery, timeout_s: float) -> PlanAnswer:
+        """Asks the worker what an operation would do.
+
+        Raises:
+            FleetError: WORKER_UNAVAILABLE, the worker did not answer.
+        """
+
+        def send(question_id: str) -> None:
+            query.plan_id = question_id
+            self.send(ConnectResponse(plan_query=query))
+
+        try:
+            return await self._plans.ask(send, timeout_s)
+        except UnansweredError as error:
+            name, agent = self.hello.name, self.hello.agent_version or "of an unknown version"
+            why = (
+                f"worker {name} went away while it was asked for a plan: ask again when it is connected"
+                if error.ended
+                else f"worker {name} (agent {agent}) sent no plan within {timeout_s:g} s: it is busy, so ask "
+                "again later, or it is older than plans, so update it"
+            )
+            raise FleetError(errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, why, worker=name) from error
+
+    def answer_plan(self, answer: PlanAnswer) -> None:
+        """Hands a plan to whoever asked."""
+        self._plans.answer(answer.plan_id, answer)

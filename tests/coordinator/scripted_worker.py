@@ -17,6 +17,8 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectResponse,
     Hello,
     HostFacts,
+    PlanAnswer,
+    PlanQuery,
     ProtocolVersion,
 )
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
@@ -123,6 +125,18 @@ class ScriptedWorker:
         self.update(command_id, command_pb2.COMMAND_STATE_SUCCEEDED, *workloads)
         self.wait(lambda frame: frame.command_ack.command_id == command_id)
         return command_id
+
+    def answer_plan(self, answer: PlanAnswer, number: int = 0) -> PlanQuery:
+        """Answers a question for a plan, the first or a later one, and returns the question."""
+
+        def asked(frame: ConnectResponse) -> bool:
+            earlier = [one.plan_query for one in self.frames if one.HasField("plan_query")][:number]
+            return frame.HasField("plan_query") and frame.plan_query not in earlier
+
+        query = self.wait(asked).plan_query
+        answer.plan_id = query.plan_id
+        self.up.put(ConnectRequest(plan_answer=answer))
+        return query
 
     def close(self) -> None:
         """Breaks the stream."""

@@ -219,8 +219,8 @@ def test_refusals_carry_their_code_and_reason_and_change_nothing(
         (create(spec=four), code.RESOURCE_EXHAUSTED, "NO_FREE_GPU"),
         (create(gpu_uuids=["GPU-x"]), code.NOT_FOUND, "UNKNOWN_GPU"),
         (create(gpu_uuids=["GPU-alpha-0"] * 2), code.INVALID_ARGUMENT, "DUPLICATE_GPU"),
-        (remap(), code.UNIMPLEMENTED, "UNSUPPORTED_CAPABILITY"),
-        (remap(Move(), Move()), code.UNIMPLEMENTED, "UNSUPPORTED_CAPABILITY"),
+        (remap(), code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        (remap(Move(), Move()), code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
         (remap(Move(workload_id="one")), code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
         (remap(Move(workload_id="no", pairs=[pair])), code.NOT_FOUND, "UNKNOWN_WORKLOAD"),
         (
@@ -273,7 +273,6 @@ def test_gpus_that_a_command_may_still_take_are_not_promised_twice(
 
 def test_a_worker_out_of_contact(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     start(coordinator, worker)
-    assert suspend(coordinator, validate_only=True) == Command()
     worker.close()
     deadline = time.monotonic() + 20
     while coordinator.fleet.GetWorker(fleet_pb2.GetWorkerRequest(worker="alpha")).worker.state == 1:
@@ -281,6 +280,7 @@ def test_a_worker_out_of_contact(coordinator: CoordinatorProcess, worker: Script
         time.sleep(0.01)
     gone = (grpc.StatusCode.FAILED_PRECONDITION, "WORKER_UNAVAILABLE")
     assert refusal(lambda: suspend(coordinator)) == gone
+    assert refusal(lambda: suspend(coordinator, validate_only=True)) == gone
     assert refusal(lambda: coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC))) == gone
     assert refusal(lambda: list(read_output(coordinator)))[1] == "OUTPUT_UNAVAILABLE"
 

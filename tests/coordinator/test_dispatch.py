@@ -8,7 +8,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectResponse, Heartbeat, ReadOutput
+from leasehold.v1.worker_session_pb2 import (
+    CommandUpdate,
+    ConnectResponse,
+    Heartbeat,
+    OutputChunk,
+    PlanAnswer,
+    PlanQuery,
+    ReadOutput,
+)
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_coordinator import command_states
 from leasehold_coordinator.dispatch import Dispatcher
@@ -213,6 +221,51 @@ def test_output_that_does_not_come_is_refused() -> None:
             await asyncio.wait_for(session.read_output(ReadOutput(), timeout_s=60), 5)
         for error in (late, ended, too_late):
             assert error.value.reason == errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_a_plan_that_does_not_come_is_refused_with_what_may_be_the_cause() -> None:
+    async def run() -> None:
+        session = Session(make_hello(agent_version="0.0.9"))
+        with pytest.raises(
+            FleetError, match=r"alpha \(agent 0.0.9\) sent no plan within 0.01 s.*older"
+        ) as late:
+            await session.plan(PlanQuery(), timeout_s=0.01)
+        waiting = asyncio.create_task(session.plan(PlanQuery(), timeout_s=60))
+        await asyncio.sleep(0)
+        session.end()
+        with pytest.raises(FleetError, match="alpha went away") as ended:
+            await waiting
+        with pytest.raises(FleetError, match="alpha went away") as too_late:
+            await asyncio.wait_for(session.plan(PlanQuery(), timeout_s=60), 5)
+        for error in (late, ended, too_late):
+            assert error.value.reason == errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE
+            assert error.value.metadata == {"worker": "alpha"}
+
+    asyncio.run(run())
+
+
+def test_each_question_gets_its_own_answer_and_only_one() -> None:
+    async def run() -> None:
+        session = Session(make_hello())
+        asked = [asyncio.create_task(session.plan(PlanQuery(), timeout_s=60)) for _ in range(2)]
+        reading = asyncio.create_task(session.read_output(ReadOutput(), timeout_s=60))
+        gone = asyncio.create_task(session.plan(PlanQuery(), timeout_s=60))
+        await asyncio.sleep(0)
+        frames = [session.frames.get_nowait() for _ in range(4)]
+        first, second, read, left = (frame for frame in frames if frame is not None)
+        gone.cancel()
+        await asyncio.wait({gone})
+        session.answer_plan(PlanAnswer(plan_id=left.plan_query.plan_id))
+        session.answer_plan(PlanAnswer(plan_id="never asked"))
+        session.answer_read(OutputChunk(read_id=first.plan_query.plan_id))
+        answers = [PlanAnswer(plan_id=frame.plan_query.plan_id) for frame in (second, first)]
+        for answer in [*answers, *answers]:
+            session.answer_plan(answer)
+        assert [await plan for plan in asked] == [answers[1], answers[0]]
+        session.answer_read(OutputChunk(read_id=read.read_output.read_id, data=b"x"))
+        assert (await reading).data == b"x"
 
     asyncio.run(run())
 

@@ -1,0 +1,166 @@
+"""What operations name and must obey, whatever the state of the fleet. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf import duration_pb2
+from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import Command, Operation
+from leasehold.v1.errors_pb2 import ERROR_REASON_GENERATION_MISMATCH, ERROR_REASON_WRONG_STATE
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
+
+from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.workload_states import is_ended, state_name
+
+TIME_LIMIT_S: Final = 7 * 86_400
+"""A week: the most that a command may take, and so anything within it."""
+
+COMMAND_LIMIT_BYTES: Final = 196_608
+"""What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
+
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
+WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
+
+PARKABLE: Final = frozenset({RUNNING, SUSPENDED})
+WAKEABLE: Final = frozenset({SUSPENDED, UNKNOWN})
+"""UNKNOWN: the worker looks at each process afresh, and brings back those that the driver lets it."""
+STOPPABLE: Final = frozenset({RUNNING, SUSPENDED, WEDGED, UNKNOWN})
+
+
+def workload_ids(command: Command) -> list[str]:
+    """Every workload that a command is about: a remap may name several."""
+    moves = command.operation.remap.moves
+    return list(dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)]))
+
+
+def named_gpus(operation: Operation) -> set[str]:
+    """UUIDs of the GPUs that an operation names as those to take."""
+    match operation.WhichOneof("kind"):
+        case "run":
+            return set(operation.run.gpu_uuids)
+        case "restore":
+            return {*operation.restore.gpu_uuids, *(pair.new_uuid for pair in operation.restore.pairs)}
+        case "remap":
+            return {pair.new_uuid for move in operation.remap.moves for pair in move.pairs}
+        case _:
+            return set()
+
+
+def check_operation(operation: Operation) -> None:
+    """Refuses an operation that breaks a rule by itself.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    match operation.WhichOneof("kind"):
+        case "suspend":
+            if operation.suspend.HasField("lock_timeout"):
+                check_duration("operation.lock_timeout", operation.suspend.lock_timeout)
+        case "remap":
+            _check_moves(operation)
+            if operation.remap.HasField("lock_timeout"):
+                check_duration("operation.lock_timeout", operation.remap.lock_timeout)
+        case "stop":
+            if operation.stop.HasField("grace"):
+                check_duration("operation.grace", operation.stop.grace, may_be_zero=True)
+
+
+def _check_moves(operation: Operation) -> None:
+    moves = operation.remap.moves
+    if not moves:
+        raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
+    if not all(move.pairs for move in moves):
+        raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
+
+
+def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
+    """Refuses a time that is not above 0, or is above a week.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    least_ns = 0 if may_be_zero else 1
+    if not least_ns <= duration.ToNanoseconds() <= TIME_LIMIT_S * 10**9:
+        raise invalid(
+            field,
+            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: "
+            f"give {'0' if may_be_zero else 'more than 0'} and at most {TIME_LIMIT_S} s",
+        )
+
+
+def check_size(message_bytes: int) -> None:
+    """Refuses an operation whose frame would not fit.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT.
+    """
+    if message_bytes > COMMAND_LIMIT_BYTES:
+        raise invalid(
+            "operation",
+            f"the command has {message_bytes} bytes, and {COMMAND_LIMIT_BYTES} fit: ask for less",
+        )
+
+
+def check_one_worker(workloads: Sequence[Workload]) -> None:
+    """Refuses workloads that one command can't be about.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, they live on several workers.
+    """
+    for workload in workloads:
+        if workload.worker_id != workloads[0].worker_id:
+            raise invalid(
+                "operation.moves.workload_id",
+                f"{workloads[0].name} and {workload.name} are on different workers, and a GPU can only be "
+                "changed for one of the same host: move each with a command of its own",
+            )
+
+
+def check_generation(workload: Workload, expected: int | None) -> None:
+    """Refuses a workload that is not the one that the client has seen.
+
+    Raises:
+        FleetError: GENERATION_MISMATCH.
+    """
+    generation = workload.status.generation
+    if expected is not None and expected != generation:
+        raise FleetError(
+            ERROR_REASON_GENERATION_MISMATCH,
+            f"workload {workload.name} has generation {generation}, not {expected}: "
+            "it has changed, so read it again",
+        )
+
+
+def check_state(workload: Workload, operation: Operation) -> None:
+    """Refuses an operation that the workload's state, as its worker last reported it, does not allow.
+
+    Raises:
+        FleetError: WRONG_STATE.
+    """
+    match operation.WhichOneof("kind"):
+        case "suspend":
+            _require(workload, PARKABLE, "suspended")
+        case "restore":
+            moves = bool(operation.restore.gpu_uuids or operation.restore.pairs)
+            _require(workload, WAKEABLE if moves else WAKEABLE | {RUNNING}, "restored")
+        case "remap":
+            _require(workload, frozenset({RUNNING}), "remapped")
+        case "stop":
+            if not is_ended(workload.status.state):
+                _require(workload, STOPPABLE, "stopped")
+        case kind:
+            raise ValueError(f"{kind} is not an operation on a workload that exists")
+
+
+def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:
+    if workload.status.state not in states:
+        wanted = " or ".join(sorted(state_name(state) for state in states))
+        remedy = "; stop it, nothing else helps" if workload.status.state == WEDGED else ""
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is {state_name(workload.status.state)}: "
+            f"only one that is {wanted} can be {verb}{remedy}",
+            observed_state=state_name(workload.status.state),
+        )

@@ -1,0 +1,391 @@
+"""What suspend, restore and remap cost beside the driver's own calls, and a group beside its slowest member.
+
+Ours are the operations of `leasehold_worker.operations`, in this process, with their driver helpers, NVML
+proofs and leases. Raw are the same calls of the checkpoint API on the same process, made one after the other
+through cuda.bindings. Both are timed in turn, round by round. Prints one JSON document.
+
+Without options it measures on two simulated hosts: one whose driver takes no time, so that all that is left
+is ours, and one that takes as long as real ones were seen to. With --gpu it measures on this machine's GPUs.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
+from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.checkpoint.driver import open_driver
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.operations import Operations, Report
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import process_tree, send_signal
+from leasehold_worker.workloads import RUNNING, Workload, Workloads
+
+MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
+MIB: Final = 2**20
+GIB: Final = 2**30
+GROUP: Final = 8
+REMAP_CUDA_VERSION: Final = 13000
+WARM_UP_ROUNDS: Final = 2
+LOCK_TIMEOUT_MS: Final = 10_000
+START_TIMEOUT_S: Final = 120.0
+
+SIMULATED: Final = {"instant": Timing.instant(), "typical": Timing.typical()}
+GOALS: Final = {"added_ms": 50, "group_ratio": 1.3}
+
+Samples = dict[str, list[float]]
+
+
+class BenchmarkError(Exception):
+    """What was to be measured did not work."""
+
+
+# --- Ours
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The parts of a worker that carry out operations."""
+
+    inventory: Inventory
+    workloads: Workloads
+    operations: Operations
+
+    async def start(self, name: str, gpu_count: int, members: int, size: int) -> Workload:
+        """Runs members of a benchmark, and waits until all hold their memory."""
+        spec = workload_pb2.WorkloadSpec(
+            arguments=[sys.executable, str(MEMBERS), "--members", str(members), "--bytes", str(size)],
+            resources=workload_pb2.Resources(gpu_count=gpu_count),
+        )
+        await self.operations.run(name, command_pb2.RunOperation(name=name, spec=spec), report())
+        workload = self.workloads.get(name)
+        with trio.fail_after(START_TIMEOUT_S):
+            while workload.output_path.read_text().count("ready") < members:
+                if workload.ended.is_set():
+                    raise BenchmarkError(f"the workload did not start: {workload.output_path.read_text()}")
+                await trio.sleep(0.02)
+        return workload
+
+    async def suspend(self, workload: Workload) -> None:
+        """Suspends a workload."""
+        await self.operations.suspend(workload.workload_id, command_pb2.SuspendOperation(), report())
+
+    async def restore(self, workload: Workload) -> None:
+        """Restores a workload on the GPUs that it had."""
+        await self.operations.restore(workload.workload_id, command_pb2.RestoreOperation(), report())
+
+    async def remap(self, workload: Workload, old: str, new: str) -> None:
+        """Moves a workload from one GPU to another."""
+        pairs = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)]
+        move = command_pb2.Move(workload_id=workload.workload_id, pairs=pairs)
+        await self.operations.remap(command_pb2.RemapOperation(moves=[move]), report())
+
+    async def stop(self, workload: Workload) -> None:
+        """Ends a workload, which must be as healthy as it was at the start."""
+        if workload.state != RUNNING or workload.ended.is_set():
+            raise BenchmarkError(f"the workload is not running any more: {workload.output_path.read_text()}")
+        await self.operations.stop(workload.workload_id, command_pb2.StopOperation(), report())
+
+
+@asynccontextmanager
+async def open_worker(folder: Path) -> AsyncIterator[Worker]:
+    """Builds the worker's parts as its agent does, without a coordinator."""
+    inventory = await trio.to_thread.run_sync(Inventory)
+    async with open_driver() as opened, trio.open_nursery() as nursery:
+        if opened.unavailable_reason is not None:
+            raise BenchmarkError(f"no usable CUDA driver: {opened.unavailable_reason}")
+        pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
+        workloads = Workloads(pool, folder, lambda _: None)
+        try:
+            yield Worker(inventory, workloads, Operations(opened, inventory, pool, workloads, nursery))
+        finally:
+            for workload in workloads.all():
+                send_signal(workload.root, signal.SIGKILL)  # the others end with it
+            nursery.cancel_scope.cancel()
+
+
+def report() -> Report:
+    """Where an operation tells what nobody asks for here."""
+    return Report(on_phase=lambda _: None)
+
+
+# --- Raw
+
+
+class GpuPairs:
+    """The arguments of a restore elsewhere. Made before the clock runs."""
+
+    def __init__(self, gpu_uuids: Sequence[str], old: str, new: str) -> None:
+        swapped = {old: new, new: old}
+        self._buffers: list[ctypes.Array[ctypes.c_char]] = []  # a CUuuid made from an address aliases it
+        pairs = []
+        for gpu_uuid in gpu_uuids:
+            pair = driver.CUcheckpointGpuPair()
+            pair.oldUuid = self._uuid(gpu_uuid)
+            pair.newUuid = self._uuid(swapped.get(gpu_uuid, gpu_uuid))
+            pairs.append(pair)
+        self.arguments = driver.CUcheckpointRestoreArgs()
+        self.arguments.gpuPairs = pairs
+        self.arguments.gpuPairsCount = len(pairs)
+
+    def _uuid(self, text: str) -> Any:
+        self._buffers.append(ctypes.create_string_buffer(uuid.UUID(text.removeprefix("GPU-")).bytes, 16))
+        return driver.CUuuid(ctypes.addressof(self._buffers[-1]))
+
+
+def raw_call(name: str, *arguments: Any) -> float:
+    """Makes one driver call and returns its milliseconds."""
+    began = time.perf_counter()
+    try:
+        error, *_ = getattr(driver, name)(*arguments)
+    except RuntimeError as missing:
+        raise BenchmarkError(f"{name}: {missing}") from missing
+    if int(error) != 0:
+        raise BenchmarkError(f"{name}: the driver answered {error.name}")
+    return (time.perf_counter() - began) * 1000
+
+
+def raw_suspend(pid: int) -> tuple[float, float]:
+    """Milliseconds of lock and checkpoint, and of the checkpoint alone."""
+    arguments = driver.CUcheckpointLockArgs()
+    arguments.timeoutMs = LOCK_TIMEOUT_MS
+    lock_ms = raw_call("cuCheckpointProcessLock", pid, arguments)
+    checkpoint_ms = raw_call("cuCheckpointProcessCheckpoint", pid, None)
+    return lock_ms + checkpoint_ms, checkpoint_ms
+
+
+def raw_restore(pid: int, pairs: GpuPairs | None = None) -> tuple[float, float]:
+    """Milliseconds of restore and unlock, and of the restore alone."""
+    restore_ms = raw_call("cuCheckpointProcessRestore", pid, pairs.arguments if pairs else None)
+    unlock_ms = raw_call("cuCheckpointProcessUnlock", pid, None)
+    return restore_ms + unlock_ms, restore_ms
+
+
+def raw_remap(pid: int, pairs: GpuPairs) -> float:
+    """Milliseconds of all four calls."""
+    return raw_suspend(pid)[0] + raw_restore(pid, pairs)[0]
+
+
+# --- Measuring
+
+
+async def timed_ms(action: Callable[[], Awaitable[None]]) -> float:
+    """Milliseconds of one of our operations."""
+    began = time.perf_counter()
+    await action()
+    return (time.perf_counter() - began) * 1000
+
+
+def figures(samples_ms: Sequence[float]) -> dict[str, float]:
+    """What is told of samples."""
+    return {"p50_ms": round(statistics.median(samples_ms), 3), "max_ms": round(max(samples_ms), 3)}
+
+
+def added(ours_ms: Sequence[float], raw_ms: Sequence[float]) -> dict[str, object]:
+    """Ours beside raw."""
+    difference = statistics.median(ours_ms) - statistics.median(raw_ms)
+    return {"ours": figures(ours_ms), "raw": figures(raw_ms), "added_p50_ms": round(difference, 3)}
+
+
+async def measure_single(worker: Worker, rounds: int, size: int) -> dict[str, object]:
+    """One process: suspend and restore where it is, and remap to another GPU and back."""
+    workload = await worker.start("single", 1, 1, size)
+    pid = workload.root.pid
+    gpu_uuids = list(worker.inventory.chips)
+    here = workload.lease.gpu_uuids[0] if workload.lease else ""
+    there = another_gpu(worker.inventory, here)
+    ours: Samples = {"suspend": [], "restore": [], "remap": []}
+    raw: Samples = {"suspend": [], "restore": [], "remap": []}
+    for _ in range(WARM_UP_ROUNDS + rounds):
+        raw["suspend"].append(raw_suspend(pid)[0])
+        raw["restore"].append(raw_restore(pid)[0])
+        ours["suspend"].append(await timed_ms(partial(worker.suspend, workload)))
+        ours["restore"].append(await timed_ms(partial(worker.restore, workload)))
+        if there is None:
+            continue
+        away = GpuPairs(gpu_uuids, here, there)
+        raw["remap"] += [raw_remap(pid, away), raw_remap(pid, away)]  # a swap is its own way back
+        ours["remap"].append(await timed_ms(partial(worker.remap, workload, here, there)))
+        ours["remap"].append(await timed_ms(partial(worker.remap, workload, there, here)))
+    await worker.stop(workload)
+    found: dict[str, object] = {"rounds": rounds, "bytes": size}
+    for name in ours:
+        warm_up = WARM_UP_ROUNDS * (2 if name == "remap" else 1)
+        if ours[name]:
+            found[name] = added(ours[name][warm_up:], raw[name][warm_up:])
+    return found
+
+
+async def measure_group(worker: Worker, rounds: int, size: int) -> dict[str, object]:
+    """Many processes at once, beside the slowest of them when each is called alone.
+
+    Where the driver takes no time, the ratio says nothing.
+    """
+    gpu_count = min(GROUP, len(worker.inventory.gpus))
+    workload = await worker.start("group", gpu_count, GROUP, size)
+    pids = [identity.pid for identity in process_tree(workload.root)]
+    together: Samples = {"suspend": [], "restore": []}
+    slowest: Samples = {"suspend": [], "restore": []}
+    for _ in range(WARM_UP_ROUNDS + rounds):
+        alone = [(raw_suspend(pid)[0], raw_restore(pid)[0]) for pid in pids]
+        slowest["suspend"].append(max(suspend_ms for suspend_ms, _ in alone))
+        slowest["restore"].append(max(restore_ms for _, restore_ms in alone))
+        together["suspend"].append(await timed_ms(partial(worker.suspend, workload)))
+        together["restore"].append(await timed_ms(partial(worker.restore, workload)))
+    await worker.stop(workload)
+    found: dict[str, object] = {"rounds": rounds, "bytes_each": size, "members": GROUP, "gpus": gpu_count}
+    for name in together:
+        group_ms, slowest_ms = together[name][WARM_UP_ROUNDS:], slowest[name][WARM_UP_ROUNDS:]
+        found[name] = {
+            "group": figures(group_ms),
+            "slowest_member_raw": figures(slowest_ms),
+            "ratio": round(statistics.median(group_ms) / statistics.median(slowest_ms), 2),
+        }
+    return found
+
+
+async def measure_first_and_second(worker: Worker, rounds: int, size: int) -> dict[str, object]:
+    """New processes each round, suspended and restored twice: the first time costs host pages.
+
+    GB/s are those of the driver's copying calls, and for ours of the whole operation.
+    """
+    rows: dict[str, list[list[float]]] = {"ours": [], "raw": []}
+    copies: list[list[float]] = []
+    for number in range(rounds):
+        workload = await worker.start(f"ours-{size}-{number}", 1, 1, size)
+        row = []
+        for _ in range(2):
+            row.append(await timed_ms(partial(worker.suspend, workload)))
+            row.append(await timed_ms(partial(worker.restore, workload)))
+        rows["ours"].append(row)
+        await worker.stop(workload)
+
+        workload = await worker.start(f"raw-{size}-{number}", 1, 1, size)
+        calls = [call for _ in range(2) for call in (raw_suspend, raw_restore)]
+        answers = [call(workload.root.pid) for call in calls]
+        rows["raw"].append([whole_ms for whole_ms, _ in answers])
+        copies.append([copy_ms for _, copy_ms in answers])
+        await worker.stop(workload)
+    found: dict[str, object] = {"rounds": rounds, "bytes": size}
+    names = ("suspend_first", "restore_first", "suspend_second", "restore_second")
+    for column, name in enumerate(names):
+        ours_ms, raw_ms = ([row[column] for row in rows[kind]] for kind in ("ours", "raw"))
+        copy_ms = statistics.median(row[column] for row in copies)
+        found[name] = {
+            **added(ours_ms, raw_ms),
+            "ours_gb_per_s": round(size / 1e6 / statistics.median(ours_ms), 2),
+            "driver_copy_gb_per_s": round(size / 1e6 / copy_ms, 2),
+        }
+    return found
+
+
+def another_gpu(inventory: Inventory, gpu_uuid: str) -> str | None:
+    """A GPU that a process can be moved to, if there is one: of the same chip, with a driver that moves."""
+    if (inventory.versions.cuda_version or 0) < REMAP_CUDA_VERSION:
+        return None
+    chips = inventory.chips
+    return next((other for other in chips if other != gpu_uuid and chips[other] == chips[gpu_uuid]), None)
+
+
+async def measure_here(single_rounds: int, group_rounds: int, sizes: Sequence[int]) -> dict[str, object]:
+    """Measures on the GPUs that this process sees."""
+    raw_call("cuInit", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_worker(Path(folder)) as worker:
+            return {
+                "driver_version": worker.inventory.versions.driver_version,
+                "cuda_version": worker.inventory.versions.cuda_version,
+                "gpus": Counter(gpu.name for gpu in worker.inventory.gpus),
+                "single": await measure_single(worker, single_rounds, 64 * MIB),
+                "group": await measure_group(worker, group_rounds, 64 * MIB),
+                "by_size": [await measure_first_and_second(worker, 3, size) for size in sizes],
+            }
+
+
+def measure_simulated(timing: Timing, single_rounds: int, group_rounds: int) -> dict[str, object]:
+    """Measures on a simulated host, in a process whose loader finds the simulated libraries."""
+    with tempfile.TemporaryDirectory() as folder:
+        host = SimulatedHost.create(Path(folder) / "host", gpus=GROUP, chip="H100", timing=timing)
+        done = subprocess.run(
+            [sys.executable, __file__, "--here", str(single_rounds), str(group_rounds)],
+            env={**os.environ, **host.environment()},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def machine() -> dict[str, object]:
+    """Facts of the machine that figures depend on."""
+    return {
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cuda_bindings": version("cuda-bindings"),
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    """Measures what the options say."""
+    if options.here is not None:
+        single_rounds, group_rounds = options.here
+        return trio.run(measure_here, single_rounds, group_rounds, ())
+    found: dict[str, object] = {
+        "benchmark": "operation_overhead",
+        "goals": GOALS,
+        "machine": machine(),
+    }
+    if options.gpu:
+        sizes = [round(gib * GIB) for gib in options.gib]
+        found["gpu"] = trio.run(measure_here, options.rounds, options.rounds, sizes)
+    else:
+        rounds = {"instant": options.instant_rounds, "typical": options.rounds}
+        found["simulated"] = {
+            name: measure_simulated(timing, rounds[name], rounds[name]) for name, timing in SIMULATED.items()
+        }
+    return found
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="measure on the GPUs of this machine")
+    parser.add_argument("--gib", type=float, nargs="+", default=[1, 8, 32], help="with --gpu: sizes to move")
+    parser.add_argument("--instant-rounds", type=int, default=50, help="rounds where nothing takes time")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds where the driver takes its time")
+    parser.add_argument("--here", type=int, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        found = measure(options)
+    except* BenchmarkError as errors:
+        sys.exit(f"operation_overhead: {errors.exceptions[0]}")
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ class Record(ctypes.Structure):
 
 
 class Members:
-    """Reads the shared file. It may be made before the program has started."""
+    """Reads the shared file of one start of the program; it may be made before that start."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -1,40 +1,30 @@
 """The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
 
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Final, Protocol, Self, TypeVar, final
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final, Self, final
 
-import grpc
-from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, fleet_pb2, gpu_pb2
-from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1.command_pb2 import Command, CommandState, Operation
 from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse, Worker
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
+from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_client.config import DEFAULT_COORDINATOR
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
-from leasehold_client.resuming import CONNECT_TIMEOUT_S, is_outage, repeat, resume
+from leasehold_client.connection import Connection
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.operations import Moves, duration, remapping, suspension
+from leasehold_client.resuming import is_outage, resume
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
 
-CLOSE_TIMEOUT_S: Final = 1.0
-PAGE_SIZE: Final = 1000
+PLAN_TIMEOUT_S: Final = 35.0
+"""Deadline of plans, for which a worker looks at processes: it has 30 s, and then the coordinator says so."""
 
-OPTIONS: Final[list[tuple[str, int]]] = [
-    # A restarted coordinator is to be found again within a second.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # In gRPC this is the time that one attempt to connect may take: a far or busy coordinator needs some.
-    ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-]
+PAGE_SIZE: Final = 1000
 
 ENDED: Final = frozenset(
     {
@@ -45,16 +35,6 @@ ENDED: Final = frozenset(
         command_pb2.COMMAND_STATE_EXPIRED,
     }
 )
-
-Response = TypeVar("Response")
-
-
-class _Page(Protocol):
-    @property
-    def next_page_token(self) -> str: ...
-
-
-Page = TypeVar("Page", bound=_Page)
 
 
 def has_ended(state: CommandState.ValueType) -> bool:
@@ -72,10 +52,11 @@ class Client:
 
     def __init__(self, address: str = DEFAULT_COORDINATOR) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._fleet = FleetServiceStub(self._channel)
-        self._workloads = WorkloadServiceStub(self._channel)
-        self._commands = CommandServiceStub(self._channel)
+        self._connection = Connection(address)
+        channel = self._connection.channel
+        self._fleet = FleetServiceStub(channel)
+        self._workloads = WorkloadServiceStub(channel)
+        self._commands = CommandServiceStub(channel)
 
     def __enter__(self) -> Self:
         return self
@@ -84,58 +65,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. Commands go on.
-
-        It returns within a second, even where gRPC never finishes: an exception of a signal handler, such as
-        KeyboardInterrupt, can leave a call behind that `Channel.close` waits for (grpc/grpc#19973).
-        """
-        closing = threading.Thread(target=self._channel.close, daemon=True)
-        closing.start()
-        closing.join(CLOSE_TIMEOUT_S)
-
-    @contextmanager
-    def _decoded(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise decode_error(error, self.address) from error
-
-    def _create(self, call: Callable[[], Response]) -> Response:
-        """The answer of a creating call. One that was lost is asked for again, by the same request_id."""
-
-        def attempt() -> Response:
-            with self._decoded():
-                return call()
-
-        try:
-            return repeat(attempt)
-        except NoCoordinatorError as error:
-            raise NoCoordinatorError(
-                f"{error.message}; what it stored before goes on: `leasehold get commands` shows it",
-                code=error.code,
-            ) from error
-
-    def _pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
-        """Every page of a list, given how one is read by its token."""
-        token = ""
-        while True:
-            with self._decoded():
-                page = read_page(token)
-            yield page
-            if not (token := page.next_page_token):
-                return
-
-    def _stream(self, call: "grpc._CallIterator[Response]") -> Iterator[Response]:
-        """The responses of a call, which ends with the iteration."""
-        try:
-            with self._decoded():
-                yield from call
-        finally:
-            call.cancel()
+        """Closes the connection, within a second. Commands go on."""
+        self._connection.close()
 
     def workers(self) -> list[Worker]:
         """Every worker that the coordinator knows."""
-        pages = self._pages(
+        pages = self._connection.pages(
             lambda token: self._fleet.ListWorkers(
                 fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
             )
@@ -144,14 +79,14 @@ class Client:
 
     def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
-        with self._decoded():
+        with self._connection.decoded():
             request = fleet_pb2.GetWorkerRequest(worker=worker)
             return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
 
     def list_gpus(self) -> ListGpusResponse:
         """Every GPU of the workers that have reported, and the ids of those that have not."""
         whole = ListGpusResponse()
-        for page in self._pages(
+        for page in self._connection.pages(
             lambda token: self._fleet.ListGpus(
                 fleet_pb2.ListGpusRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
             )
@@ -166,7 +101,7 @@ class Client:
 
     def workloads(self, *, include_ended: bool = False) -> list[Workload]:
         """Workloads, newest first."""
-        pages = self._pages(
+        pages = self._connection.pages(
             lambda token: self._workloads.ListWorkloads(
                 fleet_pb2.ListWorkloadsRequest(
                     page_size=PAGE_SIZE, page_token=token, include_ended=include_ended
@@ -178,19 +113,19 @@ class Client:
 
     def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
-        with self._decoded():
+        with self._connection.decoded():
             request = fleet_pb2.GetWorkloadRequest(workload=workload)
             return self._workloads.GetWorkload(request, timeout=CALL_TIMEOUT_S).workload
 
     def commands(self, limit: int = 100) -> list[Command]:
         """The newest commands, newest first."""
-        with self._decoded():
+        with self._connection.decoded():
             request = fleet_pb2.ListCommandsRequest(page_size=limit)
             return list(self._commands.ListCommands(request, timeout=CALL_TIMEOUT_S).commands)
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""
-        with self._decoded():
+        with self._connection.decoded():
             request = fleet_pb2.GetCommandRequest(command_id=command_id)
             return self._commands.GetCommand(request, timeout=CALL_TIMEOUT_S).command
 
@@ -210,17 +145,31 @@ class Client:
             spec=spec,
             worker=worker,
             gpu_uuids=gpu_uuids,
-            timeout=_duration(timeout_s),
+            timeout=duration(timeout_s),
         )
-        response = self._create(lambda: self._workloads.CreateWorkload(request, timeout=CALL_TIMEOUT_S))
+        response = self._connection.create(
+            lambda: self._workloads.CreateWorkload(request, timeout=CALL_TIMEOUT_S)
+        )
         return response.workload, response.command
 
-    def suspend(self, workload: str, *, timeout_s: float | None = None) -> Command:
-        """Parks a workload; its GPUs are free for others afterwards."""
+    def suspend(
+        self, workload: str, *, lock_timeout_s: float | None = None, timeout_s: float | None = None
+    ) -> Command:
+        """Parks a workload; its GPUs are free for others afterwards.
+
+        Args:
+            workload: Id or name.
+            lock_timeout_s: How long submitted GPU work may take to drain. None: 10 s.
+            timeout_s: How long the command may wait and take. None: 10 min.
+        """
         request = fleet_pb2.SuspendWorkloadRequest(
-            request_id=_request_id(), workload=workload, timeout=_duration(timeout_s)
+            request_id=_request_id(),
+            workload=workload,
+            operation=suspension(lock_timeout_s),
+            timeout=duration(timeout_s),
         )
-        return self._create(lambda: self._workloads.SuspendWorkload(request, timeout=CALL_TIMEOUT_S)).command
+        call = partial(self._workloads.SuspendWorkload, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
 
     def restore(
         self, workload: str, *, gpu_uuids: Sequence[str] = (), timeout_s: float | None = None
@@ -230,32 +179,84 @@ class Client:
             request_id=_request_id(),
             workload=workload,
             operation=command_pb2.RestoreOperation(gpu_uuids=gpu_uuids),
-            timeout=_duration(timeout_s),
+            timeout=duration(timeout_s),
         )
-        return self._create(lambda: self._workloads.RestoreWorkload(request, timeout=CALL_TIMEOUT_S)).command
+        call = partial(self._workloads.RestoreWorkload, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
 
     def remap(
-        self, workload: str, pairs: Sequence[tuple[str, str]], *, timeout_s: float | None = None
+        self, moves: Moves, *, lock_timeout_s: float | None = None, timeout_s: float | None = None
     ) -> Command:
-        """Moves a running workload to other GPUs of its worker, by (old UUID, new UUID)."""
-        messages = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new) for old, new in pairs]
-        move = command_pb2.Move(workload_id=workload, pairs=messages)
+        """Moves running workloads to other GPUs of their worker, all or none: so two can swap theirs.
+
+        Args:
+            moves: The workloads, and which GPU takes the place of which. GPUs that are not named stay.
+            lock_timeout_s: How long submitted GPU work may take to drain. None: 10 s.
+            timeout_s: How long the command may wait and take. None: 10 min.
+        """
         request = fleet_pb2.RemapWorkloadsRequest(
             request_id=_request_id(),
-            operation=command_pb2.RemapOperation(moves=[move]),
-            timeout=_duration(timeout_s),
+            operation=remapping(moves, lock_timeout_s),
+            timeout=duration(timeout_s),
         )
-        return self._create(lambda: self._workloads.RemapWorkloads(request, timeout=CALL_TIMEOUT_S)).command
+        call = partial(self._workloads.RemapWorkloads, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
 
-    def stop(self, workload: str, *, grace_s: float | None = None, timeout_s: float | None = None) -> Command:
-        """Ends a workload: SIGTERM, and SIGKILL after the grace."""
+    def plan_suspend(self, workload: str, *, lock_timeout_s: float | None = None) -> Plan:
+        """What :meth:`suspend` would do, and everything that stands in its way. Changes nothing."""
+        return self._plan(workload, Operation(suspend=suspension(lock_timeout_s)))
+
+    def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = ()) -> Plan:
+        """What :meth:`restore` would do, and everything that stands in its way. Changes nothing."""
+        return self._plan(workload, Operation(restore=command_pb2.RestoreOperation(gpu_uuids=gpu_uuids)))
+
+    def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
+        """What :meth:`remap` would do, and everything that stands in its way. Changes nothing."""
+        return self._plan("", Operation(remap=remapping(moves, lock_timeout_s)))
+
+    def _plan(self, workload: str, operation: Operation) -> Plan:
+        request = fleet_pb2.PlanRequest(workload=workload, operation=operation)
+        with self._connection.decoded():
+            return self._workloads.Plan(request, timeout=PLAN_TIMEOUT_S).plan
+
+    def stop(
+        self,
+        workload: str,
+        *,
+        grace_s: float | None = None,
+        force: bool = False,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Ends a workload: SIGTERM, and SIGKILL after the grace.
+
+        Args:
+            workload: Id or name.
+            grace_s: Time between the two. None: 10 s.
+            force: Kill processes that were restored even where they can't be suspended first, which can
+                hang their host.
+            timeout_s: How long the command may wait and take. None: 60 s.
+        """
         request = fleet_pb2.StopWorkloadRequest(
             request_id=_request_id(),
             workload=workload,
-            operation=command_pb2.StopOperation(grace=_duration(grace_s)),
-            timeout=_duration(timeout_s),
+            operation=command_pb2.StopOperation(grace=duration(grace_s), force=force),
+            timeout=duration(timeout_s),
         )
-        return self._create(lambda: self._workloads.StopWorkload(request, timeout=CALL_TIMEOUT_S)).command
+        call = partial(self._workloads.StopWorkload, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
+
+    def cancel(self, command_id: str) -> Command:
+        """Asks for a command that has not ended to be cancelled, and returns it as it is then.
+
+        One that was never sent has ended at once. For another its worker decides: :meth:`wait` tells how it
+        ended. One that had ended stays as it is.
+
+        Raises:
+            LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE where its worker can't be asked.
+        """
+        request = fleet_pb2.CancelCommandRequest(command_id=command_id)
+        call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.repeated(call).command
 
     def watch(self, command: Command) -> Iterator[Command]:
         """The command as it is, and each time that it changes, until it has ended.
@@ -275,7 +276,7 @@ class Client:
 
     def _watch_once(self, command_id: str) -> Iterator[Command]:
         request = fleet_pb2.WatchCommandRequest(command_id=command_id)
-        for response in self._stream(self._commands.WatchCommand(request)):
+        for response in self._connection.stream(self._commands.WatchCommand(request)):
             yield response.command
         raise NoCoordinatorError(f"{self.address} ended the watch of command {command_id}, which goes on")
 
@@ -308,7 +309,7 @@ class Client:
             request = fleet_pb2.ReadWorkloadOutputRequest(
                 workload=workload_id, offset=position, follow=follow
             )
-            return self._stream(self._workloads.ReadWorkloadOutput(request))
+            return self._connection.stream(self._workloads.ReadWorkloadOutput(request))
 
         for response in resume(open_stream, passes):
             position = response.next_offset
@@ -317,11 +318,3 @@ class Client:
 
 def _request_id() -> str:
     return uuid.uuid4().hex
-
-
-def _duration(seconds: float | None) -> duration_pb2.Duration | None:
-    if seconds is None:
-        return None
-    message = duration_pb2.Duration()
-    message.FromTimedelta(timedelta(seconds=seconds))
-    return message

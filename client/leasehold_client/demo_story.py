@@ -87,7 +87,7 @@ class Story:
         self._screen.say("counter-4 is moved while it runs; meanwhile the coordinator is killed and replaced")
         target = self._free_gpu("beta")
         pairs = [(self._gpu_of("counter-4"), target)]
-        begun = self._client.remap("counter-4", pairs, timeout_s=COMMAND_TIMEOUT_S)
+        begun = self._client.remap({"counter-4": pairs}, timeout_s=COMMAND_TIMEOUT_S)
         old_pid = self._fleet.coordinator_pid
         for current in self._client.watch(begun):
             if current.state == COMMAND_STATE_RUNNING and self._fleet.coordinator_pid == old_pid:

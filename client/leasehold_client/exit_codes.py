@@ -24,8 +24,7 @@ def fail(error: "LeaseholdError") -> NoReturn:
     # Imported late: `leasehold --help` needs no gRPC.
     from leasehold_client.errors import NoCoordinatorError, UsageError
 
-    reason = f" ({error.reason})" if error.reason else ""
-    click.echo(f"leasehold: {' '.join(error.message.split())}{reason}", err=True)
+    click.echo(error_line(error.message, error.reason), err=True)
     match error:
         case NoCoordinatorError():
             sys.exit(EXIT_NO_COORDINATOR)
@@ -33,6 +32,11 @@ def fail(error: "LeaseholdError") -> NoReturn:
             sys.exit(EXIT_USAGE)
         case _:
             sys.exit(EXIT_FAILED)
+
+
+def error_line(message: str, reason: str) -> str:
+    """An error as one line, with its reason where there is one."""
+    return f"leasehold: {' '.join(message.split())}{f' ({reason})' if reason else ''}"
 
 
 def interrupted(what_goes_on: str) -> NoReturn:

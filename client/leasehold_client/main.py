@@ -24,8 +24,9 @@ VERBS: Final = {
     "run": "Start a workload on a worker.",
     "suspend": "Park a workload: its device memory moves to host memory, and its GPUs are free for others.",
     "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-    "remap": "Move a running workload to other GPUs of its worker, without its knowing.",
+    "remap": "Move running workloads to other GPUs of their worker, without their knowing.",
     "stop": "End a workload.",
+    "cancel": "Cancel a command that has not ended.",
     "logs": "Print what a workload wrote.",
 }
 DEMO_SUMMARY: Final = "Suspend, move and restore six counting processes on two simulated GPU hosts."
@@ -37,7 +38,8 @@ class NotInstalledError(click.ClickException):
     exit_code = EXIT_USAGE
 
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
-        extra = name if name in rooms.SUMMARIES else "client"
+        point = rooms.rooms().get(name)
+        extra = rooms.extra_of(point) if point else "client"
         super().__init__(
             f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
         )

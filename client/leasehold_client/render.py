@@ -30,11 +30,18 @@ def echo_json(document: object) -> None:
 
 def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints aligned columns, without colour: the output may go anywhere."""
-    lines = [list(headings), *(list(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        echo("  ".join(cells).rstrip())
+    for line in table_lines([headings, *rows]):
+        echo(line)
+
+
+def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as aligned lines."""
+    cells = [list(row) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
 
 
 def echo_workers(workers: Iterable[Worker]) -> None:
@@ -44,7 +51,7 @@ def echo_workers(workers: Iterable[Worker]) -> None:
         [
             [
                 worker.name,
-                _name(fleet_pb2.WorkerState.Name, worker.state, "WORKER_STATE_"),
+                enum_name(fleet_pb2.WorkerState.Name, worker.state, "WORKER_STATE_"),
                 str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
                 str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
                 str(worker.parked_workload_count),
@@ -64,10 +71,10 @@ def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
         [
             [
                 f"{gpu.worker_name}/{gpu.gpu.slot}",
-                _name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_"),
+                enum_name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_"),
                 gpu.workload_name or gpu.lease.workload_id or "-",
                 *_sample_cells(gpu.lease.sample),
-                _name(gpu_pb2.GpuHealth.Name, gpu.lease.health, "GPU_HEALTH_"),
+                enum_name(gpu_pb2.GpuHealth.Name, gpu.lease.health, "GPU_HEALTH_"),
                 gpu.gpu.name,
                 gpu.gpu.uuid,
             ]
@@ -85,9 +92,14 @@ def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
     ]
 
 
+def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
+    """Short names of GPUs, worker/slot, by UUID."""
+    return {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+
+
 def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
     """Prints a table of workloads, with their GPUs as worker/slot."""
-    places = {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+    places = gpu_places(gpus)
     echo_table(
         ["NAME", "STATE", "GPUS", "PARKED", "PID", "CREATED", "ID"],
         [
@@ -108,7 +120,7 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
 def workload_state(workload: Workload) -> str:
     """The state of a workload, with how it ended."""
     status = workload.status
-    text = _name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
+    text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
     match status.exit.WhichOneof("cause"):
         case "code":
             return f"{text}({status.exit.code})"
@@ -143,16 +155,18 @@ def operation_name(command: Command) -> str:
 
 def command_state(command: Command) -> str:
     """The state of a command."""
-    return _name(CommandState.Name, command.state, "COMMAND_STATE_")
+    return enum_name(CommandState.Name, command.state, "COMMAND_STATE_")
 
 
 def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu]) -> None:
     """Prints what a command that succeeded did."""
-    places = {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+    places = gpu_places(gpus)
     result = command.result
     seconds = result.duration.ToTimedelta().total_seconds()
     what = "nothing to do" if result.already_there else f"done in {seconds:.2f} s"
     echo(f"{workload_name}: {operation_name(command)} {what}")
+    if timing := timing_line(result.phases):
+        echo(f"  {timing}")
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
             echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")
@@ -173,26 +187,50 @@ def _phase(phase: PhaseTiming) -> str:
     return f"{phase.phase} {seconds:.2f} s{moved}"
 
 
+def timing_line(phases: Sequence[PhaseTiming]) -> str:
+    """What a whole operation went through: the memory that it moved and how fast, then each phase."""
+    moving = [phase for phase in phases if phase.moved_bytes and not phase.rollback]
+    moved_bytes = sum(phase.moved_bytes for phase in moving)
+    seconds = sum(phase.duration.ToTimedelta().total_seconds() for phase in moving)
+    parts = []
+    if moved_bytes:
+        rate = f", {size(int(moved_bytes / seconds))}/s" if seconds else ""
+        parts.append(f"{size(moved_bytes)} in {seconds_text(seconds)}{rate}")
+    if phases:
+        parts.append(", ".join(_whole_phase(phase) for phase in phases))
+    return "; ".join(parts)
+
+
+def _whole_phase(phase: PhaseTiming) -> str:
+    undoing = "undoing " if phase.rollback and phase.phase != "rollback" else ""
+    failed = " FAILED after" if phase.failed else ""
+    return f"{undoing}{phase.phase}{failed} {seconds_text(phase.duration.ToTimedelta().total_seconds())}"
+
+
 def failure_lines(command: Command) -> list[str]:
-    """Why a command did not succeed, and what became of each of its members."""
-    reason = _name(ErrorReason.Name, command.error.reason, "ERROR_REASON_")
+    """Why a command did not succeed, what became of each of its members, and what deserves attention."""
+    reason = reason_name(command.error.reason)
     state = command_state(command)
     message = " ".join(command.error.message.split())
-    return [f"{operation_name(command)} {state}: {message} ({reason})", *member_lines(command)]
+    return [
+        f"{operation_name(command)} {state}: {message} ({reason})",
+        *member_lines(command),
+        *(f"  warning: {warning}" for warning in command.result.warnings),
+    ]
 
 
 def member_lines(command: Command) -> list[str]:
-    """What became of each member of a command that failed."""
+    """What became of each member of a command that failed. What the command's error says is not repeated."""
     lines = []
     for member in command.result.members:
         before, after = (
-            _name(MemberState.Name, state, "MEMBER_STATE_")
+            enum_name(MemberState.Name, state, "MEMBER_STATE_")
             for state in (member.state_before, member.state_after)
         )
         line = f"  pid {member.pid}: {before} -> {after}"
         if member.HasField("rolled_back"):
             line += ", rolled back" if member.rolled_back else ", NOT rolled back"
-        if member.HasField("error"):
+        if member.HasField("error") and member.error.message != command.error.message:
             line += f": {member.error.message}"
         lines.append(line)
     return lines
@@ -208,7 +246,17 @@ def size(count_bytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def _name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str:
+def seconds_text(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s"
+
+
+def reason_name(reason: ErrorReason.ValueType) -> str:
+    """A reason without its prefix."""
+    return enum_name(ErrorReason.Name, reason, "ERROR_REASON_")
+
+
+def enum_name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str:
     """An enum's value without its prefix; the number of one that only a newer coordinator knows."""
     try:
         return name_of(value).removeprefix(prefix)

@@ -10,7 +10,9 @@ import click
 
 SUMMARIES: Final = {
     "coordinator": "Run the coordinator, to which workers connect and clients talk.",
+    "doctor": "Check this GPU host: every precondition, each ok or with its remedy.",
     "simgpu": "Run programs on simulated GPU hosts.",
+    "validate": "Suspend, restore and move a built-in program on this host's GPUs, and prove it.",
     "worker": "Run the worker agent of a GPU host.",
 }
 """What ``leasehold --help`` says of them, so that it need load none."""
@@ -33,12 +35,17 @@ def load(point: EntryPoint) -> click.Command:
     return loaded
 
 
+def extra_of(point: EntryPoint) -> str:
+    """The extra that has what the subcommand needs: each package ``leasehold_X`` has an extra ``X``."""
+    return point.module.partition(".")[0].removeprefix("leasehold_")
+
+
 def missing_package(point: EntryPoint) -> str | None:
     """A package that the subcommand needs and that is not installed, found without importing any."""
     package = point.module.partition(".")[0]
     if find_spec(package) is None:
         return package
-    return next((name for name in _packages_of_extra(point.name) if not _is_installed(name)), None)
+    return next((name for name in _packages_of_extra(extra_of(point)) if not _is_installed(name)), None)
 
 
 def _packages_of_extra(extra: str) -> Iterator[str]:

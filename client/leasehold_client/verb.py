@@ -54,6 +54,16 @@ timeout_option = click.option(
     metavar="SECONDS",
     help="How long the command may wait and take.",
 )
+lock_timeout_option = click.option(
+    "--lock-timeout",
+    "lock_timeout_s",
+    type=Seconds(min=0.001, max=YEAR_S),
+    metavar="SECONDS",
+    help="How long submitted GPU work may take to drain.  [default: 10]",
+)
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and what refuses it; change nothing."
+)
 
 
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ import pytest
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
+from leasehold.v1.plan_pb2 import Plan
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 
 from .scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
@@ -148,12 +149,62 @@ def test_lists_are_read_to_their_last_page(scripted: ScriptedCoordinator) -> Non
 def test_a_remap_carries_its_pairs(scripted: ScriptedCoordinator) -> None:
     scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse()
     with Client(scripted.address) as client:
-        client.remap("one", [(A, B), (B, C)], timeout_s=1.5)
+        client.remap({"one": [(A, B), (B, C)], "two": [(C, A)]}, lock_timeout_s=2.5, timeout_s=1.5)
     [request] = scripted.asked(fleet_pb2.RemapWorkloadsRequest)
-    [move] = request.operation.moves
-    assert move.workload_id == "one"
-    assert [(pair.old_uuid, pair.new_uuid) for pair in move.pairs] == [(A, B), (B, C)]
+    moves = [
+        (move.workload_id, [(pair.old_uuid, pair.new_uuid) for pair in move.pairs])
+        for move in request.operation.moves
+    ]
+    assert moves == [("one", [(A, B), (B, C)]), ("two", [(C, A)])]
     assert request.timeout.ToMilliseconds() == 1500
+    assert request.operation.lock_timeout.ToMilliseconds() == 2500
+
+
+def test_times_that_are_not_given_are_the_workers(scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(PENDING))
+    scripted.answers["StopWorkload"] = lambda request, context: fleet_pb2.StopWorkloadResponse()
+    with Client(scripted.address) as client:
+        client.suspend("one")
+        client.suspend("one", lock_timeout_s=0.5)
+        client.stop("one")
+        client.stop("one", grace_s=0, force=True)
+    plain, quick = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    assert not plain.operation.HasField("lock_timeout")
+    assert quick.operation.lock_timeout.ToMilliseconds() == 500
+    gentle, forced = scripted.asked(fleet_pb2.StopWorkloadRequest)
+    assert not gentle.operation.HasField("grace")
+    assert not gentle.operation.force
+    assert forced.operation.HasField("grace")
+    assert forced.operation.force
+
+
+def test_a_plan_is_asked_for_with_the_operation_of_its_verb(scripted: ScriptedCoordinator) -> None:
+    plan = Plan(released_gpu_uuids=[A])
+    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    with Client(scripted.address) as client:
+        assert client.plan_suspend("one", lock_timeout_s=0.5) == plan
+        assert client.plan_restore("one", gpu_uuids=[B, A]) == plan
+        assert client.plan_remap({"one": [(A, B)], "two": [(B, A)]}, lock_timeout_s=1) == plan
+    suspend, restore, remap = scripted.asked(fleet_pb2.PlanRequest)
+    assert (suspend.workload, restore.workload, remap.workload) == ("one", "one", "")
+    assert suspend.operation.suspend.lock_timeout.ToMilliseconds() == 500
+    assert list(restore.operation.restore.gpu_uuids) == [B, A]
+    assert [move.workload_id for move in remap.operation.remap.moves] == ["one", "two"]
+    assert remap.operation.remap.lock_timeout.ToMilliseconds() == 1000
+
+
+def test_a_cancel_returns_the_command_and_is_asked_for_again_when_its_answer_is_lost(
+    scripted: ScriptedCoordinator,
+) -> None:
+    def answer(request: Any, context: grpc.ServicerContext) -> fleet_pb2.CancelCommandResponse:
+        if len(scripted.requests) == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return fleet_pb2.CancelCommandResponse(command=command(RUNNING))
+
+    scripted.answers["CancelCommand"] = answer
+    with Client(scripted.address) as client:
+        assert client.cancel("c-1").state == RUNNING
+    assert [request.command_id for request in scripted.asked(fleet_pb2.CancelCommandRequest)] == ["c-1"] * 2
 
 
 def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> None:

@@ -13,7 +13,7 @@ CALLS = {
     "CreateWorkload": lambda client: client.run(fleet_pb2.CreateWorkloadRequest().spec),
     "SuspendWorkload": lambda client: client.suspend("one"),
     "RestoreWorkload": lambda client: client.restore("one"),
-    "RemapWorkloads": lambda client: client.remap("one", [(A, B)]),
+    "RemapWorkloads": lambda client: client.remap({"one": [(A, B)]}),
     "StopWorkload": lambda client: client.stop("one"),
 }
 

@@ -19,6 +19,7 @@ VERBS = [
     "restore",
     "remap",
     "stop",
+    "cancel",
     "logs",
     "demo",
     "worker",
@@ -47,20 +48,30 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
 
 
 def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("worker", "no_such_package.cli:command", "leasehold.commands")
+    point = EntryPoint("doctor", "leasehold_nothing.doctor:command", "leasehold.commands")
     monkeypatch.setattr(rooms, "entry_points", lambda group: [point])
-    result = CliRunner().invoke(main.leasehold, ["worker", "--name", "alpha"])
+    result = CliRunner().invoke(main.leasehold, ["doctor", "--quick"])
     assert result.exit_code == 2
-    assert "pip install 'leasehold[worker]'" in result.output
+    assert "`leasehold doctor` needs leasehold_nothing, which is not installed" in result.output
+    assert "pip install 'leasehold[nothing]'" in result.output
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
-    assert "(needs no_such_package)" in help_text
+    assert "(needs leasehold_nothing)" in help_text
     assert "Park a workload" in help_text
 
 
 def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = ["click>=8", "no-such-package>=1; extra == 'worker'", "nor-this; extra == 'coordinator'"]
     monkeypatch.setattr(rooms, "requires", lambda name: needs)
+    modules = {
+        "worker": "leasehold_worker.cli",
+        "doctor": "leasehold_worker.doctor",
+        "coordinator": "leasehold_coordinator.cli",
+        "simgpu": "leasehold_simgpu.cli",
+    }
+    points = [EntryPoint(name, f"{module}:command", "leasehold.commands") for name, module in modules.items()]
+    monkeypatch.setattr(rooms, "entry_points", lambda group: points)
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
+    assert "doctor       (needs no-such-package)" in help_text
     assert "worker       (needs no-such-package)" in help_text
     assert "coordinator  (needs nor-this)" in help_text
     assert "simgpu       Run programs" in help_text

@@ -21,6 +21,14 @@ SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STA
 
 RESULT = CommandResult(
     duration=duration_pb2.Duration(seconds=2),
+    phases=[
+        PhaseTiming(phase="lock", duration=duration_pb2.Duration(nanos=1_000_000)),
+        PhaseTiming(
+            phase="checkpoint", duration=duration_pb2.Duration(nanos=500_000_000), moved_bytes=3 * 2**29
+        ),
+        PhaseTiming(phase="verify", duration=duration_pb2.Duration(nanos=20_400_000)),
+    ],
+    warnings=["the driver is old"],
     released_gpu_uuids=[A],
     claimed_gpu_uuids=[B],
     applied_pairs=[GpuPair(old_uuid=A, new_uuid=B), GpuPair(old_uuid=C, new_uuid=C)],
@@ -41,10 +49,12 @@ def test_a_command_that_succeeds_tells_what_moved(
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "one: suspend done in 2.00 s",
+        "  1.5 GiB in 0.5 s, 3.0 GiB/s; lock 1 ms, checkpoint 0.5 s, verify 20 ms",
         "  released alpha/0",
         "  claimed alpha/1",
         "  pair alpha/0 -> alpha/1",
         "  pid 42: lock 1.00 s (1.0 MiB)",
+        "  warning: the driver is old",
     ]
     [request] = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
     assert request.workload == "one"
@@ -63,15 +73,19 @@ def test_a_command_that_fails_tells_of_each_member(
             error=errors_pb2.Error(message="it did not drain"),
         ),
         MemberOutcome(pid=43, state_after=workload_pb2.MEMBER_STATE_WEDGED, rolled_back=False),
+        MemberOutcome(pid=44, error=errors_pb2.Error(message="pid 42 is busy")),
     ]
     error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_LOCK_TIMEOUT, message="pid 42 is busy")
-    scripted.plays(command(FAILED, result=CommandResult(members=members), error=error))
+    result = CommandResult(members=members, warnings=["look at pid 43"])
+    scripted.plays(command(FAILED, result=result, error=error))
     done = leasehold("suspend", "one")
     assert (done.code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "leasehold: suspend FAILED: pid 42 is busy (LOCK_TIMEOUT)",
         "  pid 42: RUNNING -> RUNNING, rolled back: it did not drain",
         "  pid 43: UNSPECIFIED -> WEDGED, NOT rolled back",
+        "  pid 44: UNSPECIFIED -> UNSPECIFIED",
+        "  warning: look at pid 43",
     ]
     done = leasehold("suspend", "one", "-o", "json")
     assert done.code == 1
@@ -157,6 +171,16 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
         ("suspend one --coordinator here", "'here' is not the address of a coordinator: write HOST:PORT"),
         ("remap one", "either --pair OLD=NEW or --to"),
         ("remap one --pair alpha/0=alpha/1 --to alpha/1", "either --pair OLD=NEW or --to"),
+        ("remap one two --pair alpha/0=alpha/1 --swap", "either --pair OLD=NEW or --to GPU,... or --swap"),
+        ("remap one two --to alpha/1", "--to moves one workload and 2 are named"),
+        ("remap one --swap", "--swap takes two workloads and 1 are named: name two"),
+        ("remap one two three --swap", "--swap takes two workloads and 3 are named: name two"),
+        ("remap --swap", "Missing argument 'WORKLOAD...'"),
+        ("suspend one --lock-timeout 0", "0.0 is not in the range"),
+        ("suspend one --lock-timeout inf", "is not in the range"),
+        ("remap one --to alpha/1 --lock-timeout -1", "-1.0 is not in the range"),
+        ("restore one --lock-timeout 1", "No such option '--lock-timeout'"),
+        ("cancel", "Missing argument 'COMMAND'"),
         ("remap one --pair alpha/0", "'alpha/0' is not a pair"),
         ("remap one --pair alpha/0=GPU-", "is the beginning of 3 GPUs"),
         ("remap one --to alpha/0,alpha/1", "2 GPUs are named and the workload holds 1"),

@@ -1,0 +1,112 @@
+"""Which GPU takes the place of which, as ``remap`` is told by its options."""
+
+from collections.abc import Sequence
+
+from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_client.client import Client
+from leasehold_client.errors import LeaseholdError, UsageError
+from leasehold_client.gpu_names import pair_in_order, resolve_list, resolve_pair
+from leasehold_client.operations import Moves
+from leasehold_client.render import workload_state
+
+
+def check_options(workloads: Sequence[str], pairs: Sequence[str], to: str | None, *, swap: bool) -> None:
+    """Refuses options that contradict each other, before anything is asked of a coordinator.
+
+    Raises:
+        UsageError: They do.
+    """
+    if [bool(pairs), to is not None, swap].count(True) != 1:
+        raise UsageError(
+            "remap needs either --pair OLD=NEW or --to GPU,... or --swap: give one kind of them, and only one"
+        )
+    if to is not None and len(workloads) != 1:
+        raise UsageError(
+            f"--to moves one workload and {len(workloads)} are named: move several with --pair or --swap"
+        )
+    if swap and len(workloads) != 2:
+        raise UsageError(f"--swap takes two workloads and {len(workloads)} are named: name two")
+
+
+def find_moves(
+    client: Client,
+    names: Sequence[str],
+    gpus: Sequence[FleetGpu],
+    *,
+    pairs: Sequence[str],
+    to: str | None,
+    swap: bool,
+) -> Moves:
+    """What the options mean, for options that :func:`check_options` lets pass.
+
+    Args:
+        client: Where the workloads are looked up. They are then named by id: a name may pass to another.
+        names: The workloads as the user names them.
+        gpus: The GPUs of the fleet.
+        pairs: Texts OLD=NEW. Those for one workload are its worker's to check.
+        to: A list of GPUs.
+        swap: Whether two workloads exchange theirs.
+
+    Raises:
+        UsageError: A name, a pair or a count is wrong.
+        LeaseholdError: A workload is not known, or holds no GPU.
+    """
+    if pairs and len(names) == 1:
+        return {names[0]: [resolve_pair(text, gpus) for text in pairs]}
+    wanted = resolve_list(to, gpus) if to is not None else []
+    resolved = [resolve_pair(text, gpus) for text in pairs]
+    workloads = [client.workload(name) for name in names]
+    held = [_held_gpus(name, workload) for name, workload in zip(names, workloads, strict=True)]
+    ids = [workload.workload_id for workload in workloads]
+    for number, workload_id in enumerate(ids):
+        if workload_id in ids[:number]:
+            raise UsageError(
+                f"{names[ids.index(workload_id)]} and {names[number]} are the same workload: name it once"
+            )
+    if to is not None:
+        return {ids[0]: pair_in_order(held[0], wanted)}
+    if swap:
+        return dict(zip(ids, _swapped(names, held), strict=True))
+    found = _shared_out(names, held, dict(zip(pairs, resolved, strict=True)))
+    return dict(zip(ids, found, strict=True))
+
+
+def _held_gpus(name: str, workload: Workload) -> Sequence[str]:
+    if not workload.status.HasField("lease"):
+        raise LeaseholdError(
+            f"{name} is {workload_state(workload)} and holds no GPU that could be moved: "
+            "one that is parked is restored elsewhere with `leasehold restore --to`",
+            "WRONG_STATE",
+        )
+    return workload.status.lease.gpu_uuids
+
+
+def _swapped(names: Sequence[str], held: Sequence[Sequence[str]]) -> list[list[tuple[str, str]]]:
+    first, second = held
+    if len(first) != len(second):
+        raise UsageError(
+            f"{names[0]} and {names[1]} hold {len(first)} and {len(second)} GPUs: only equal counts can be "
+            "swapped; say with --pair which is to take the place of which"
+        )
+    return [list(zip(first, second, strict=True)), list(zip(second, first, strict=True))]
+
+
+def _shared_out(
+    names: Sequence[str], held: Sequence[Sequence[str]], pairs: dict[str, tuple[str, str]]
+) -> list[list[tuple[str, str]]]:
+    """Gives each pair to the workload that holds its OLD."""
+    found: list[list[tuple[str, str]]] = [[] for _ in names]
+    for text, (old, new) in pairs.items():
+        holders = [number for number, uuids in enumerate(held) if old in uuids]
+        if not holders:
+            raise UsageError(
+                f"the pair {text!r} moves {old}, which none of {', '.join(names)} holds: "
+                "name its holder, or leave the pair out"
+            )
+        found[holders[0]].append((old, new))
+    for name, its_pairs in zip(names, found, strict=True):
+        if not its_pairs:
+            raise UsageError(f"no --pair moves a GPU of {name}: add one, or leave {name} out")
+    return found

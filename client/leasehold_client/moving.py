@@ -1,0 +1,129 @@
+"""The verbs that park, wake and move workloads. Each can also be planned, by --dry-run."""
+
+from collections.abc import Sequence
+
+import click
+from leasehold.v1.fleet_pb2 import FleetGpu
+
+from leasehold_client.client import Client
+from leasehold_client.conclusion import conclude, conclude_plan
+from leasehold_client.gpu_names import resolve_list
+from leasehold_client.moves import check_options, find_moves
+from leasehold_client.verb import (
+    dry_run_option,
+    lock_timeout_option,
+    no_wait_option,
+    output_option,
+    timeout_option,
+    verb,
+)
+
+
+@click.command()
+@click.argument("workload")
+@dry_run_option
+@lock_timeout_option
+@no_wait_option
+@timeout_option
+@output_option
+@verb
+def suspend(
+    client: Client,
+    workload: str,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    no_wait: bool,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Park a workload: its device memory moves to host memory, and its GPUs are free for others."""
+    if dry_run:
+        plan = client.plan_suspend(workload, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, workload, "suspend", output=output)
+        return
+    command = client.suspend(workload, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
+    conclude(client, command, workload, no_wait=no_wait, output=output)
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")
+@dry_run_option
+@no_wait_option
+@timeout_option
+@output_option
+@verb
+def restore(
+    client: Client,
+    workload: str,
+    to: str | None,
+    dry_run: bool,
+    no_wait: bool,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Wake a parked workload: on the same GPUs if they are free, else on others of the same chip."""
+    uuids = resolve_list(to, known_gpus(client)) if to is not None else []
+    if dry_run:
+        plan = client.plan_restore(workload, gpu_uuids=uuids)
+        conclude_plan(client, plan, workload, "restore", output=output)
+        return
+    command = client.restore(workload, gpu_uuids=uuids, timeout_s=timeout_s)
+    conclude(client, command, workload, no_wait=no_wait, output=output)
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...")
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="NEW takes OLD's place, for the workload that holds OLD; may be repeated.",
+)
+@click.option("--to", metavar="GPU,...", help="GPUs to move one workload to, in its order.")
+@click.option("--swap", is_flag=True, help="Two workloads exchange their GPUs, in their order.")
+@dry_run_option
+@lock_timeout_option
+@no_wait_option
+@timeout_option
+@output_option
+@verb
+def remap(
+    client: Client,
+    workloads: Sequence[str],
+    pairs: Sequence[str],
+    to: str | None,
+    swap: bool,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    no_wait: bool,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Move running workloads to other GPUs of their worker, without their knowing.
+
+    Several are moved by one command: all of them, or none. A GPU is a UUID, a unique beginning of one, or
+    worker/slot.
+    """
+    check_options(workloads, pairs, to, swap=swap)
+    moves = find_moves(client, workloads, known_gpus(client), pairs=pairs, to=to, swap=swap)
+    names = ", ".join(workloads)
+    if dry_run:
+        plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, names, "remap", output=output)
+        return
+    command = client.remap(moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
+    conclude(client, command, names, no_wait=no_wait, output=output)
+
+
+def known_gpus(client: Client) -> list[FleetGpu]:
+    """The GPUs that are known; says which workers have not told theirs: that is not "none"."""
+    listed = client.list_gpus()
+    if listed.unreachable:
+        click.echo(
+            f"leasehold: not heard from since the coordinator started: {', '.join(listed.unreachable)}; "
+            "the GPUs of these workers are not known",
+            err=True,
+        )
+    return list(listed.gpus)

@@ -1,0 +1,112 @@
+"""Plans for people: what would happen, to whom, and what stands in its way."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from leasehold.v1 import plan_pb2
+from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.plan_pb2 import CheckResult, DestinationPlan, HostMemoryPlan, MemberPlan, Plan
+from leasehold.v1.workload_pb2 import MemberState
+
+from leasehold_client.render import enum_name, gpu_places, seconds_text, size, table_lines
+from leasehold_client.standard_output import echo
+
+_RESULTS: Final[dict[CheckResult.ValueType, str]] = {
+    plan_pb2.CHECK_RESULT_PASSED: "ok",
+    plan_pb2.CHECK_RESULT_WARNING: "warning",
+    plan_pb2.CHECK_RESULT_REFUSED: "REFUSED",
+    plan_pb2.CHECK_RESULT_NOT_CHECKED: "not checked",
+}
+
+
+def echo_plan(
+    plan: Plan, what: str, verb: str, gpus: Iterable[FleetGpu], names: Mapping[str, str] | None = None
+) -> None:
+    """Prints a plan, without its refusals: these are errors, and go where errors go.
+
+    Args:
+        plan: The plan.
+        what: The workloads, as the user named them.
+        verb: The verb that was planned.
+        gpus: The GPUs of the fleet, for their short names.
+        names: Names of workloads by id, where there are several.
+    """
+    places = gpu_places(gpus)
+    echo(f"{what}: {verb} {_summary(plan, places)}")
+    members = [_member_row(member, places, names or {}) for member in plan.members]
+    lines = table_lines(members)
+    if plan.HasField("host_memory"):
+        lines.append(_host_memory(plan.host_memory))
+    lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
+    for pair in plan.pairs:
+        if pair.old_uuid != pair.new_uuid:
+            old, new = (places.get(uuid, uuid) for uuid in (pair.old_uuid, pair.new_uuid))
+            lines.append(f"pair {old} -> {new}")
+    lines += table_lines(
+        [check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail)]
+        for check in plan.checks
+    )
+    if plan.HasField("estimate"):
+        seconds = plan.estimate.duration.ToTimedelta().total_seconds()
+        basis = f" ({_one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
+        lines.append(f"takes about {seconds_text(seconds)}{basis}")
+    lines += [f"warning: {_one_line(warning)}" for warning in plan.warnings]
+    for line in lines:
+        echo(f"  {line}")
+
+
+def _summary(plan: Plan, places: Mapping[str, str]) -> str:
+    if plan.refusals:
+        return "would be REFUSED"
+    if plan.already_there:
+        return "would have nothing to do"
+    moved = _moved_bytes(plan)
+    text = "would be begun" if moved is None else f"would move {size(moved)}"
+    taken = [destination.gpu_uuid for destination in plan.destinations]
+    changes = [
+        f"{label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}"
+        for label, uuids in (("gives up", plan.released_gpu_uuids), ("takes", taken))
+        if uuids
+    ]
+    return f"{text}; it {' and '.join(changes)}" if changes else text
+
+
+def _moved_bytes(plan: Plan) -> int | None:
+    """Bytes that go to host memory, or come from there. None: that is not known."""
+    if plan.HasField("host_memory"):
+        return plan.host_memory.needed_bytes
+    needed = [to.needed_bytes for to in plan.destinations if to.HasField("needed_bytes")]
+    return sum(needed) if needed and len(needed) == len(plan.destinations) else None
+
+
+def _member_row(planned: MemberPlan, places: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
+    member = planned.member
+    used = ", ".join(
+        f"{places.get(uuid, uuid)} {size(used_bytes)}"
+        for uuid, used_bytes in sorted(
+            member.device_memory_bytes.items(), key=lambda item: places.get(item[0], item[0])
+        )
+    )
+    state = enum_name(MemberState.Name, member.state, "MEMBER_STATE_")
+    workload = [names.get(planned.workload_id, planned.workload_id)] if names else []
+    return [*workload, f"pid {member.pid}", state, used or "no device memory known"]
+
+
+def _host_memory(host_memory: HostMemoryPlan) -> str:
+    parts = [f"{size(host_memory.needed_bytes)} needed"]
+    if host_memory.HasField("available_bytes"):
+        parts.append(f"{size(host_memory.available_bytes)} available")
+    if host_memory.HasField("cgroup_available_bytes"):
+        parts.append(f"{size(host_memory.cgroup_available_bytes)} available in its cgroup")
+    return f"host memory: {', '.join(parts)}"
+
+
+def _destination_row(destination: DestinationPlan, places: Mapping[str, str]) -> list[str]:
+    needed = size(destination.needed_bytes) if destination.HasField("needed_bytes") else "?"
+    free = size(destination.free_bytes) if destination.HasField("free_bytes") else "?"
+    place = places.get(destination.gpu_uuid, destination.gpu_uuid)
+    return [f"on {place}", f"{needed} needed", f"{free} free", destination.gpu_name]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -64,7 +64,7 @@ class Dispatcher:
         for command_id in busy:
             yield FleetError(
                 errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                f"command {command_id} has not ended: wait for it, or cancel it",
+                f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
                 command_id=command_id,
             )
         if len(self._fleet.open_commands_of(worker_id=worker_id)) >= UNFINISHED_LIMIT:

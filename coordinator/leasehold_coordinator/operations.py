@@ -154,10 +154,17 @@ def check_state(workload: Workload, operation: Operation) -> None:
             raise ValueError(f"{kind} is not an operation on a workload that exists")
 
 
+_REMEDIES: Final = {
+    WEDGED: "; stop it, nothing else helps",
+    UNKNOWN: "; restore it, which looks at its processes afresh, or stop it",
+}
+"""How a workload gets out of a state in which little can be done."""
+
+
 def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:
     if workload.status.state not in states:
         wanted = " or ".join(sorted(state_name(state) for state in states))
-        remedy = "; stop it, nothing else helps" if workload.status.state == WEDGED else ""
+        remedy = _REMEDIES.get(workload.status.state, "")
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} is {state_name(workload.status.state)}: "

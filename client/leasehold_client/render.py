@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, PhaseTiming
+from leasehold.v1.command_pb2 import Command, CommandResult, CommandState, PhaseTiming
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import MemberState, Workload
@@ -165,7 +165,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     seconds = result.duration.ToTimedelta().total_seconds()
     what = "nothing to do" if result.already_there else f"done in {seconds:.2f} s"
     echo(f"{workload_name}: {operation_name(command)} {what}")
-    if timing := timing_line(result.phases):
+    if timing := timing_line(result):
         echo(f"  {timing}")
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
@@ -187,24 +187,24 @@ def _phase(phase: PhaseTiming) -> str:
     return f"{phase.phase} {seconds:.2f} s{moved}"
 
 
-def timing_line(phases: Sequence[PhaseTiming]) -> str:
-    """What a whole operation went through: the memory that it moved and how fast, then each phase."""
-    moving = [phase for phase in phases if phase.moved_bytes and not phase.rollback]
-    moved_bytes = sum(phase.moved_bytes for phase in moving)
-    seconds = sum(phase.duration.ToTimedelta().total_seconds() for phase in moving)
-    parts = []
-    if moved_bytes:
-        rate = f", {size(int(moved_bytes / seconds))}/s" if seconds else ""
-        parts.append(f"{size(moved_bytes)} in {seconds_text(seconds)}{rate}")
-    if phases:
-        parts.append(", ".join(_whole_phase(phase) for phase in phases))
-    return "; ".join(parts)
+def timing_line(result: CommandResult) -> str:
+    """How long each phase of a whole operation took, with the memory that it moved and how fast."""
+    moved: dict[str, int] = {}
+    for member in result.members:
+        for phase in member.phases:
+            if not phase.rollback:
+                moved[phase.phase] = moved.get(phase.phase, 0) + phase.moved_bytes
+    return ", ".join(_whole_phase(phase, moved.get(phase.phase, 0)) for phase in result.phases)
 
 
-def _whole_phase(phase: PhaseTiming) -> str:
+def _whole_phase(phase: PhaseTiming, moved_by_members: int) -> str:
+    seconds = phase.duration.ToTimedelta().total_seconds()
     undoing = "undoing " if phase.rollback and phase.phase != "rollback" else ""
-    failed = " FAILED after" if phase.failed else ""
-    return f"{undoing}{phase.phase}{failed} {seconds_text(phase.duration.ToTimedelta().total_seconds())}"
+    text = f"{undoing}{phase.phase} {'FAILED after ' if phase.failed else ''}{seconds_text(seconds)}"
+    moved_bytes = phase.moved_bytes or (0 if phase.rollback else moved_by_members)
+    if not moved_bytes or not seconds:
+        return text
+    return f"{text} ({size(moved_bytes)}, {size(int(moved_bytes / seconds))}/s)"
 
 
 def failure_lines(command: Command) -> list[str]:

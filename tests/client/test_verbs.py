@@ -12,6 +12,7 @@ from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandResult, MemberOutcome, PhaseTiming
 from leasehold.v1.fleet_pb2 import Worker
 from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold_client import render
 
 from .conftest import CommandLine
 from .scripted_coordinator import GPUS, A, B, C, ScriptedCoordinator, command, refuse, workload
@@ -49,7 +50,7 @@ def test_a_command_that_succeeds_tells_what_moved(
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "one: suspend done in 2.00 s",
-        "  1.5 GiB in 0.5 s, 3.0 GiB/s; lock 1 ms, checkpoint 0.5 s, verify 20 ms",
+        "  lock 1 ms (1.0 MiB, 1000.0 MiB/s), checkpoint 0.5 s (1.5 GiB, 3.0 GiB/s), verify 20 ms",
         "  released alpha/0",
         "  claimed alpha/1",
         "  pair alpha/0 -> alpha/1",
@@ -59,6 +60,20 @@ def test_a_command_that_succeeds_tells_what_moved(
     [request] = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
     assert request.workload == "one"
     assert request.timeout.ToMilliseconds() == 1500
+
+
+def test_phases_that_failed_or_undid_something_say_so() -> None:
+    second = duration_pb2.Duration(seconds=1)
+    phases = [
+        PhaseTiming(phase="restore", duration=second, failed=True),
+        PhaseTiming(phase="restore", duration=second, rollback=True),
+        PhaseTiming(phase="rollback", duration=second, rollback=True, moved_bytes=2**30),
+        PhaseTiming(phase="verify", moved_bytes=5),
+    ]
+    assert render.timing_line(CommandResult(phases=phases)) == (
+        "restore FAILED after 1.0 s, undoing restore 1.0 s, rollback 1.0 s (1.0 GiB, 1.0 GiB/s), verify 0 ms"
+    )
+    assert render.timing_line(CommandResult()) == ""
 
 
 def test_a_command_that_fails_tells_of_each_member(

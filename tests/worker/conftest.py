@@ -1,6 +1,7 @@
 """A simulated GPU host for the worker's parts that run in the test's own process."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,8 @@ import trio
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.processes import ProcessIdentity, identify
+
+from .scripted_coordinator import ScriptedCoordinator, Session
 
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
 
@@ -82,3 +85,54 @@ def start_counter(host: SimulatedHost, tmp_path: Path) -> Iterator[Callable[...,
     for counter in started:
         counter.process.kill()
         counter.process.wait(timeout=10)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    scripted = ScriptedCoordinator()
+    yield scripted
+    scripted.stop()
+
+
+@dataclass
+class WorkerProcess:
+    """A worker started for a test."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[Callable[..., WorkerProcess]]:
+    started: list[WorkerProcess] = []
+
+    def start(host: SimulatedHost | None, state: str = "state", **options: str) -> WorkerProcess:
+        log = tmp_path / f"worker{len(started)}.log"
+        settings = {"coordinator": coordinator.address, "state-dir": str(tmp_path / state), "name": "alpha"}
+        arguments = [f"--{name}={value}" for name, value in (settings | options).items()]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "from leasehold_worker.cli import command; command()", *arguments],
+                stderr=file,
+                stdout=file,
+                env={**os.environ, **(host.environment() if host else {})},
+            )
+        started.append(WorkerProcess(process, log))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.stop()
+
+
+@pytest.fixture
+def session(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> Session:
+    start_worker(host)
+    return coordinator.next_session()

@@ -6,14 +6,25 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.checkpoint import group
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
-from leasehold_worker.checkpoint.group import Group, Member, find_members, next_call
+from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    LOCKED,
+    RUNNING,
+    WEDGED,
+    Member,
+    find_members,
+    next_call,
+)
 from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
+from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import Inventory
 from leasehold_worker.processes import identify
+from leasehold_worker.proof import Proof
 
 from .conftest import Counter
 
@@ -29,11 +40,13 @@ async def start_members(driver: Driver, start_counter: StartCounter, count: int 
 
 
 async def members_of(driver: Driver, counters: Sequence[Counter]) -> tuple[Member, ...]:
-    return await find_members(driver, [counter.identity for counter in counters])
+    found = await find_members(driver, [counter.identity for counter in counters])
+    return await Proof(Inventory()).measured(found)
 
 
 def make_group(driver: Driver, members: Sequence[Member], *, sequential: bool = False) -> Group:
-    return Group(driver, members, sequential=sequential, on_phase=lambda _: None)
+    lanes = [members] if sequential else [[member] for member in members]
+    return Group(driver, Inventory(), Rates(), lanes, on_phase=lambda _: None)
 
 
 async def states(driver: Driver, counters: Sequence[Counter]) -> list[ProcessState]:
@@ -45,13 +58,13 @@ async def nobody_new() -> tuple[Member, ...]:
 
 
 def test_the_line_of_states() -> None:
-    running, locked, checkpointed = group.RUNNING, group.LOCKED, group.CHECKPOINTED
+    running, locked, checkpointed = RUNNING, LOCKED, CHECKPOINTED
     assert next_call(running, checkpointed) is DriverCall.LOCK
     assert next_call(locked, checkpointed) is DriverCall.CHECKPOINT
     assert next_call(checkpointed, running) is DriverCall.RESTORE
     assert next_call(locked, running) is DriverCall.UNLOCK
     assert next_call(running, running) is None
-    assert next_call(group.WEDGED, running) is None
+    assert next_call(WEDGED, running) is None
 
 
 @SEQUENTIAL
@@ -170,12 +183,36 @@ async def test_a_member_that_dies_fails_the_group_and_frees_the_others(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
-async def test_a_cancelled_operation_is_finished_first(driver: Driver, start_counter: StartCounter) -> None:
-    counters = await start_members(driver, start_counter, 1)
+async def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(
+    driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
     parties = make_group(driver, await members_of(driver, counters))
     with trio.CancelScope() as scope:
         scope.cancel()
         await parties.suspend(1, nobody_new)
+    assert scope.cancelled_caught
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+    assert [outcome.rolled_back for outcome in parties.outcomes] == [True, True]
+
+
+async def test_a_suspend_that_is_cancelled_after_the_lock_is_finished(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 1)
+    parties = make_group(driver, await members_of(driver, counters))
+    host.set_fault("checkpoint", counters[0].process.pid, delay_s=0.2, times=1)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def cancel() -> None:
+                while not parties.outcomes[0].phases:  # noqa: ASYNC110 - the lock tells nobody
+                    await trio.sleep(0.005)
+                await trio.sleep(0.1)
+                scope.cancel()
+
+            nursery.start_soon(cancel)
+            await parties.suspend(1, nobody_new)
     assert await states(driver, counters) == [ProcessState.CHECKPOINTED]
 
 

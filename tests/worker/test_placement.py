@@ -32,7 +32,7 @@ def test_too_little_memory_everywhere_is_refused() -> None:
     with pytest.raises(OperationError) as error:
         choose_gpus(["a"], ["b"], CHIPS, {"b": 10}, {"a": 50})
     assert error.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
-    assert "b has 10 bytes free" in error.value.message
+    assert "b has 10 B free" in error.value.message
 
 
 def test_unknown_memory_is_not_taken_for_none() -> None:

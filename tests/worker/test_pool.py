@@ -186,17 +186,37 @@ async def test_claiming_gpus_by_name_refuses_and_changes_nothing() -> None:
     assert pool.snapshot_leases() == before
 
 
-async def test_exchange_swaps_a_lease_for_a_reservation_in_one_step() -> None:
+async def test_leases_and_reservations_are_reassigned_in_one_step() -> None:
     pool = GpuPool(UUIDS)
     held = pool.claim_gpus("a", UUIDS[:2])
     reserved = pool.reserve_gpus("a", [UUIDS[2]])
     assert states(pool) == [LEASED, LEASED, RESERVED]
-    lease = pool.exchange(held, reserved, [UUIDS[2], UUIDS[1]])
+    lease = pool.reassign([held, reserved], [("a", [UUIDS[2], UUIDS[1]])])["a"]
     assert states(pool) == [FREE, LEASED, LEASED]
     assert lease.gpu_uuids == (UUIDS[2], UUIDS[1])
     assert not pool.release(held)
     assert not pool.release(reserved)
     assert pool.release(lease)
+
+
+async def test_two_holders_swap() -> None:
+    pool = GpuPool(UUIDS)
+    first, second = pool.claim_gpus("a", [UUIDS[0]]), pool.claim_gpus("b", [UUIDS[1]])
+    leases = pool.reassign([first, second], [("a", [UUIDS[1]]), ("b", [UUIDS[0]])])
+    assert {holder: lease.gpu_uuids for holder, lease in leases.items()} == {
+        "a": (UUIDS[1],),
+        "b": (UUIDS[0],),
+    }
+    assert states(pool) == [LEASED, LEASED, FREE]
+
+
+async def test_a_lease_that_was_released_can_not_be_reassigned() -> None:
+    pool = GpuPool(UUIDS)
+    gone = pool.claim_gpus("a", [UUIDS[0]])
+    pool.release(gone)
+    other = pool.claim_gpus("b", [UUIDS[0]])
+    assert pool.reassign([gone], [("a", [UUIDS[0]])]) == {}
+    assert pool.snapshot_leases()[0].lease == other
 
 
 async def test_wait_changed_wakes_on_every_change() -> None:

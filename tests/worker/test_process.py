@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.checkpoint.driver import Driver, DriverCallTimeoutError, open_driver
+from leasehold_worker.checkpoint.driver import CALL_FLOOR_S, Driver, DriverCallUnansweredError, open_driver
 from leasehold_worker.checkpoint.driver_errors import (
     ILLEGAL_STATE,
     INVALID_VALUE,
@@ -142,8 +142,11 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_one_works(
     await other.wait_count()
     host.set_fault("lock", hanging.process.pid, hang=True)
     request = Request(DriverCall.LOCK, hanging.process.pid, lock_timeout_ms=10)
-    with pytest.raises(DriverCallTimeoutError):
-        await driver.call(request, timeout_s=0.3)
+    driver.call_floor_s = 0.3
+    with pytest.raises(DriverCallUnansweredError) as raised:
+        await driver.call(request)
+    assert raised.value.expired
+    driver.call_floor_s = CALL_FLOOR_S
     assert await CheckpointProcess(driver, other.process.pid).is_running()
 
 

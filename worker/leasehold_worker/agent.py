@@ -11,15 +11,22 @@ from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Workl
 
 from leasehold_worker import wire
 from leasehold_worker.checkpoint.driver import open_driver
+from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.killing import Killer
 from leasehold_worker.link import Link
-from leasehold_worker.operations import Operations, Report
+from leasehold_worker.operations import Operations
+from leasehold_worker.planning import Planning
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.proof import Proof
+from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
+from leasehold_worker.stopping import Stopping
 from leasehold_worker.workloads import ENDED, FAILED, RUNNING, Workload, Workloads
 
 logger = logging.getLogger(__name__)
@@ -32,7 +39,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
     """Runs the worker until SIGTERM or SIGINT, and then ends its workloads: nobody would find them again."""
     identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
     inventory = await trio.to_thread.run_sync(Inventory)
-    async with open_driver() as driver, trio.open_nursery() as nursery:
+    async with open_driver(config.driver_call_floor_s) as driver, trio.open_nursery() as nursery:
         if driver.unavailable_reason is not None:
             logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
         pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
@@ -47,22 +54,38 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
         def tell_command(update: CommandUpdate) -> None:
             link.send(ConnectRequest(command_update=update))
 
-        def workloads_of(command: command_pb2.Command) -> Iterable[workload_pb2.Workload]:
-            return reporter.workload(command.workload_id)
+        def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
+            return [message for id_ in workload_ids for message in reporter.workload(id_)]
 
-        workloads = Workloads(pool, state_directory.workloads_path, tell_workload)
-        operations = Operations(driver, inventory, pool, workloads, nursery)
+        async def kill(workload: Workload) -> None:
+            await killer.kill(workload, Report(lambda _: None))
+
+        rates = Rates()
+        killer = Killer(driver, inventory, rates)
+        workloads = Workloads(pool, state_directory.workloads_path, tell_workload, kill)
+        operations = Operations(
+            driver,
+            inventory,
+            pool,
+            workloads,
+            nursery,
+            rates=rates,
+            host_memory=HostMemory(config.host_memory_reserve_bytes),
+            proof=Proof(inventory, config.proof_timeout_s),
+        )
+        stopping = Stopping(workloads, killer)
         commands = Commands(
-            operations, workloads_of, inventory.versions.driver_version, nursery, tell_command
+            operations, stopping, workloads_of, inventory.versions.driver_version, nursery, tell_command
         )
         reporter = Reporter(identity, inventory, driver, pool, workloads, commands)
-        link = Link(config.coordinator, state_directory, reporter, commands, workloads, pool)
+        planning = Planning(operations.preflight)
+        link = Link(config.coordinator, state_directory, reporter, commands, workloads, pool, planning)
         logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
         nursery.start_soon(link.run)
         await _wait_for_stop_signal()
         nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
         await _finish_commands(commands)
-        await _stop_workloads(operations, workloads)
+        await _stop_workloads(stopping, workloads)
         await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
         nursery.cancel_scope.cancel()
 
@@ -86,12 +109,10 @@ async def _finish_commands(commands: Commands) -> None:
         await commands.wait_finished()
 
 
-async def _stop_workloads(operations: Operations, workloads: Workloads) -> None:
+async def _stop_workloads(stopping: Stopping, workloads: Workloads) -> None:
     async def stop(workload: Workload) -> None:
         try:
-            await operations.stop(
-                workload.workload_id, command_pb2.StopOperation(), Report(on_phase=lambda _: None)
-            )
+            await stopping.stop(workload.workload_id, command_pb2.StopOperation(), Report(lambda _: None))
         except OperationError as error:
             logger.error("%s", error.message)
 

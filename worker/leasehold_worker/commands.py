@@ -29,7 +29,9 @@ from leasehold_worker.command_states import (
     is_terminal,
 )
 from leasehold_worker.errors import OperationError
-from leasehold_worker.operations import Operations, Report
+from leasehold_worker.operations import Operations
+from leasehold_worker.report import Report
+from leasehold_worker.stopping import Stopping
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
         errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+        errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
     }
 )
 """With no driver call made yet, these mean REJECTED: nothing was begun."""
@@ -76,12 +81,14 @@ class Commands:
     def __init__(
         self,
         operations: Operations,
-        workloads_of: Callable[[Command], Iterable[workload_pb2.Workload]],
+        stopping: Stopping,
+        workloads_of: Callable[[Iterable[str]], Iterable[workload_pb2.Workload]],
         driver_version: str | None,
         nursery: trio.Nursery,
         observer: Callable[[CommandUpdate], None],
     ) -> None:
         self._operations = operations
+        self._stopping = stopping
         self._workloads_of = workloads_of
         self._driver_version = driver_version
         self._nursery = nursery
@@ -155,7 +162,7 @@ class Commands:
             return OperationError(
                 errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
             )
-        generations = [workload.status.generation for workload in self._workloads_of(command)]
+        generations = [w.status.generation for w in self._workloads_of([command.workload_id])]
         if command.HasField("expected_generation") and generations != [command.expected_generation]:
             return OperationError(
                 errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
@@ -163,11 +170,12 @@ class Commands:
                 "read it again",
             )
         busy = [self._entries[id_].command for id_ in self.in_flight]
-        if any(other.workload_id == command.workload_id for other in busy):
-            return OperationError(
-                errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                f"workload {command.workload_id} has a command that has not ended: wait for it, or cancel it",
-            )
+        for workload_id in workload_ids(command):
+            if any(workload_id in workload_ids(other) for other in busy):
+                return OperationError(
+                    errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
+                    f"workload {workload_id} has a command that has not ended: wait for it, or cancel it",
+                )
         if len(busy) >= UNFINISHED_LIMIT:
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
@@ -177,7 +185,7 @@ class Commands:
 
     async def _execute(self, entry: _Entry) -> None:
         started = time.monotonic()
-        report = Report(on_phase=partial(self._tell_phase, entry))
+        report = Report(partial(self._tell_phase, entry))
         error: OperationError | None = None
         timeout_s = entry.command.timeout.ToTimedelta().total_seconds()
         entry.scope.deadline = trio.current_time() + timeout_s if timeout_s > 0 else float("inf")
@@ -193,7 +201,10 @@ class Commands:
                     errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
                 )
         if entry.scope.cancelled_caught:
-            error = _cancellation(entry)
+            error = _cancellation(entry, report)
+        elif error is None and (too_late := _why_too_late(entry)):
+            report.warnings.append(too_late)
+        report.close(failed=error is not None)
         self._finish(entry, report, error, time.monotonic() - started)
         async with self._finished:
             self._finished.notify_all()
@@ -210,7 +221,7 @@ class Commands:
             case "remap":
                 return partial(operations.remap, operation.remap, report)
             case "stop":
-                return partial(operations.stop, command.workload_id, operation.stop, report)
+                return partial(self._stopping.stop, command.workload_id, operation.stop, report)
             case None:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
@@ -224,7 +235,7 @@ class Commands:
             state=_outcome(error, report),
             result=result,
             error=error.to_proto() if error else None,
-            workloads=self._workloads_of(entry.command),
+            workloads=self._workloads_of(workload_ids(entry.command)),
         )
         logger.info(
             "command %s: %s%s",
@@ -248,22 +259,46 @@ class Commands:
         self._observer(update)
 
 
+def workload_ids(command: Command) -> list[str]:
+    """The workloads that a command is about."""
+    if command.operation.HasField("remap"):
+        return [move.workload_id for move in command.operation.remap.moves]
+    return [command.workload_id]
+
+
 def _outcome(error: OperationError | None, report: Report) -> CommandState.ValueType:
     if error is None:
         return SUCCEEDED
     if error.reason == errors_pb2.ERROR_REASON_CANCELLED:
         return CANCELLED
+    if _has_called(report):
+        return FAILED
     if error.reason == errors_pb2.ERROR_REASON_EXPIRED:
         return EXPIRED
-    if error.reason in REASONS_OF_REFUSAL and not any(o.phases for _, o in report.outcomes):
-        return REJECTED
-    return FAILED
+    return REJECTED if error.reason in REASONS_OF_REFUSAL else FAILED
 
 
-def _cancellation(entry: _Entry) -> OperationError:
-    """The scope ended before anything was changed: what has been changed is always finished."""
+def _has_called(report: Report) -> bool:
+    return any(outcome.phases for _, outcome in report.outcomes)
+
+
+def _cancellation(entry: _Entry, report: Report) -> OperationError:
+    """Why an operation ended that was cancelled or timed out before its point of no return."""
+    for _, outcome in report.outcomes:
+        if outcome.rolled_back is False and outcome.error is not None:
+            return outcome.error
+    undone = "everything was undone" if _has_called(report) else "nothing was done"
     if entry.cancel_requested:
-        return OperationError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before anything was changed")
+        return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
     return OperationError(
-        errors_pb2.ERROR_REASON_EXPIRED, "its timeout passed before anything was changed: nothing was done"
+        errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
     )
+
+
+def _why_too_late(entry: _Entry) -> str | None:
+    """What to say of a cancellation or timeout that came after the point of no return."""
+    if entry.cancel_requested:
+        return "the cancellation came after the point of no return, so it was finished"
+    if trio.current_time() > entry.scope.deadline:
+        return "its timeout passed after the point of no return, so it was finished"
+    return None

@@ -7,7 +7,10 @@ from typing import Final
 
 import msgspec
 
+from leasehold_worker.checkpoint.driver import CALL_FLOOR_S
 from leasehold_worker.errors import StartError
+from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.proof import DEFAULT_TIMEOUT_S
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
@@ -32,6 +35,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """debug, info, warning or error."""
     labels: dict[str, str] = {}
     """Sent with hello."""
+    driver_call_floor_s: float = CALL_FLOOR_S
+    """Least deadline of any driver call. Those that move memory get three times their estimate more."""
+    proof_timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long NVML may take to agree with the driver."""
+    host_memory_reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    """Host memory that no suspend may take."""
 
 
 def load_config(path: Path | None, **flags: object) -> WorkerConfig:
@@ -53,6 +62,13 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
         raise StartError(
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
+        )
+    for name in ("driver_call_floor_s", "proof_timeout_s"):
+        if not 0 < getattr(config, name) < float("inf"):
+            raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
+    if config.host_memory_reserve_bytes < 0:
+        raise StartError(
+            f"host_memory_reserve_bytes {config.host_memory_reserve_bytes} is negative: give 0 or more"
         )
     return config
 

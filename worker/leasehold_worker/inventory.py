@@ -6,7 +6,7 @@ method blocks for some milliseconds: call it in a thread.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 _ECC_UNCORRECTED: Final = 1
 _ECC_VOLATILE: Final = 0
+SHARED_MARGIN_BYTES: Final = 2**26
+"""Memory on a GPU that others may take while a restore is on its way there: 64 MiB."""
+
 _VALUE_NOT_AVAILABLE: Final = 2**64 - 1
 """What NVML writes for the used memory of a process that it can't see into."""
 
@@ -35,6 +38,7 @@ class GpuFacts:
     mig_enabled: bool | None
     persistence_mode: bool | None
     numa_node: int | None
+    minor_number: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,27 @@ class GpuReading:
         if self.memory_total_bytes is None or self.memory_used_bytes is None:
             return None
         return self.memory_total_bytes - self.memory_used_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """Who uses the memory of a GPU.
+
+    Attributes:
+        used_bytes: By everybody. None: NVML can't say.
+        processes: By process id. One is there even where its memory is unknown (None).
+    """
+
+    used_bytes: int | None
+    processes: Mapping[int, int | None]
+
+    @property
+    def unexplained_bytes(self) -> int | None:
+        """Memory in use by nobody who is listed. None: NVML can't say."""
+        sizes = [size for size in self.processes.values() if size is not None]
+        if self.used_bytes is None or len(sizes) < len(self.processes):
+            return None
+        return self.used_bytes - sum(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +123,58 @@ class Inventory:
         """Chip of every GPU by UUID, in slot order. GPUs with equal product names have the same chip."""
         return {gpu.uuid: gpu.name for gpu in self.gpus}
 
+    @property
+    def minors(self) -> dict[str, int]:
+        """N of /dev/nvidiaN by GPU UUID. A GPU is missing where NVML can't say."""
+        return {gpu.uuid: gpu.minor_number for gpu in self.gpus if gpu.minor_number is not None}
+
+    def mig_enabled(self) -> frozenset[str]:
+        """UUIDs of the GPUs with MIG on now: it can be turned on at any time."""
+        with self._lock:
+            modes = {
+                uuid: _soft(pynvml.nvmlDeviceGetMigMode, handle) for uuid, handle in self._handles.items()
+            }
+        return frozenset(uuid for uuid, mode in modes.items() if mode is not None and mode[0] == 1)
+
+    def mps_pids(self) -> frozenset[int]:
+        """Process ids of the clients of MPS."""
+        pids: set[int] = set()
+        with self._lock:
+            for handle in self._handles.values():
+                processes = _soft(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+                pids.update(process.pid for process in processes or ())
+        return frozenset(pids)
+
     def read(self) -> dict[str, GpuReading]:
         """Measures every GPU."""
         with self._lock:
             return {uuid: _read_sample(handle) for uuid, handle in self._handles.items()}
 
-    def process_memory(self) -> dict[str, dict[int, int | None]]:
-        """Device memory by GPU UUID and pid, in bytes. A pid is there even where its memory is unknown.
+    def free_bytes(self, own_pids: Collection[int]) -> dict[str, int]:
+        """Free device memory by GPU UUID, less a margin where processes run that are not one's own.
 
-        A GPU is missing where NVML can't list its processes.
+        A GPU is missing where NVML can't say.
         """
-        found: dict[str, dict[int, int | None]] = {}
+        free = {uuid: reading.memory_free_bytes for uuid, reading in self.read().items()}
+        shared = {uuid for uuid, gpu in self.usage().items() if gpu.processes.keys() - set(own_pids)}
+        return {
+            uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in shared else free_bytes
+            for uuid, free_bytes in free.items()
+            if free_bytes is not None
+        }
+
+    def usage(self) -> dict[str, GpuUsage]:
+        """Who uses the memory of each GPU, by UUID. A GPU is missing where NVML can't list its processes."""
+        found: dict[str, GpuUsage] = {}
         with self._lock:
             for uuid, handle in self._handles.items():
                 processes = _soft(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+                memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
                 if processes is not None:
-                    found[uuid] = {process.pid: _known(process.usedGpuMemory) for process in processes}
+                    found[uuid] = GpuUsage(
+                        memory and memory.used,
+                        {process.pid: _known(process.usedGpuMemory) for process in processes},
+                    )
         return found
 
 
@@ -161,6 +222,7 @@ def _read_facts(uuid: str, handle: Any) -> GpuFacts:
         mig_enabled=None if mig is None else mig[0] == 1,
         persistence_mode=None if persistence is None else persistence == 1,
         numa_node=_numa_node(_text(pci.busId)) if pci else None,
+        minor_number=_soft(pynvml.nvmlDeviceGetMinorNumber, handle),
     )
 
 

@@ -20,6 +20,7 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectResponse,
     Goodbye,
     GoodbyeReason,
+    PlanQuery,
     ReadOutput,
     Welcome,
 )
@@ -31,6 +32,7 @@ from leasehold_worker.commands import Commands
 from leasehold_worker.errors import OperationError
 from leasehold_worker.outbox import Outbox, OutboxFullError
 from leasehold_worker.output import read_output
+from leasehold_worker.planning import Planning
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.reports import PROTOCOL_VERSION, Reporter
 from leasehold_worker.state_directory import StateDirectory
@@ -45,6 +47,7 @@ COALESCE_S: Final = 0.05
 """Lease changes that come together are told by one load, within 100 ms."""
 
 READS_AT_ONCE: Final = 16
+PLANS_AT_ONCE: Final = 1
 
 BACKOFF_MIN_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
@@ -95,6 +98,7 @@ class Link:
         commands: Commands,
         workloads: Workloads,
         pool: GpuPool,
+        planning: Planning,
     ) -> None:
         self._coordinator = coordinator
         self._state_directory = state_directory
@@ -102,6 +106,7 @@ class Link:
         self._commands = commands
         self._workloads = workloads
         self._pool = pool
+        self._planning = planning
         self._outbox: Outbox | None = None
         self._session_over = trio.Event()
         self._leaving = False
@@ -189,6 +194,7 @@ class Link:
             self.send(ConnectRequest(command_update=update))
         nursery.start_soon(self._report_loads, outbox, welcome)
         reads = trio.CapacityLimiter(READS_AT_ONCE)
+        plans = trio.CapacityLimiter(PLANS_AT_ONCE)
         silence_limit_s = welcome.silence_limit.ToTimedelta().total_seconds()
         while True:
             frame = await _receive(frames, silence_limit_s)
@@ -199,6 +205,8 @@ class Link:
                     self._commands.acknowledge(frame.command_ack.command_id)
                 case "read_output":
                     nursery.start_soon(self._answer_read, frame.read_output, reads)
+                case "plan_query":
+                    nursery.start_soon(self._answer_plan, frame.plan_query, plans)
                 case "goodbye":
                     raise _farewell(frame.goodbye)
                 case "drain":
@@ -263,6 +271,11 @@ class Link:
         async with reads:
             chunk = await read_output(self._workloads, request)
         self.send(ConnectRequest(output_chunk=chunk))
+
+    async def _answer_plan(self, query: PlanQuery, plans: trio.CapacityLimiter) -> None:
+        async with plans:
+            answer = await self._planning.answer(query)
+        self.send(ConnectRequest(plan_answer=answer))
 
 
 async def _receive(

@@ -6,6 +6,7 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.errors import OperationError
+from leasehold_worker.sizes import size_text
 
 
 def choose_gpus(
@@ -63,8 +64,8 @@ def check_memory(
         if not _fits(pair.new_uuid, pair.old_uuid, free_bytes, needed_bytes):
             raise OperationError(
                 errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
-                f"{pair.new_uuid} has {free_bytes[pair.new_uuid]} bytes free and the workload needs "
-                f"{needed_bytes[pair.old_uuid]}: choose another GPU, or free memory on it",
+                f"{pair.new_uuid} has {size_text(free_bytes[pair.new_uuid])} free and the workload needs "
+                f"{size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it",
                 {"gpu_uuid": pair.new_uuid},
             )
 

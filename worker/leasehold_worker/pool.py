@@ -140,32 +140,43 @@ class GpuPool:
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, or NO_FREE_GPU where one of them is not free.
         """
-        self._check_free(gpu_uuids)
+        self.check_free(gpu_uuids)
         return self._take(workload_id, gpu_uuids, LEASED)
 
     def reserve_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
         """As :meth:`claim_gpus`, RESERVED until :meth:`confirm` or :meth:`release`."""
-        self._check_free(gpu_uuids)
+        self.check_free(gpu_uuids)
         return self._take(workload_id, gpu_uuids, RESERVED)
 
     def confirm(self, lease: Lease) -> None:
         """Turns a reservation into a lease."""
         self._set(lease.gpu_uuids, LEASED, lease)
 
-    def exchange(self, held: Lease, reserved: Lease, gpu_uuids: Sequence[str]) -> Lease:
-        """Gives up a lease and a reservation of the same holder for one lease over some of their GPUs.
+    def reassign(
+        self, given_up: Sequence[Lease], wanted: Sequence[tuple[str, Sequence[str]]]
+    ) -> dict[str, Lease]:
+        """Gives up leases and reservations for new leases over some of their GPUs, all in one step.
 
-        The others become free, all in one step.
+        A lease that was released before counts for nothing, since its GPUs may be somebody else's by now.
+
+        Args:
+            given_up: What is exchanged.
+            wanted: Workloads with the GPUs that each is to have; the others become free.
+
+        Returns:
+            The new lease of each workload that gets any.
         """
-        both = {*held.gpu_uuids, *reserved.gpu_uuids}
-        if not set(gpu_uuids) <= both:
-            raise ValueError("an exchange can only keep GPUs of the two leases")
-        for old in (held, reserved):
-            self._leases.pop(old.lease_id, None)
-        self._set(both - set(gpu_uuids), FREE, None)
-        lease = self._take(held.workload_id, gpu_uuids, LEASED)
+        live = [lease for lease in given_up if self._leases.pop(lease.lease_id, None) is not None]
+        left = {gpu_uuid for lease in live for gpu_uuid in lease.gpu_uuids}
+        leases: dict[str, Lease] = {}
+        for workload_id, gpu_uuids in wanted:
+            mine = [gpu_uuid for gpu_uuid in gpu_uuids if gpu_uuid in left]
+            left -= set(mine)
+            if mine:
+                leases[workload_id] = self._take(workload_id, mine, LEASED)
+        self._set(left, FREE, None)
         self._serve_waiters()
-        return lease
+        return leases
 
     def release(self, lease: Lease) -> bool:
         """Frees the lease's GPUs. False: it had been released before, and nothing was done."""
@@ -183,7 +194,8 @@ class GpuPool:
                 {"field": "gpu_count"},
             )
 
-    def _check_free(self, gpu_uuids: Sequence[str]) -> None:
+    def check_free(self, gpu_uuids: Sequence[str]) -> None:
+        """Refuses what :meth:`claim_gpus` would refuse."""
         slots = {slot.gpu_uuid: slot for slot in self._slots}
         for gpu_uuid in gpu_uuids:
             if gpu_uuid not in slots:

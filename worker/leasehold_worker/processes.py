@@ -3,11 +3,15 @@
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType
+
+import msgspec
+
+from leasehold_worker import cgroups
 
 Pid = NewType("Pid", int)
 
@@ -25,6 +29,18 @@ class ProcessIdentity:
 
     pid: Pid
     start_time_ticks: int
+
+
+class LoadedLibrary(msgspec.Struct, frozen=True):
+    """A shared library as a process has it mapped.
+
+    Attributes:
+        path: Where it was found, as the process sees it.
+        file_id: Device and inode: equal where two processes have the same file.
+    """
+
+    path: str
+    file_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +62,23 @@ def _read_stat(pid: int) -> _Stat | None:
     return _Stat(Pid(pid), fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def _read_status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status; none where there is no such process."""
+    try:
+        text = (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
 def identify(pid: int) -> ProcessIdentity | None:
-    """Names the process that has this pid now. None: there is none, or it is a zombie."""
+    """Names the process that has this pid now. None: there is none, it is a zombie, or it is a thread.
+
+    A thread's id works as a pid everywhere in /proc, and the driver takes it too (NVIDIA/cuda-checkpoint
+    issue 41).
+    """
     stat = _read_stat(pid)
-    if stat is None or stat.state in "ZX":
+    if stat is None or stat.state in "ZX" or _read_status(pid).get("Tgid") != str(pid):
         return None
     return ProcessIdentity(stat.pid, stat.start_time_ticks)
 
@@ -108,7 +137,43 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
     stat = _read_stat(identity.pid)
     if stat is None:
         return None
-    return {"T": "stopped by a signal", "t": "stopped by a debugger"}.get(stat.state)
+    if stat.state in "Tt":
+        return {"T": "stopped by a signal", "t": "stopped by a debugger"}[stat.state]
+    tracer = _read_status(identity.pid).get("TracerPid", "0")
+    if tracer != "0":
+        return f"traced by process {tracer}"
+    return "frozen by its control group" if cgroups.is_frozen(identity.pid) else None
+
+
+def catches(identity: ProcessIdentity, signal_number: int) -> bool:
+    """Whether the process has a handler for a signal, rather than ending by it."""
+    mask = int(_read_status(identity.pid).get("SigCgt", "0"), 16)
+    return bool(mask >> (signal_number - 1) & 1)
+
+
+def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
+    """The shared library whose file name begins so, as a process has it mapped. None: it has none."""
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5]).name.startswith(name):
+            return LoadedLibrary(fields[5], f"{fields[3]}:{fields[4]}")
+    return None
+
+
+def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> list[str]:
+    """Which device nodes of this host, such as /dev/nvidia0, a process can't see in its mount namespace.
+
+    A node that is not there for the worker either says nothing, and neither does a root that is shut to it.
+    """
+    root = _PROC / str(identity.pid) / "root"
+    try:
+        return [node for node in nodes if Path(node).exists() and not (root / node.lstrip("/")).exists()]
+    except PermissionError:
+        return []
 
 
 @contextmanager
@@ -116,11 +181,11 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
     """Holds the process by a pidfd: while it is held, its pid can't come to mean another process.
 
     Yields:
-        The pidfd, readable once the process has ended; None where it is gone already.
+        The pidfd, readable once the process has ended; None where the pid is free, or means another by now.
     """
     try:
         pidfd = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
+    except OSError:  # there is none, or it is a thread's id
         yield None
         return
     try:

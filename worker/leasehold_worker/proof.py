@@ -4,104 +4,154 @@ The driver may report success and have done nothing (NVIDIA/cuda-checkpoint issu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar, final
 
 import trio
 from leasehold.v1 import errors_pb2
 
-from leasehold_worker.checkpoint.group import Member
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import Member, MemberOutcome, bytes_by_gpu
 from leasehold_worker.errors import OperationError
-from leasehold_worker.inventory import Inventory
+from leasehold_worker.inventory import GpuUsage, Inventory
+from leasehold_worker.sizes import size_text
 
-PROOF_TIMEOUT_S: Final = 5.0
+DEFAULT_TIMEOUT_S: Final = 5.0
 """NVML lags behind the driver."""
 
 POLL_INTERVAL_S: Final = 0.02
 
 Found = TypeVar("Found")
-Listing = Mapping[str, Mapping[int, int | None]]
+Usage = Mapping[str, GpuUsage]
 
 
-async def measured(inventory: Inventory, members: Sequence[Member]) -> tuple[Member, ...]:
-    """The members with the device memory that NVML lists for them."""
-    listing = await trio.to_thread.run_sync(inventory.process_memory)
-    return tuple(
-        replace(
-            member,
-            device_memory_bytes={
-                gpu_uuid: memory_bytes
-                for gpu_uuid, processes in listing.items()
-                if (memory_bytes := processes.get(member.identity.pid)) is not None
-            },
-        )
-        for member in members
-    )
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What NVML said before members were parked: them, and the memory of their GPUs."""
+
+    members: Sequence[Member]
+    usage: Usage
 
 
-async def prove_freed(inventory: Inventory, members: Sequence[Member]) -> None:
-    """Waits until NVML lists none of the members.
+@final
+class Proof:
+    """Looks into NVML until it agrees with the driver, or the time is over."""
 
-    Raises:
-        OperationError: MEMORY_NOT_FREED, one is still listed.
-    """
+    def __init__(self, inventory: Inventory, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._inventory = inventory
+        self._timeout_s = timeout_s
 
-    def listed(listing: Listing) -> list[tuple[str, int]]:
-        return [
-            (gpu_uuid, member.identity.pid)
-            for gpu_uuid, processes in listing.items()
+    async def usage(self) -> Usage:
+        """What NVML says now."""
+        return await trio.to_thread.run_sync(self._inventory.usage)
+
+    async def measured(self, members: Sequence[Member]) -> tuple[Member, ...]:
+        """The members with the device memory that NVML lists for them."""
+        usage = await self.usage()
+        return tuple(
+            replace(
+                member,
+                device_memory_bytes={
+                    gpu_uuid: memory_bytes
+                    for gpu_uuid, gpu in usage.items()
+                    if (memory_bytes := gpu.processes.get(member.identity.pid)) is not None
+                },
+            )
             for member in members
-            if member.identity.pid in processes
-        ]
-
-    left = await _poll(inventory, listed)
-    if left:
-        gpu_uuid, pid = left[0]
-        raise OperationError(
-            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"the driver says that process {pid} is checkpointed, but NVML still lists it on {gpu_uuid}",
-            {"pid": str(pid), "gpu_uuid": gpu_uuid},
         )
 
+    async def listed_gpus(self, members: Sequence[Member]) -> set[str]:
+        """UUIDs of the GPUs on which NVML lists one of the members."""
+        pids = {member.identity.pid for member in members}
+        return {uuid for uuid, gpu in (await self.usage()).items() if pids & gpu.processes.keys()}
 
-async def prove_placed(inventory: Inventory, members: Sequence[Member], moves: Mapping[str, str]) -> None:
-    """Waits until NVML lists every member on the GPUs that it was to get, and on no other.
+    async def prove_freed(self, before: Before) -> None:
+        """Waits until NVML lists none of the members, and their memory is not in use any more.
 
-    Args:
-        inventory: NVML.
-        members: Measured before they were parked.
-        moves: New GPU by old GPU; a GPU that is missing stays.
+        Raises:
+            OperationError: MEMORY_NOT_FREED.
+        """
 
-    Raises:
-        OperationError: REMAP_NOT_APPLIED, a member is somewhere else.
-    """
+        def kept(now: Usage) -> list[OperationError]:
+            return _still_listed(before.members, now) or _not_fallen(before, now)
 
-    def misplaced(listing: Listing) -> list[tuple[int, set[str], set[str]]]:
-        found: list[tuple[int, set[str], set[str]]] = []
-        for member in members:
-            pid = member.identity.pid
-            wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in member.device_memory_bytes}
-            actual = {gpu_uuid for gpu_uuid, processes in listing.items() if pid in processes}
-            if wanted and wanted != actual:
-                found.append((pid, wanted, actual))
-        return found
+        if left := await self._poll(kept):
+            raise left[0]
 
-    wrong = await _poll(inventory, misplaced)
-    if wrong:
-        pid, wanted, actual = wrong[0]
-        raise OperationError(
-            errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
-            f"the driver says that process {pid} is restored, but NVML lists it on "
-            f"{', '.join(sorted(actual)) or 'no GPU'} and not on {', '.join(sorted(wanted))}",
-            {"pid": str(pid)},
-        )
+    async def prove_placed(self, outcomes: Sequence[MemberOutcome]) -> None:
+        """Waits until NVML lists every member on the GPUs where the driver put it, and on no other.
 
+        Raises:
+            OperationError: REMAP_NOT_APPLIED, a member is somewhere else.
+        """
 
-async def _poll(inventory: Inventory, wrong: Callable[[Listing], list[Found]]) -> list[Found]:
-    """Reads NVML until nothing is wrong; what is wrong still at the deadline."""
-    deadline = trio.current_time() + PROOF_TIMEOUT_S
-    while True:
-        found = wrong(await trio.to_thread.run_sync(inventory.process_memory))
-        if not found or trio.current_time() >= deadline:
+        def misplaced(now: Usage) -> list[tuple[int, set[str], set[str]]]:
+            found: list[tuple[int, set[str], set[str]]] = []
+            for outcome in outcomes:
+                pid = outcome.member.identity.pid
+                wanted = placed(outcome.member, outcome.displacement)
+                actual = {gpu_uuid for gpu_uuid, gpu in now.items() if pid in gpu.processes}
+                if wanted and wanted != actual:
+                    found.append((pid, wanted, actual))
             return found
-        await trio.sleep(POLL_INTERVAL_S)
+
+        if wrong := await self._poll(misplaced):
+            pid, wanted, actual = wrong[0]
+            raise OperationError(
+                errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
+                f"the driver says that process {pid} is restored, but NVML lists it on "
+                f"{', '.join(sorted(actual)) or 'no GPU'} and not on {', '.join(sorted(wanted))}",
+                {"pid": str(pid)},
+            )
+
+    async def _poll(self, wrong: Callable[[Usage], list[Found]]) -> list[Found]:
+        """Reads NVML until nothing is wrong; what is wrong still at the deadline."""
+        deadline = trio.current_time() + self._timeout_s
+        while True:
+            found = wrong(await self.usage())
+            if not found or trio.current_time() >= deadline:
+                return found
+            await trio.sleep(POLL_INTERVAL_S)
+
+
+def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
+    """GPUs of a member that was measured before pairs moved it."""
+    moves = {pair.old_uuid: pair.new_uuid for pair in displacement}
+    return {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in member.device_memory_bytes}
+
+
+def _still_listed(members: Sequence[Member], now: Usage) -> list[OperationError]:
+    return [
+        OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            f"the driver says that process {member.identity.pid} is checkpointed, but NVML still lists it "
+            f"on {gpu_uuid}",
+            {"pid": str(member.identity.pid), "gpu_uuid": gpu_uuid},
+        )
+        for gpu_uuid, gpu in now.items()
+        for member in members
+        if member.identity.pid in gpu.processes
+    ]
+
+
+def _not_fallen(before: Before, now: Usage) -> list[OperationError]:
+    """GPUs whose memory did not fall by half of what was parked, and no process that is listed holds it."""
+    errors: list[OperationError] = []
+    for gpu_uuid, parked_bytes in bytes_by_gpu(before.members).items():
+        then, after = before.usage.get(gpu_uuid), now.get(gpu_uuid)
+        if then is None or after is None or then.used_bytes is None or after.used_bytes is None:
+            continue
+        unexplained_then, unexplained_now = then.unexplained_bytes, after.unexplained_bytes
+        if unexplained_then is None or unexplained_now is None:
+            continue
+        fallen = then.used_bytes - after.used_bytes >= parked_bytes / 2
+        if not fallen and unexplained_now - unexplained_then >= parked_bytes / 2:
+            errors.append(
+                OperationError(
+                    errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+                    f"the driver says that {size_text(parked_bytes)} were parked, but {gpu_uuid} has "
+                    f"{size_text(after.used_bytes)} in use, and had {size_text(then.used_bytes)}",
+                    {"gpu_uuid": gpu_uuid},
+                )
+            )
+    return errors

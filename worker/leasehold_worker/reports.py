@@ -16,9 +16,9 @@ from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, Protoc
 from leasehold_worker import __version__, processes, wire
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.commands import Commands
+from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
 from leasehold_worker.inventory import GpuReading, Inventory
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.preconditions import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
 from leasehold_worker.workloads import ENDED, Workloads
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)

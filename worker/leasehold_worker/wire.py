@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from google.protobuf import duration_pb2, timestamp_pb2
-from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, plan_pb2, worker_session_pb2, workload_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.group import Member, MemberOutcome
+from leasehold_worker.checkpoint.members import Member, MemberOutcome
 from leasehold_worker.inventory import GpuFacts, GpuReading
-from leasehold_worker.operations import Report
+from leasehold_worker.plan import Plan
 from leasehold_worker.pool import Lease, SlotLease
+from leasehold_worker.report import Report
 from leasehold_worker.workloads import Workload
 
 
@@ -151,6 +152,15 @@ def command_result(
         driver_version=driver_version,
         duration=duration(duration_s),
         warnings=report.warnings,
+        phases=[
+            command_pb2.PhaseTiming(
+                phase=phase.name,
+                duration=duration(phase.duration_s),
+                failed=phase.failed,
+                rollback=phase.rollback,
+            )
+            for phase in report.phases
+        ],
     )
 
 
@@ -167,12 +177,63 @@ def _outcome(workload_id: str, outcome: MemberOutcome) -> command_pb2.MemberOutc
         state_after=outcome.state_after,
         phases=[
             command_pb2.PhaseTiming(
-                phase=str(phase.call), duration=duration(phase.duration_s), moved_bytes=phase.moved_bytes
+                phase=str(phase.call),
+                duration=duration(phase.duration_s),
+                moved_bytes=phase.moved_bytes,
+                failed=phase.failed,
+                rollback=phase.rollback,
             )
             for phase in outcome.phases
         ],
         error=outcome.error.to_proto() if outcome.error else None,
         rolled_back=outcome.rolled_back,
+    )
+
+
+def plan(record: Plan) -> plan_pb2.Plan:
+    """What an operation would do."""
+    released = [
+        gpu_uuid
+        for party in record.parties
+        if party.workload.lease is not None and not record.already_there
+        for gpu_uuid in party.workload.lease.gpu_uuids
+        if not any(gpu_uuid in other.destination for other in record.parties)
+    ]
+    need, estimate = record.host_memory, record.estimate
+    return plan_pb2.Plan(
+        already_there=record.already_there,
+        members=[
+            plan_pb2.MemberPlan(workload_id=party.workload.workload_id, member=_member(member))
+            for party in record.parties
+            for member in party.members
+        ],
+        pairs=_pairs(record.pairs),
+        released_gpu_uuids=released,
+        destinations=[
+            plan_pb2.DestinationPlan(
+                gpu_uuid=destination.gpu_uuid,
+                gpu_name=destination.chip,
+                free_bytes=destination.free_bytes,
+                needed_bytes=destination.needed_bytes,
+            )
+            for destination in record.destinations
+        ],
+        host_memory=plan_pb2.HostMemoryPlan(
+            needed_bytes=need.needed_bytes,
+            available_bytes=need.available_bytes,
+            cgroup_available_bytes=need.cgroup.available_bytes if need.cgroup else None,
+        )
+        if need
+        else None,
+        checks=[
+            plan_pb2.Check(name=check.name, result=check.result, detail=check.detail)
+            for check in record.findings.checks
+        ],
+        estimate=plan_pb2.Estimate(duration=duration(estimate.duration_s), basis=estimate.basis)
+        if estimate
+        else None,
+        refusals=[error.to_proto() for error in record.findings.refusals],
+        warnings=record.findings.warnings,
     )
 
 

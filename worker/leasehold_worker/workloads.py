@@ -2,9 +2,8 @@
 
 import logging
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +13,10 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 
-from leasehold_worker.checkpoint.group import Member
+from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import ProcessIdentity, identify_child, process_tree, send_signal
+from leasehold_worker.processes import ProcessIdentity, identify_child, process_tree
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +24,25 @@ RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
 EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
 FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
+WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
 
 ENDED: Final = frozenset({EXITED, FAILED})
 ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
 
+IN_OPERATION: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_SUSPENDING,
+        workload_pb2.WORKLOAD_STATE_RESTORING,
+        workload_pb2.WORKLOAD_STATE_REMAPPING,
+    }
+)
+
 KILL_TIMEOUT_S: Final = 10.0
-"""Killed processes that are stuck in the kernel for longer are left to it."""
+"""How long processes may take to end, before they are killed once more."""
+
+POLL_INTERVAL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +84,25 @@ class Workload:
     returncode: int | None = None
     error: OperationError | None = None
     ended: trio.Event = field(default_factory=trio.Event)
+    restored: bool = False
+    """Whether members were restored: killing them while they run could hang the host."""
+    ending: trio.Lock = field(default_factory=trio.Lock)
+    """Held by whoever is killing its processes."""
 
 
 @final
 class Workloads:
     """The registry. Every change is told to the observer, in order, with the workload after it."""
 
-    def __init__(self, pool: GpuPool, directory: Path, observer: Callable[[Workload], None]) -> None:
+    def __init__(
+        self,
+        pool: GpuPool,
+        directory: Path,
+        observer: Callable[[Workload], None],
+        kill: Callable[[Workload], Awaitable[None]],
+    ) -> None:
         self._pool = pool
+        self._kill = kill
         self._directory = directory
         self._observer = observer
         self._by_id: dict[str, Workload] = {}
@@ -153,31 +175,47 @@ class Workloads:
     async def _watch(self, workload: Workload, process: trio.Process) -> None:
         returncode = await process.wait()
         logger.info("workload %s ended with %d", workload.name, returncode)
-        await end_processes(workload.root)
         workload.returncode = returncode
+        while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
+            await trio.sleep(POLL_INTERVAL_S)
+        await self._end_rest(workload)
         workload.end_time = datetime.now(UTC)
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
         workload.parked = None
         workload.members = ()
+        workload.error = None
         self.set_state(workload, EXITED)
         workload.ended.set()
         self._forget_oldest()
+
+    async def _end_rest(self, workload: Workload) -> None:
+        """Kills what is left of a workload whose first process has ended, so that nobody holds its GPUs.
+
+        What can't be killed keeps them: the workload is UNKNOWN for as long, and it is tried again.
+        """
+        while process_tree(workload.root):
+            try:
+                await self._kill(workload)
+                error = OperationError(
+                    errors_pb2.ERROR_REASON_DRIVER_ERROR,
+                    f"processes of workload {workload.name} are stuck in the kernel: its GPUs stay leased",
+                )
+            except OperationError as refused:
+                error = refused
+            with trio.move_on_after(KILL_TIMEOUT_S):
+                while process_tree(workload.root):  # noqa: ASYNC110 - nothing else tells
+                    await trio.sleep(POLL_INTERVAL_S)
+                return
+            logger.error("%s", error.message)
+            workload.error = error
+            self.set_state(workload, UNKNOWN)
 
     def _forget_oldest(self) -> None:
         ended = [workload for workload in self._by_id.values() if workload.state in ENDED]
         for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
             del self._by_id[workload.workload_id]
-
-
-async def end_processes(root: ProcessIdentity) -> None:
-    """Kills what is left of a workload whose first process has ended, so that nobody holds its GPUs."""
-    with trio.move_on_after(KILL_TIMEOUT_S):
-        while left := process_tree(root):
-            for identity in left:
-                send_signal(identity, signal.SIGKILL)
-            await trio.sleep(0.01)
 
 
 def child_environment(

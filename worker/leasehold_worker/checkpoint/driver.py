@@ -24,6 +24,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
     Reply,
     Request,
 )
+from leasehold_worker.processes import LoadedLibrary
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +34,29 @@ START_TIMEOUT_S: Final = 60.0
 REAP_TIMEOUT_S: Final = 2.0
 """A killed helper may be stuck in the kernel; it is then left to the kernel."""
 
-QUERY_TIMEOUT_S: Final = 30.0
-"""For calls that read or unlock. They take milliseconds; in containers up to 7 s were seen."""
+CALL_FLOOR_S: Final = 30.0
+"""Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
 
-HELPER_LIMIT: Final = 8
-"""Calls at once, which is also the number of helpers."""
+HELPER_LIMIT: Final = 72
+"""Calls at once, which is also the number of helpers: so many that every command that may run, and a plan
+beside them, has as many as a group uses. Calls that hang in one workload hold up no other."""
+
+WARM_LIMIT: Final = 8
+"""Helpers that are kept while nobody calls."""
 
 REPLY_LIMIT_BYTES: Final = 65536
 
 
-class DriverCallTimeoutError(Exception):
-    """A driver call did not return before its deadline; the target's state is not known."""
+class DriverCallUnansweredError(Exception):
+    """A driver call did not return; what the driver did is not known.
+
+    Attributes:
+        expired: Its deadline passed. Otherwise the helper that made it died.
+    """
+
+    def __init__(self, message: str, *, expired: bool) -> None:
+        super().__init__(message)
+        self.expired = expired
 
 
 class DriverUnavailableError(Exception):
@@ -64,11 +77,21 @@ class _Helper:
         process.stdout.close()
         self._received = b""
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended, by itself or by somebody's signal."""
+        return self._process.poll() is None
+
     async def read_line(self) -> bytes:
         while b"\n" not in self._received:
             more = await self._replies.receive_some(REPLY_LIMIT_BYTES)
             if not more:
-                raise DriverUnavailableError("the driver helper ended; its last words are in the log")
+                raise EOFError("the driver helper ended")
             self._received += more
         line, _, self._received = self._received.partition(b"\n")
         return line
@@ -76,9 +99,11 @@ class _Helper:
     async def ask(self, request: Request) -> Reply:
         try:
             await self._requests.send_all(PROTOCOL_ENCODER.encode(request) + b"\n")
-        except (trio.BrokenResourceError, OSError) as error:
-            raise DriverUnavailableError(f"the driver helper ended: {error}") from error
-        return msgspec.json.decode(await self.read_line(), type=Reply)
+            return msgspec.json.decode(await self.read_line(), type=Reply)
+        except (trio.BrokenResourceError, EOFError) as error:
+            raise DriverCallUnansweredError(
+                f"the driver helper ended during {request.call} of process {request.pid}", expired=False
+            ) from error
 
     async def close(self) -> None:
         """Ends the process at once and reaps it, in bounded time even under cancellation."""
@@ -112,6 +137,8 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
         await helper.close()
         if isinstance(error, trio.TooSlowError):
             raise DriverUnavailableError(f"cuInit did not return within {START_TIMEOUT_S:g} s") from error
+        if isinstance(error, EOFError):
+            raise DriverUnavailableError("the driver helper ended; its last words are in the log") from error
         raise
 
 
@@ -119,13 +146,19 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
 class Driver:
     """The driver's checkpoint API, reached through helper processes. Made by :func:`open_driver`."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_floor_s: float = CALL_FLOOR_S) -> None:
+        self.call_floor_s = call_floor_s
+        """Least deadline of any call."""
         self._idle: list[_Helper] = []
         self._started: set[_Helper] = set()
         self._limit = trio.CapacityLimiter(HELPER_LIMIT)
         self._pid_locks: dict[int, trio.Lock] = {}
         self.cuda_version: int | None = None
         """CUDA version of the driver: 13000 is 13.0. None without a driver."""
+        self.libcuda: LoadedLibrary | None = None
+        """The user-mode driver that the helpers call. None without one."""
+        self.bindings_version = ""
+        """Version of cuda-bindings."""
         self.unavailable_reason: str | None = None
         """Why no call can work. None: they can."""
 
@@ -139,27 +172,29 @@ class Driver:
                 return
             self._started.add(helper)
             self.cuda_version = greeting.cuda_version
+            self.libcuda = greeting.libcuda
+            self.bindings_version = greeting.bindings_version
             if greeting.init_result != 0:
                 self.unavailable_reason = f"cuInit: {greeting.init_result_name}"
             self._idle.append(helper)
 
-    async def call(self, request: Request, timeout_s: float = QUERY_TIMEOUT_S) -> Reply:
+    async def call(self, request: Request, extra_s: float = 0.0) -> Reply:
         """Makes one call. Calls on the same pid wait for each other.
 
         Once the call is under way, cancellation waits for it or for its deadline.
 
         Args:
             request: What to call.
-            timeout_s: Deadline of the call itself; waiting for a helper doesn't count.
+            extra_s: What it may take beyond the floor; waiting for a helper doesn't count.
 
         Raises:
-            DriverCallTimeoutError: The deadline passed. The helper was killed; the target's state is unknown.
-            DriverUnavailableError: There is no driver, or the helper died in the call.
+            DriverCallUnansweredError: The deadline passed and the helper was killed, or it died by itself.
+            DriverUnavailableError: There is no driver.
         """
         lock = self._pid_locks.setdefault(request.pid, trio.Lock())
         try:
             async with lock, self._limit:
-                return await self._call_now(request, timeout_s)
+                return await self._call_now(request, self.call_floor_s + extra_s)
         finally:
             if not lock.locked() and self._pid_locks.get(request.pid) is lock:
                 del self._pid_locks[request.pid]
@@ -172,20 +207,30 @@ class Driver:
                 reply = await helper.ask(request)
                 healthy = True
             if scope.cancelled_caught:
-                raise DriverCallTimeoutError(
-                    f"{request.call} of process {request.pid} did not return within {timeout_s:g} s"
+                raise DriverCallUnansweredError(
+                    f"{request.call} of process {request.pid} did not return within {timeout_s:g} s",
+                    expired=True,
                 )
             return reply
         finally:
-            if healthy:
+            if healthy and len(self._idle) < WARM_LIMIT:
                 self._idle.append(helper)
             else:
                 self._started.discard(helper)
                 await helper.close()
 
+    @property
+    def helper_pids(self) -> frozenset[int]:
+        """Process ids of the helpers that live, busy or not."""
+        return frozenset(helper.pid for helper in self._started)
+
     async def _take_helper(self) -> _Helper:
-        if self._idle:
-            return self._idle.pop()
+        while self._idle:
+            helper = self._idle.pop()
+            if helper.lives:
+                return helper
+            self._started.discard(helper)
+            await helper.close()
         if self.unavailable_reason is not None:
             raise DriverUnavailableError(self.unavailable_reason)
         helper, greeting = await _start_helper()
@@ -204,9 +249,9 @@ class Driver:
 
 
 @asynccontextmanager
-async def open_driver() -> AsyncIterator[Driver]:
+async def open_driver(call_floor_s: float = CALL_FLOOR_S) -> AsyncIterator[Driver]:
     """Opens the driver, and ends its helpers on the way out."""
-    driver = Driver()
+    driver = Driver(call_floor_s)
     try:
         await driver.probe()
         yield driver
@@ -217,7 +262,7 @@ async def open_driver() -> AsyncIterator[Driver]:
 __all__ = [
     "Driver",
     "DriverCall",
-    "DriverCallTimeoutError",
+    "DriverCallUnansweredError",
     "DriverUnavailableError",
     "Request",
     "open_driver",

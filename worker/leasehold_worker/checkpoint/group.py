@@ -9,377 +9,196 @@ Members are called in parallel, because a call on one NCCL rank blocks while ano
 (NVIDIA/cuda-checkpoint issue 30), or one after the other where they share memory by CUDA IPC.
 """
 
-import functools
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
-from leasehold_worker.checkpoint.driver import Driver, DriverCallTimeoutError, DriverUnavailableError
-from leasehold_worker.checkpoint.driver_errors import (
-    NOT_CUDA,
-    OUT_OF_MEMORY,
-    DriverError,
-)
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, rebase_pairs
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.process import (
-    CheckpointOptions,
-    CheckpointProcess,
-    LockOptions,
-    ProcessState,
-    RestoreOptions,
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    LOCKED,
+    PARALLEL_LIMIT,
+    RUNNING,
+    Member,
+    MemberOutcome,
+    bytes_by_gpu,
+    next_call,
 )
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.checkpoint.step import TRANSFERS, Step, Stepper
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import ProcessIdentity, has_ended, held, is_alive
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.placement import check_memory
 
-RUNNING: Final = workload_pb2.MEMBER_STATE_RUNNING
-LOCKED: Final = workload_pb2.MEMBER_STATE_LOCKED
-CHECKPOINTED: Final = workload_pb2.MEMBER_STATE_CHECKPOINTED
-WEDGED: Final = workload_pb2.MEMBER_STATE_WEDGED
-UNKNOWN: Final = workload_pb2.MEMBER_STATE_UNKNOWN
-GONE: Final = workload_pb2.MEMBER_STATE_GONE
-
-_LINE: Final = (RUNNING, LOCKED, CHECKPOINTED)
-_DOWN: Final = {RUNNING: DriverCall.LOCK, LOCKED: DriverCall.CHECKPOINT}
-_UP: Final = {CHECKPOINTED: DriverCall.RESTORE, LOCKED: DriverCall.UNLOCK}
-
-_MEMBER_STATES: Final = {
-    ProcessState.RUNNING: RUNNING,
-    ProcessState.LOCKED: LOCKED,
-    ProcessState.CHECKPOINTED: CHECKPOINTED,
-    ProcessState.FAILED: workload_pb2.MEMBER_STATE_FAILED,
-    ProcessState.CHECKPOINTING: workload_pb2.MEMBER_STATE_CHECKPOINTING,
-    ProcessState.RESTORING: workload_pb2.MEMBER_STATE_RESTORING,
-    ProcessState.UNKNOWN: UNKNOWN,
-}
-
-
-def next_call(state: MemberState.ValueType, target: MemberState.ValueType) -> DriverCall | None:
-    """The call that takes a member one step towards a state on the line.
-
-    None: it is there, or stands somewhere that no call leads away from.
-    """
-    if state not in _LINE or state == target:
-        return None
-    return _DOWN.get(state) if _LINE.index(state) < _LINE.index(target) else _UP.get(state)
-
-
-def transfer_timeout_s(moved_bytes: int) -> float:
-    """Deadline of a checkpoint or restore: three times the planned time, and 30 s.
-
-    Planned are 0.5 s and 2 GB/s, the slowest that was measured; the driver offers no way to go faster.
-    """
-    return 3 * (0.5 + moved_bytes / 2e9) + 30
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One CUDA process of a workload.
-
-    Attributes:
-        identity: The process.
-        state: What the driver said, or what we know better (WEDGED, UNKNOWN, GONE).
-        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where NVML couldn't say.
-        displacement: Complete pairs from the GPUs where its workload is parked to those where the driver
-            has its content, after a restore elsewhere that had to be undone. Empty: it is where it should be.
-    """
-
-    identity: ProcessIdentity
-    state: MemberState.ValueType
-    device_memory_bytes: Mapping[str, int] = field(default_factory=dict)
-    displacement: tuple[GpuPair, ...] = ()
-
-    @property
-    def total_bytes(self) -> int:
-        """Device memory on all GPUs."""
-        return sum(self.device_memory_bytes.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One driver call on one member: what, how long, and the bytes that it moved, if it moves any."""
-
-    call: DriverCall
-    duration_s: float
-    moved_bytes: int | None
-
-
-@dataclass(slots=True)
-class MemberOutcome:
-    """What an operation did with one member. ``rolled_back`` is None where no rollback was needed."""
-
-    member: Member
-    state_before: MemberState.ValueType
-    state_after: MemberState.ValueType
-    phases: list[Phase] = field(default_factory=list)
-    error: OperationError | None = None
-    rolled_back: bool | None = None
-    displacement: tuple[GpuPair, ...] = ()
-
-    def member_after(self) -> Member:
-        """The member as the operation left it."""
-        return replace(self.member, state=self.state_after, displacement=self.displacement)
-
-
-async def find_members(driver: Driver, processes: Sequence[ProcessIdentity]) -> tuple[Member, ...]:
-    """Those of the processes that use CUDA, with their state.
-
-    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job.
-
-    Raises:
-        OperationError: The driver can't be asked.
-    """
-    found: dict[ProcessIdentity, Member] = {}
-    errors: list[OperationError] = []
-
-    async def probe(identity: ProcessIdentity) -> None:
-        process = CheckpointProcess(driver, identity.pid)
-        try:
-            await process.restore_thread_id()
-            found[identity] = Member(identity, _MEMBER_STATES[await process.state()])
-        except DriverError as error:
-            if error.result not in NOT_CUDA:
-                errors.append(error.to_operation_error(observed_state="unknown", alive=is_alive(identity)))
-        except DriverCallTimeoutError as error:
-            errors.append(_timeout_error(str(error), identity.pid, DriverCall.STATE))
-        except DriverUnavailableError as error:
-            errors.append(
-                OperationError(
-                    errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER, f"there is no usable CUDA driver: {error}"
-                )
-            )
-
-    async with trio.open_nursery() as nursery:
-        for identity in processes:
-            nursery.start_soon(probe, identity)
-    if errors:
-        raise errors[0]
-    return tuple(found[identity] for identity in processes if identity in found)
+_WAYS_BACK: Final = (DriverCall.RESTORE, DriverCall.UNLOCK, DriverCall.LOCK, DriverCall.CHECKPOINT)
+"""In this order every member gets from anywhere on the line to anywhere else."""
 
 
 @final
 class Group:
-    """The members of one operation, in the order in which they are called.
+    """The members of one operation.
 
     It may suspend and then restore them, as a remap does; ``outcomes`` tell the whole of it.
+
+    Args:
+        driver: The driver.
+        inventory: NVML, which tells free device memory before a restore.
+        rates: What transfers were seen to take; they learn from this group.
+        lanes: The members. Those of one lane are called one after the other, lanes at once.
+        on_phase: Told what the group is at.
     """
 
     def __init__(
         self,
         driver: Driver,
-        members: Sequence[Member],
-        *,
-        sequential: bool,
+        inventory: Inventory,
+        rates: Rates,
+        lanes: Sequence[Sequence[Member]],
         on_phase: Callable[[str], None],
     ) -> None:
-        self._driver = driver
-        self._sequential = sequential
+        self._inventory = inventory
+        self._rates = rates
+        self._stepper = Stepper(driver, inventory, rates)
         self._on_phase = on_phase
-        self.outcomes = [
-            MemberOutcome(member, member.state, member.state, displacement=member.displacement)
-            for member in members
-        ]
-        self._states_at_begin: dict[ProcessIdentity, MemberState.ValueType] = {}
+        self._lanes = [[MemberOutcome.of(member) for member in lane] for lane in lanes]
+        self.outcomes = [outcome for lane in self._lanes for outcome in lane]
+        self._states_at_begin: dict[int, MemberState.ValueType] = {}
 
     async def suspend(self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]) -> None:
         """Locks and checkpoints every member, or brings all back to where they were.
 
-        It is finished before a cancellation is delivered. Members that are there already stay there.
+        A cancellation undoes it as long as nothing was checkpointed; later it comes too late. Members that
+        are there already stay there.
 
         Args:
             lock_timeout_s: How long submitted work may take to drain.
-            rescan: Finds the workload's members again once all are locked.
+            rescan: Finds the members again once all are locked.
 
         Raises:
             OperationError: The first thing that went wrong; ``outcomes`` say the rest.
         """
-        with trio.CancelScope(shield=True):
-            await self._guarded(functools.partial(self._suspend, lock_timeout_s, rescan))
+        self._begin()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._step(Step(DriverCall.LOCK, lock_timeout_s), RUNNING)
+                self._refuse_newcomers(await rescan())
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with trio.CancelScope(shield=True):
+                await self._step(Step(DriverCall.CHECKPOINT), LOCKED)
+        except BaseException:
+            await self.roll_back()
+            raise
 
     async def restore(self, gpu_pairs: tuple[GpuPair, ...]) -> None:
-        """Restores and unlocks every member on the GPUs of the pairs, or brings all back to CHECKPOINTED.
+        """Restores and unlocks every member on the GPUs of the pairs, or brings all back to where they were.
 
         It is finished before a cancellation is delivered.
 
         Raises:
             OperationError: The first thing that went wrong; ``outcomes`` say the rest.
         """
-        with trio.CancelScope(shield=True):
-            await self._guarded(functools.partial(self._restore, gpu_pairs))
-
-    async def roll_back(self) -> None:
-        """Brings every member back to where it was when the last operation began, past failures."""
-        self._on_phase("rollback")
-        with trio.CancelScope(shield=True):
-            await self._for_each(self._bring_back, list(reversed(self.outcomes)))
-
-    async def _guarded(self, operation: Callable[[], Awaitable[None]]) -> None:
-        self._states_at_begin = {o.member.identity: o.state_after for o in self.outcomes}
-        for outcome in self.outcomes:
-            outcome.rolled_back = None
+        self._begin()
         try:
-            await operation()
-        except OperationError:
+            with trio.CancelScope(shield=True):
+                await self._step(Step(DriverCall.RESTORE, gpu_pairs=gpu_pairs), CHECKPOINTED)
+                await self._step(Step(DriverCall.UNLOCK), LOCKED)
+        except BaseException:
             await self.roll_back()
             raise
 
-    async def _suspend(
-        self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]
-    ) -> None:
-        await self._step(DriverCall.LOCK, RUNNING, LOCKED, lock_timeout_s=lock_timeout_s)
+    async def roll_back(self) -> None:
+        """Brings every member back to where it was when the last operation began, past failures.
+
+        It can't be cancelled, and it ends: each member gets at most two calls, each with its own deadline.
+        """
+        self._on_phase("rollback")
+        moved: set[int] = set()
+        with trio.CancelScope(shield=True):
+            for call in _WAYS_BACK:
+                concerned = [o for o in self.outcomes if next_call(o.standing, self._target(o)) is call]
+                await self._take(Step(call, rollback=True), concerned)
+                moved |= {id(outcome) for outcome in concerned}
+        for outcome in self.outcomes:
+            back = outcome.state_after == self._target(outcome)
+            outcome.rolled_back = back if id(outcome) in moved or not back else None
+
+    def _begin(self) -> None:
+        self._states_at_begin = {id(outcome): outcome.state_after for outcome in self.outcomes}
+        for outcome in self.outcomes:
+            outcome.rolled_back = None
+
+    def _target(self, outcome: MemberOutcome) -> MemberState.ValueType:
+        return self._states_at_begin[id(outcome)]
+
+    def _refuse_newcomers(self, found: Sequence[Member]) -> None:
         known = {outcome.member.identity for outcome in self.outcomes}
-        newcomers = [member for member in await rescan() if member.identity not in known]
-        if newcomers:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
-                f"process {newcomers[0].identity.pid} began to use CUDA while the workload was being locked: "
-                "try again",
-                {"pid": str(newcomers[0].identity.pid)},
-            )
-        await self._step(DriverCall.CHECKPOINT, LOCKED, CHECKPOINTED)
+        for member in found:
+            if member.identity not in known:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
+                    f"process {member.identity.pid} began to use CUDA while the workload was being locked: "
+                    "try again",
+                    {"pid": str(member.identity.pid)},
+                )
 
-    async def _restore(self, gpu_pairs: tuple[GpuPair, ...]) -> None:
-        await self._step(DriverCall.RESTORE, CHECKPOINTED, LOCKED, gpu_pairs=gpu_pairs)
-        await self._step(DriverCall.UNLOCK, LOCKED, RUNNING)
-
-    async def _step(
-        self,
-        call: DriverCall,
-        source: MemberState.ValueType,
-        destination: MemberState.ValueType,
-        *,
-        lock_timeout_s: float | None = None,
-        gpu_pairs: tuple[GpuPair, ...] = (),
-    ) -> None:
-        self._on_phase(str(call))
-
-        failures: list[OperationError] = []
-
-        async def take(outcome: MemberOutcome) -> None:
-            if failures and self._sequential:
-                return
-            try:
-                await self._take_step(outcome, call, destination, lock_timeout_s, gpu_pairs)
-            except OperationError as error:
-                outcome.error = outcome.error or error
-                failures.append(error)
-
-        await self._for_each(take, [outcome for outcome in self.outcomes if outcome.state_after == source])
+    async def _step(self, step: Step, source: MemberState.ValueType) -> None:
+        self._on_phase(str(step.call))
+        failures = await self._take(step, [o for o in self.outcomes if o.state_after == source])
         if failures:
             raise failures[0]
 
-    async def _for_each(
-        self, act: Callable[[MemberOutcome], Awaitable[None]], outcomes: list[MemberOutcome]
-    ) -> None:
-        if self._sequential:
-            for outcome in outcomes:
-                await act(outcome)
-        else:
-            async with trio.open_nursery() as nursery:
-                for outcome in outcomes:
-                    nursery.start_soon(act, outcome)
-
-    async def _take_step(
-        self,
-        outcome: MemberOutcome,
-        call: DriverCall,
-        destination: MemberState.ValueType,
-        lock_timeout_s: float | None,
-        gpu_pairs: tuple[GpuPair, ...],
-    ) -> None:
-        """Makes the call and reads the state afterwards: the driver is trusted over our own record."""
-        identity = outcome.member.identity
-        process = CheckpointProcess(self._driver, identity.pid)
-        with held(identity) as pidfd:
-            if pidfd is None:
-                outcome.state_after = GONE
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_TARGET_CRASHED,
-                    f"process {identity.pid} has ended",
-                    {"pid": str(identity.pid), "phase": str(call)},
-                )
-            started = time.monotonic()
-            try:
-                await self._make_call(process, outcome, call, lock_timeout_s, gpu_pairs)
-                outcome.state_after = _MEMBER_STATES[await process.state()]
-            except DriverError as error:
-                await self._observe(process, outcome, pidfd)
-                if call is DriverCall.RESTORE and error.result == OUT_OF_MEMORY:
-                    outcome.state_after = WEDGED
-                raise error.to_operation_error(
-                    observed_state=MemberState.Name(outcome.state_after), alive=outcome.state_after != GONE
-                ) from error
-            except (DriverCallTimeoutError, DriverUnavailableError) as error:
-                outcome.state_after = UNKNOWN
-                raise _timeout_error(str(error), identity.pid, call) from error
-            moved = (
-                outcome.member.total_bytes if call in (DriverCall.CHECKPOINT, DriverCall.RESTORE) else None
-            )
-            outcome.phases.append(Phase(call, time.monotonic() - started, moved))
-        if outcome.state_after != destination:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_DRIVER_ERROR,
-                f"{call} of process {identity.pid} succeeded, but its state is "
-                f"{MemberState.Name(outcome.state_after)}",
-                {"pid": str(identity.pid), "phase": str(call)},
-            )
-
-    async def _make_call(
-        self,
-        process: CheckpointProcess,
-        outcome: MemberOutcome,
-        call: DriverCall,
-        lock_timeout_s: float | None,
-        gpu_pairs: tuple[GpuPair, ...],
-    ) -> None:
-        transfer_s = transfer_timeout_s(outcome.member.total_bytes)
-        match call:
-            case DriverCall.LOCK:
-                await process.lock(LockOptions(lock_timeout_s) if lock_timeout_s else None)
-            case DriverCall.CHECKPOINT:
-                await process.checkpoint_with_options(CheckpointOptions(transfer_s))
-            case DriverCall.RESTORE:
-                pairs = rebase_pairs(gpu_pairs, outcome.displacement)
-                await process.restore_with_options(RestoreOptions(pairs, transfer_s))
-                outcome.displacement = gpu_pairs
-            case DriverCall.UNLOCK:
-                await process.unlock()
-            case DriverCall.STATE | DriverCall.RESTORE_THREAD_ID:
-                raise ValueError(f"{call} is not a step")
-
-    async def _observe(self, process: CheckpointProcess, outcome: MemberOutcome, pidfd: int) -> None:
-        """Reads the member's state after something went wrong."""
-        if has_ended(pidfd):
-            outcome.state_after = GONE
-            return
+    async def _take(self, step: Step, concerned: Sequence[MemberOutcome]) -> list[OperationError]:
+        """Makes one call on some members. After a failure no further one is begun, but in a rollback all."""
+        failures: list[OperationError] = []
+        chosen = {id(outcome) for outcome in concerned}
+        limit = trio.CapacityLimiter(PARALLEL_LIMIT)
         try:
-            outcome.state_after = _MEMBER_STATES[await process.state()]
-        except (DriverError, DriverCallTimeoutError, DriverUnavailableError):
-            outcome.state_after = GONE if has_ended(pidfd) else UNKNOWN
-
-    async def _bring_back(self, outcome: MemberOutcome) -> None:
-        target = self._states_at_begin[outcome.member.identity]
-        if outcome.state_after == target:
-            return
-        while call := next_call(outcome.state_after, target):
-            step = 1 if call in _DOWN.values() else -1
-            destination = _LINE[_LINE.index(outcome.state_after) + step]
-            try:
-                await self._take_step(outcome, call, destination, None, ())
-            except OperationError as error:
+            ready = await self._prepared(step, concerned)
+        except OperationError as error:
+            for outcome in concerned:
                 outcome.error = outcome.error or error
-                break
-        outcome.rolled_back = outcome.state_after == target
+            return [error]
 
+        async def go(lane: Sequence[MemberOutcome]) -> None:
+            async with limit:
+                for outcome in lane:
+                    if failures and not step.rollback:
+                        return
+                    try:
+                        await self._stepper.take(ready, outcome)
+                    except OperationError as error:
+                        outcome.error = outcome.error or error
+                        failures.append(error)
 
-def _timeout_error(message: str, pid: int, call: DriverCall) -> OperationError:
-    return OperationError(
-        errors_pb2.ERROR_REASON_DRIVER_TIMEOUT,
-        f"{message}; its state is not known, and it is left alone",
-        {"pid": str(pid), "phase": str(call)},
-    )
+        async with trio.open_nursery() as nursery:
+            for lane in self._lanes:
+                mine = [outcome for outcome in lane if id(outcome) in chosen]
+                nursery.start_soon(go, mine[::-1] if step.rollback else mine)
+        return failures
+
+    async def _prepared(self, step: Step, concerned: Sequence[MemberOutcome]) -> Step:
+        """The step with time for its bytes, once there is room for them.
+
+        Raises:
+            OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members for ever.
+        """
+        if step.call not in TRANSFERS or not concerned:
+            return step
+        needed = bytes_by_gpu(outcome.member for outcome in concerned)
+        if step.call is DriverCall.RESTORE:
+            moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
+            wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in needed)
+            pids = {outcome.member.identity.pid for outcome in self.outcomes}
+            free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
+            check_memory(wanted, free_bytes, needed)
+        if not all(outcome.member.device_memory_bytes for outcome in concerned):
+            needed = {gpu.uuid: gpu.memory_total_bytes or 0 for gpu in self._inventory.gpus}
+        # Members that are called at once share the host's memory, so each may take the time of all.
+        chip = self._inventory.chips.get(next(iter(needed), ""), "")
+        return replace(step, extra_s=self._rates.extra_s(chip, step.call, sum(needed.values())))

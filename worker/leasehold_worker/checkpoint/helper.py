@@ -6,10 +6,12 @@ made here, where it can be killed. The bindings are called directly, one call pe
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
 import uuid
+from importlib.metadata import version
 from typing import Any, BinaryIO
 
 import msgspec
@@ -22,6 +24,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
     Reply,
     Request,
 )
+from leasehold_worker.processes import loaded_library
 
 PR_SET_PDEATHSIG = 1
 FUNCTION_NOT_FOUND = 500
@@ -45,26 +48,37 @@ def greet() -> Greeting:
     """Initialises the driver: restore needs it in the caller unless persistence mode is on."""
     try:
         (result,) = driver.cuInit(0)
-        version_result, version = driver.cuDriverGetVersion()
+        version_result, cuda_version = driver.cuDriverGetVersion()
     except (RuntimeError, ImportError) as error:
-        return Greeting(init_result=None, init_result_name=str(error).splitlines()[0])
+        return Greeting(
+            init_result=None,
+            init_result_name=str(error).splitlines()[0],
+            bindings_version=version("cuda-bindings"),
+        )
     return Greeting(
         init_result=int(result),
         init_result_name=result.name,
-        cuda_version=version if int(version_result) == 0 else None,
+        cuda_version=cuda_version if int(version_result) == 0 else None,
+        libcuda=loaded_library(os.getpid(), "libcuda.so"),
+        bindings_version=version("cuda-bindings"),
     )
 
 
 def answer(request: Request) -> Reply:
     """Makes one driver call.
 
-    The bindings raise on a result or state that is newer than they are, after the driver has acted: such a
-    reply has no result.
+    The bindings raise on a result or state that is newer than they are, after the driver has acted. A state
+    is taken from what they say, since it is only decoded after success; a result is lost, and there is none.
     """
+    if request.call is DriverCall.TRACE_PERMISSION:
+        return trace_permission(request.pid)
     started = time.monotonic()
     try:
         result, *values = call_driver(request)
     except (ValueError, KeyError) as error:
+        number = re.match(r"(\d+)\b", str(error))
+        if request.call is DriverCall.STATE and number and "CUresult" not in str(error):
+            return Reply(0, "CUDA_SUCCESS", int(number[1]), time.monotonic() - started)
         return Reply(result=None, result_name=f"undecodable answer: {error}")
     except RuntimeError as error:
         return Reply(result=FUNCTION_NOT_FOUND, result_name=f"CUDA_ERROR_NOT_FOUND: {error}")
@@ -89,6 +103,20 @@ def call_driver(request: Request) -> tuple[Any, ...]:
             return restore(request)
         case DriverCall.UNLOCK:
             return tuple(driver.cuCheckpointProcessUnlock(request.pid, None))
+        case DriverCall.TRACE_PERMISSION:
+            raise ValueError("a permission is not asked of the driver")
+
+
+def trace_permission(pid: int) -> Reply:
+    """Whether this process may trace another, which the driver's calls need.
+
+    The kernel asks the same of whoever opens a process's memory, Yama and capabilities included (ptrace(2)).
+    """
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+    except OSError as error:
+        return Reply(0, error.strerror or str(error), 0)
+    return Reply(0, "permitted", 1)
 
 
 def restore(request: Request) -> tuple[Any, ...]:

@@ -4,6 +4,8 @@ import enum
 
 import msgspec
 
+from leasehold_worker.processes import LoadedLibrary
+
 PROTOCOL_ENCODER = msgspec.json.Encoder()
 
 
@@ -16,6 +18,8 @@ class DriverCall(enum.StrEnum):
     CHECKPOINT = "checkpoint"
     RESTORE = "restore"
     UNLOCK = "unlock"
+    TRACE_PERMISSION = "trace_permission"
+    """No call of the driver: whether its calls would be let through, seen from where they are made."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -41,7 +45,7 @@ class Reply(msgspec.Struct, frozen=True):
         result: The CUresult; None where the bindings couldn't decode the answer, after the driver had
             already acted.
         result_name: Its name, such as "CUDA_ERROR_NOT_READY"; otherwise what the bindings raised.
-        value: The state or the thread id, for calls that return one.
+        value: The state, the thread id, or 1 for a permission that is there; None for other calls.
         duration_s: Time that the call took in the driver.
     """
 
@@ -58,8 +62,12 @@ class Greeting(msgspec.Struct, frozen=True):
         init_result: What cuInit answered; None where libcuda couldn't be loaded.
         init_result_name: Its name, or what the loader said.
         cuda_version: What the driver supports: 13000 is 13.0. None without a driver.
+        libcuda: The user-mode driver that the helper calls. None without one.
+        bindings_version: Version of cuda-bindings.
     """
 
     init_result: int | None
     init_result_name: str
     cuda_version: int | None = None
+    libcuda: LoadedLibrary | None = None
+    bindings_version: str = ""

@@ -1,6 +1,7 @@
 """One CUDA process under the driver's checkpoint API, for trio."""
 
 import enum
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -15,17 +16,18 @@ from leasehold_worker.checkpoint.helper_protocol import DriverCall, Reply
 DEFAULT_LOCK_TIMEOUT_S: Final = 10.0
 """The driver's own default is to wait for ever."""
 
-LOCK_GRACE_S: Final = 30.0
-"""Time for the lock call to return after its own timeout."""
-
 TRANSFER_TIMEOUT_S: Final = 600.0
-"""Deadline of a checkpoint or restore call that nobody gave one."""
+"""What a checkpoint or restore call may take beyond the driver's floor, where nobody says."""
 
 POLL_INTERVAL_S: Final = 0.025
 
 
-class ProcessState(enum.Enum):
-    """The driver's state of a process (CUprocessState), and UNKNOWN for what we can't decode."""
+class ProcessState(enum.IntEnum):
+    """The driver's state of a process (CUprocessState).
+
+    A number that a newer driver answers is kept as it is: ``ProcessState(9)`` has the value 9 and the name
+    "STATE_9".
+    """
 
     RUNNING = 0
     LOCKED = 1
@@ -33,7 +35,14 @@ class ProcessState(enum.Enum):
     FAILED = 3
     CHECKPOINTING = 4
     RESTORING = 5
-    UNKNOWN = -1
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ProcessState | None":
+        if not isinstance(value, int) or value < 0:
+            return None
+        state = int.__new__(cls, value)
+        state._name_, state._value_ = f"STATE_{value}", value
+        return state
 
 
 class LockResult(enum.Enum):
@@ -45,7 +54,7 @@ class LockResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """How to lock. ``timeout_s`` is finite and greater than 0; less than 1 ms counts as 1 ms."""
+    """How to lock. ``timeout_s`` is finite and greater than 0; parts of a millisecond are rounded up."""
 
     timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
 
@@ -57,12 +66,12 @@ class LockOptions:
         """
         if not 0 < self.timeout_s < 2**32 / 1000 - 1:
             raise ValueError(f"lock timeout {self.timeout_s} s: give a time greater than 0, at most 49 days")
-        return max(1, round(self.timeout_s * 1000))
+        return math.ceil(self.timeout_s * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How to checkpoint. ``timeout_s`` is the deadline of the driver call, which depends on the bytes."""
+    """How to checkpoint. ``timeout_s`` is what the call may take beyond the driver's floor."""
 
     timeout_s: float = TRANSFER_TIMEOUT_S
 
@@ -77,9 +86,9 @@ class RestoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class UnlockOptions:
-    """How to unlock. ``timeout_s`` is the deadline of the driver call."""
+    """How to unlock. ``timeout_s`` is what the call may take beyond the driver's floor."""
 
-    timeout_s: float = LOCK_GRACE_S
+    timeout_s: float = 0.0
 
 
 class WaitTimeoutError(Exception):
@@ -92,7 +101,7 @@ class CheckpointProcess:
 
     Two of them are equal when they name the same pid. It does not guard against a pid that is used again:
     a group operation does. Every call raises :class:`DriverError` where the driver answers an error,
-    ``DriverCallTimeoutError`` where it doesn't answer, and ``DriverUnavailableError`` without a driver. A
+    ``DriverCallUnansweredError`` where it doesn't answer, and ``DriverUnavailableError`` without a driver. A
     call under way is finished before a cancellation is delivered.
     """
 
@@ -109,12 +118,8 @@ class CheckpointProcess:
         """The calling process. It must not lock itself: it would wait for its own helper for ever."""
         return cls(driver, os.getpid())
 
-    async def _call(self, call: DriverCall, timeout_s: float | None = None) -> Reply:
-        request = Request(call, self.pid)
-        reply = await (
-            self.driver.call(request) if timeout_s is None else self.driver.call(request, timeout_s)
-        )
-        return self._checked(call, reply)
+    async def _call(self, call: DriverCall, extra_s: float = 0.0) -> Reply:
+        return self._checked(call, await self.driver.call(Request(call, self.pid), extra_s))
 
     def _checked(self, call: DriverCall, reply: Reply) -> Reply:
         if reply.result != SUCCESS:
@@ -122,15 +127,11 @@ class CheckpointProcess:
         return reply
 
     async def state(self) -> ProcessState:
-        """What the driver says of the process. A state that the bindings don't know is UNKNOWN."""
-        reply = await self.driver.call(Request(DriverCall.STATE, self.pid))
-        if reply.result is None:
-            return ProcessState.UNKNOWN
-        value = self._checked(DriverCall.STATE, reply).value
-        try:
-            return ProcessState(value)
-        except ValueError:
-            return ProcessState.UNKNOWN
+        """What the driver says of the process."""
+        value = (await self._call(DriverCall.STATE)).value
+        if value is None:
+            raise DriverError(DriverCall.STATE, self.pid, None, "no state")
+        return ProcessState(value)
 
     async def is_running(self) -> bool:
         """Whether it is RUNNING. An error is raised, never taken for False."""
@@ -170,11 +171,16 @@ class CheckpointProcess:
             raise DriverError(DriverCall.RESTORE_THREAD_ID, self.pid, None, "no thread id")
         return value
 
+    async def trace_obstacle(self) -> str | None:
+        """Why the driver helper may not trace the process, which every call needs. None: it may."""
+        reply = await self._call(DriverCall.TRACE_PERMISSION)
+        return None if reply.value else reply.result_name
+
     async def try_lock(self, options: LockOptions | None = None) -> LockResult:
         """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""
         timeout_ms = (options or LockOptions()).timeout_ms()
         request = Request(DriverCall.LOCK, self.pid, lock_timeout_ms=timeout_ms)
-        reply = await self.driver.call(request, timeout_ms / 1000 + LOCK_GRACE_S)
+        reply = await self.driver.call(request, timeout_ms / 1000)
         if reply.result == NOT_READY:
             return LockResult.TIMED_OUT
         self._checked(DriverCall.LOCK, reply)

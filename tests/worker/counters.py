@@ -1,0 +1,44 @@
+"""Counters as workloads of a worker process."""
+
+import re
+import sys
+import time
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
+
+from .conftest import COUNTER
+from .scripted_coordinator import Session
+
+
+def counter_run(name: str, gpu_count: int = 1, **fields: object) -> RunOperation:
+    arguments = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+    spec = workload_pb2.WorkloadSpec(
+        arguments=arguments, resources=workload_pb2.Resources(gpu_count=gpu_count)
+    )
+    return RunOperation(name=name, spec=spec, **fields)  # type: ignore[arg-type]  # fields by name
+
+
+def read_output(session: Session, workload_id: str) -> str:
+    read_id = f"read-{time.monotonic_ns()}"
+    request = ReadOutput(read_id=read_id, workload_id=workload_id)
+    session.down.put(ConnectResponse(read_output=request))
+    frame = session.wait(lambda f: f.HasField("output_chunk") and f.output_chunk.read_id == read_id)
+    return frame.output_chunk.data.decode()
+
+
+def wait_counting(session: Session, workload_id: str, gpu_uuid: str | None = None) -> str:
+    """Waits until the counter has printed two more lines, the last of them on the GPU."""
+    before = len(read_output(session, workload_id).splitlines())
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        lines = read_output(session, workload_id).splitlines()
+        if len(lines) >= before + 2 and (gpu_uuid is None or gpu_uuid in lines[-1]):
+            return "\n".join(lines)
+        time.sleep(0.02)
+    raise AssertionError(read_output(session, workload_id))
+
+
+def counts(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^count=(\d+) ", text, re.MULTILINE)]

@@ -1,0 +1,304 @@
+"""Operations of a worker process that are planned, cancelled, undone, or concern several workloads."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, plan_pb2, workload_pb2
+from leasehold.v1.command_pb2 import (
+    Move,
+    Operation,
+    RemapOperation,
+    RestoreOperation,
+    StopOperation,
+    SuspendOperation,
+)
+from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
+from leasehold_simgpu import SimulatedHost, Timing
+
+from .conftest import WorkerProcess
+from .counters import counter_run, wait_counting
+from .scripted_coordinator import ScriptedCoordinator, Session, make_command
+
+SUCCEEDED, FAILED, CANCELLED = (
+    command_pb2.COMMAND_STATE_SUCCEEDED,
+    command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_CANCELLED,
+)
+RUNNING = workload_pb2.WORKLOAD_STATE_RUNNING
+SUSPENDED = workload_pb2.WORKLOAD_STATE_SUSPENDED
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+def plan_of(session: Session, workload_id: str, **operation: object) -> plan_pb2.Plan:
+    plan_id = f"plan-{time.monotonic_ns()}"
+    query = PlanQuery(plan_id=plan_id, workload_id=workload_id, operation=Operation(**operation))  # type: ignore[arg-type]
+    session.down.put(ConnectResponse(plan_query=query))
+    frame = session.wait(lambda f: f.HasField("plan_answer") and f.plan_answer.plan_id == plan_id)
+    assert not frame.plan_answer.HasField("error"), frame.plan_answer.error
+    return frame.plan_answer.plan
+
+
+def start(session: Session, workload_id: str, gpu_count: int = 1) -> int:
+    """Starts a counter, and returns its process id."""
+    started = session.run(f"run-{workload_id}", workload_id, run=counter_run(workload_id, gpu_count))
+    assert started.state == SUCCEEDED
+    wait_counting(session, workload_id)
+    return started.workloads[0].status.root_pid
+
+
+def move(workload_id: str, old: str, new: str) -> Move:
+    return Move(workload_id=workload_id, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
+
+
+def uuids(host: SimulatedHost) -> list[str]:
+    return [gpu.uuid for gpu in host.gpus]
+
+
+def leases(session: Session, holders: list[str]) -> None:
+    """Waits until the newest load says so."""
+    deadline = time.monotonic() + 10
+    while [lease.workload_id for lease in newest_load(session).gpu_pool] != holders:
+        assert time.monotonic() < deadline, newest_load(session)
+        time.sleep(0.02)
+
+
+def newest_load(session: Session) -> WorkerLoad:
+    loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
+    return loads[-1] if loads else WorkerLoad()
+
+
+def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session, host: SimulatedHost) -> None:
+    pid = start(session, "w1")
+    host.set_fault("lock", pid, delay_s=0.3, times=1)
+    command = make_command("c2", "w1", suspend=SuspendOperation())
+    session.send(command)
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "lock")
+    session.send(command, cancel=True)
+    outcome = session.outcome("c2")
+    assert outcome.state == CANCELLED
+    assert "everything was undone" in outcome.error.message
+    assert [member.rolled_back for member in outcome.result.members] == [True]
+    assert outcome.workloads[0].status.state == RUNNING
+    wait_counting(session, "w1")
+
+
+def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
+    session: Session, host: SimulatedHost
+) -> None:
+    pid = start(session, "w1")
+    host.set_fault("checkpoint", pid, delay_s=0.3, times=1)
+    command = make_command("c2", "w1", suspend=SuspendOperation())
+    session.send(command)
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    session.send(command, cancel=True)
+    outcome = session.outcome("c2")
+    assert outcome.state == SUCCEEDED
+    assert any("after the point of no return" in warning for warning in outcome.result.warnings)
+    assert outcome.workloads[0].status.state == SUSPENDED
+
+
+def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHost) -> None:
+    host.set_busy(start(session, "w1"))
+    command = make_command(
+        "c2", "w1", suspend=SuspendOperation(lock_timeout=duration_pb2.Duration(seconds=1))
+    )
+    command.timeout.FromMilliseconds(200)
+    session.send(command)
+    outcome = session.outcome("c2")
+    assert outcome.state == FAILED
+    assert outcome.workloads[0].status.state == RUNNING
+
+
+def test_two_workloads_swap_their_gpus_by_one_command(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    start(session, "w2")
+    first, second = uuids(host)[:2]
+    swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
+    plan = plan_of(session, "", remap=swap)
+    assert not plan.refusals
+    assert [destination.gpu_uuid for destination in plan.destinations] == [second, first]
+    assert {member.workload_id for member in plan.members} == {"w1", "w2"}
+    outcome = session.run("c3", "w1", remap=swap)
+    assert outcome.state == SUCCEEDED, outcome
+    assert {workload.workload_id for workload in outcome.workloads} == {"w1", "w2"}
+    leases(session, ["w2", "w1", "", ""])
+    wait_counting(session, "w1", second)
+    wait_counting(session, "w2", first)
+
+
+def test_a_swap_that_fails_for_one_is_undone_for_both(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    pid = start(session, "w2")
+    first, second = uuids(host)[:2]
+    host.set_fault("restore", pid, error=801, times=1)
+    swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
+    outcome = session.run("c3", "w1", remap=swap)
+    assert outcome.state == FAILED
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
+    assert [workload.status.state for workload in outcome.workloads] == [RUNNING, RUNNING]
+    leases(session, ["w1", "w2", "", ""])
+    wait_counting(session, "w1", first)
+    wait_counting(session, "w2", second)
+
+
+def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: SimulatedHost) -> None:
+    pid = start(session, "w1")
+    start(session, "w2")
+    first, second = uuids(host)[:2]
+    host.set_fault("lock", pid, delay_s=0.4, times=1)
+    swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
+    session.send(make_command("c3", "w1", remap=swap))
+    session.wait(lambda f: f.command_update.command_id == "c3" and f.command_update.phase == "lock")
+    busy = session.run("c4", "w2", suspend=SuspendOperation())
+    assert busy.error.reason == errors_pb2.ERROR_REASON_WORKLOAD_BUSY
+    assert session.outcome("c3").state == SUCCEEDED
+
+
+def test_a_remap_that_can_go_nowhere_leaves_the_workload_parked(
+    session: Session, host: SimulatedHost
+) -> None:
+    pid = start(session, "w1")
+    first, second = uuids(host)[:2]
+    fault = host.set_fault("unlock", pid, error=999)
+    outcome = session.run("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
+    assert outcome.state == FAILED
+    assert outcome.workloads[0].status.state == SUSPENDED
+    assert any("old GPUs either" in warning for warning in outcome.result.warnings)
+    leases(session, ["", "", "", ""])
+    host.clear_faults(fault_id=fault.id)
+    assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "w1", first)
+
+
+def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "worker.toml"
+    config.write_text("driver_call_floor_s = 0.3\n")
+    start_worker(host, config=str(config))
+    session = coordinator.next_session()
+    pid = start(session, "w1")
+    host.set_fault("checkpoint", pid, hang=True)
+    host.set_fault("get_state", pid, hang=True, after=2)
+    outcome = session.run("c2", "w1", suspend=SuspendOperation())
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_DRIVER_TIMEOUT
+    assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_UNKNOWN
+    leases(session, ["w1", "", "", ""])
+    host.clear_faults()
+    restored = session.run("c3", "w1", restore=RestoreOperation())
+    assert restored.state == SUCCEEDED, restored
+    assert restored.workloads[0].status.state == RUNNING
+    wait_counting(session, "w1")
+
+
+def test_a_workload_that_was_restored_is_suspended_before_it_is_killed(
+    session: Session, host: SimulatedHost
+) -> None:
+    start(session, "w1")
+    session.run("c2", "w1", suspend=SuspendOperation())
+    assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "w1")
+    stopped = session.run("c4", "w1", stop=StopOperation(grace=duration_pb2.Duration()))
+    assert stopped.state == SUCCEEDED
+    (member,) = stopped.result.members
+    assert [phase.phase for phase in member.phases] == ["lock", "checkpoint"]
+    assert stopped.workloads[0].status.exit.signal_number == 9
+
+
+UNHANDLED = """
+import runpy, signal, sys
+signal.signal = lambda *_: None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A counter that leaves SIGTERM as it is."""
+
+
+def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, host: SimulatedHost) -> None:
+    run = counter_run("w1")
+    run.spec.arguments[1:2] = ["-c", UNHANDLED, run.spec.arguments[1]]
+    pid = session.run("c1", "w1", run=run).workloads[0].status.root_pid
+    wait_counting(session, "w1")
+    session.run("c2", "w1", suspend=SuspendOperation())
+    session.run("c3", "w1", restore=RestoreOperation())
+    wait_counting(session, "w1")
+    host.set_fault("checkpoint", pid, error=801)
+    grace = duration_pb2.Duration()
+    refused = session.run("c4", "w1", stop=StopOperation(grace=grace))
+    assert refused.state == FAILED
+    assert refused.error.reason == errors_pb2.ERROR_REASON_UNSAFE_KILL
+    assert refused.workloads[0].status.state == RUNNING
+    wait_counting(session, "w1")
+    assert session.run("c5", "w1", stop=StopOperation(grace=grace, force=True)).state == SUCCEEDED
+    leases(session, ["", "", "", ""])
+
+
+def test_a_result_has_the_timings_of_every_phase(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    outcome = session.run("c2", "w1", suspend=SuspendOperation())
+    assert [phase.phase for phase in outcome.result.phases] == ["preflight", "lock", "checkpoint", "verify"]
+    assert not any(phase.failed or phase.rollback for phase in outcome.result.phases)
+    (member,) = outcome.result.members
+    assert [(phase.phase, phase.HasField("moved_bytes")) for phase in member.phases] == [
+        ("lock", False),
+        ("checkpoint", True),
+    ]
+    assert all(phase.duration.ToNanoseconds() > 0 for phase in member.phases)
+    assert member.phases[1].moved_bytes > 2**20
+
+
+def test_a_rollback_is_among_the_phases(session: Session, host: SimulatedHost) -> None:
+    pid = start(session, "w1")
+    host.set_fault("checkpoint", pid, error=801, times=1)
+    result = session.run("c2", "w1", suspend=SuspendOperation()).result
+    assert [(p.phase, p.failed, p.rollback) for p in result.phases] == [
+        ("preflight", False, False),
+        ("lock", False, False),
+        ("checkpoint", True, False),
+        ("rollback", False, True),
+    ]
+    assert [(p.phase, p.failed, p.rollback) for p in result.members[0].phases] == [
+        ("lock", False, False),
+        ("checkpoint", True, False),
+        ("unlock", False, True),
+    ]
+
+
+def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
+    session: Session, host: SimulatedHost
+) -> None:
+    """Memory that is taken between the check and the restore: the workload goes back, and nothing wedges."""
+    pid = start(session, "w1")
+    first, second = uuids(host)[:2]
+    host.set_fault("checkpoint", pid, delay_s=0.4, times=1)
+    command = make_command("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
+    session.send(command)
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    host.hog(second, host.gpus[1].memory_bytes)
+    outcome = session.outcome("c2")
+    assert outcome.state == FAILED
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+    assert outcome.workloads[0].status.state == RUNNING
+    wait_counting(session, "w1", first)
+
+
+def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    first, second = uuids(host)[:2]
+    host.set_fault("lock", error=304, times=1)
+    session.run("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
+    leases(session, ["w1", "", "", ""])
+    assert {lease.state for lease in newest_load(session).gpu_pool} == {
+        lease_pb2.SLOT_STATE_LEASED,
+        lease_pb2.SLOT_STATE_FREE,
+    }

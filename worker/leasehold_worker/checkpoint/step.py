@@ -1,0 +1,208 @@
+"""One driver call on one member: made, looked after, and taken down.
+
+The state is read after every call, and the driver is trusted over our own record. A member whose call did not
+return is probed and reported; it gets no second call of the same kind.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import MemberState
+
+from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.checkpoint.driver_errors import OUT_OF_MEMORY, DriverError
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, rebase_pairs
+from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    UNKNOWN,
+    WEDGED,
+    MemberOutcome,
+    Phase,
+    member_state,
+    state_name,
+    unanswered,
+    unavailable,
+)
+from leasehold_worker.checkpoint.process import (
+    DEFAULT_LOCK_TIMEOUT_S,
+    CheckpointOptions,
+    CheckpointProcess,
+    LockOptions,
+    RestoreOptions,
+)
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.processes import ProcessIdentity, has_ended, held, identify
+
+DESTINATIONS: Final = {
+    DriverCall.LOCK: LOCKED,
+    DriverCall.CHECKPOINT: CHECKPOINTED,
+    DriverCall.RESTORE: LOCKED,
+    DriverCall.UNLOCK: RUNNING,
+}
+TRANSFERS: Final = frozenset({DriverCall.CHECKPOINT, DriverCall.RESTORE})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One driver call, as it is to be made on some members.
+
+    Attributes:
+        call: Which.
+        lock_timeout_s: How long submitted work may take to drain.
+        gpu_pairs: For a restore: complete pairs from where the workload is parked; none where all stay.
+        extra_s: What the call may take beyond the floor of every call.
+        rollback: Whether it brings members back.
+    """
+
+    call: DriverCall
+    lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
+    gpu_pairs: tuple[GpuPair, ...] = ()
+    extra_s: float = 0.0
+    rollback: bool = False
+
+
+@final
+class Stepper:
+    """Makes calls on members."""
+
+    def __init__(self, driver: Driver, inventory: Inventory, rates: Rates) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._rates = rates
+
+    async def take(self, step: Step, outcome: MemberOutcome) -> None:
+        """Makes the call, and notes in the outcome what became of the member.
+
+        Raises:
+            OperationError: The member is not where the call leads.
+        """
+        started = time.monotonic()
+        failed = True
+        try:
+            with held(outcome.member.identity) as pidfd:
+                if pidfd is None:
+                    outcome.state_after = GONE
+                    raise _gone(outcome.member.identity, step.call)
+                await self._take_held(step, outcome, pidfd)
+            failed = False
+        finally:
+            moved = outcome.member.total_bytes or None if step.call in TRANSFERS and not failed else None
+            duration_s = time.monotonic() - started
+            outcome.phases.append(Phase(step.call, duration_s, moved, failed, step.rollback))
+        if moved is not None:
+            chip = self._inventory.chips.get(next(iter(outcome.member.device_memory_bytes)), "")
+            self._rates.learn(chip, step.call, moved, duration_s)
+
+    async def _take_held(self, step: Step, outcome: MemberOutcome, pidfd: int) -> None:
+        process = CheckpointProcess(self._driver, outcome.member.identity.pid)
+        try:
+            await _call(process, step, outcome)
+        except DriverError as error:
+            await self._after_error(process, step, outcome, pidfd, error)
+            return
+        except DriverCallUnansweredError as error:
+            outcome.state_after = await _probe(process, pidfd) or UNKNOWN
+            outcome.assumed = None
+            await self._find_displacement(step, outcome)
+            raise unanswered(error, process.pid, step.call) from error
+        except DriverUnavailableError as error:
+            raise unavailable(error) from error
+        if step.call is DriverCall.RESTORE:
+            outcome.displacement = step.gpu_pairs
+        destination = DESTINATIONS[step.call]
+        state = await _probe(process, pidfd)
+        outcome.state_after, outcome.assumed = state or UNKNOWN, destination
+        if state == GONE:
+            raise _gone(outcome.member.identity, step.call)
+        if state != destination:
+            seen = state_name(state) if state is not None else "not to be read"
+            raise OperationError(
+                errors_pb2.ERROR_REASON_DRIVER_ERROR,
+                f"{step.call} of process {process.pid} succeeded, but its state is {seen}",
+                {"pid": str(process.pid), "phase": str(step.call), "observed_state": seen},
+            )
+
+    async def _after_error(
+        self, process: CheckpointProcess, step: Step, outcome: MemberOutcome, pidfd: int, error: DriverError
+    ) -> None:
+        """Looks where the member is after the driver refused a call.
+
+        Raises:
+            OperationError: It is not where the call leads. An unlock that failed is tried once more.
+        """
+        before = outcome.standing
+        state = await _probe(process, pidfd)
+        if step.call is DriverCall.UNLOCK and state == LOCKED:
+            with suppress(DriverError, DriverCallUnansweredError):  # the first error is the one that is told
+                await process.unlock()
+            state = await _probe(process, pidfd)
+        outcome.state_after, outcome.assumed = state or UNKNOWN, before
+        if step.call is DriverCall.UNLOCK and state == RUNNING:
+            return
+        await self._find_displacement(step, outcome)
+        if step.call is DriverCall.RESTORE and error.result == OUT_OF_MEMORY and state == CHECKPOINTED:
+            outcome.state_after = WEDGED
+        raise error.to_operation_error(
+            observed_state=state_name(outcome.state_after), alive=outcome.state_after != GONE
+        ) from error
+
+    async def _find_displacement(self, step: Step, outcome: MemberOutcome) -> None:
+        """Asks NVML where a member is whose restore failed, if the driver has put it on GPUs after all."""
+        if step.call is not DriverCall.RESTORE or outcome.state_after not in (LOCKED, RUNNING):
+            return
+        moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
+        wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in outcome.member.device_memory_bytes}
+        usage = await trio.to_thread.run_sync(self._inventory.usage)
+        pid = outcome.member.identity.pid
+        if wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:
+            outcome.displacement = step.gpu_pairs
+
+
+async def _call(process: CheckpointProcess, step: Step, outcome: MemberOutcome) -> None:
+    match step.call:
+        case DriverCall.LOCK:
+            await process.lock(LockOptions(step.lock_timeout_s))
+        case DriverCall.CHECKPOINT:
+            await process.checkpoint_with_options(CheckpointOptions(step.extra_s))
+        case DriverCall.RESTORE:
+            pairs = rebase_pairs(step.gpu_pairs, outcome.displacement)
+            await process.restore_with_options(RestoreOptions(pairs, step.extra_s))
+        case DriverCall.UNLOCK:
+            await process.unlock()
+        case other:
+            raise ValueError(f"{other} is not a step")
+
+
+async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
+    """Where a member stands; asked twice at most. None: the driver does not say."""
+    for _ in range(2):
+        if has_ended(pidfd):
+            return GONE
+        try:
+            return member_state(await process.state())
+        except (DriverError, DriverCallUnansweredError, DriverUnavailableError):
+            continue
+    return GONE if has_ended(pidfd) else None
+
+
+def _gone(identity: ProcessIdentity, call: DriverCall) -> OperationError:
+    metadata = {"pid": str(identity.pid), "phase": str(call)}
+    if identify(identity.pid) is not None:
+        return OperationError(
+            errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
+            f"pid {identity.pid} belongs to another process by now, which is left alone",
+            metadata,
+        )
+    return OperationError(
+        errors_pb2.ERROR_REASON_TARGET_CRASHED, f"process {identity.pid} has ended", metadata
+    )

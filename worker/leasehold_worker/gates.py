@@ -1,0 +1,166 @@
+"""Conditions of the host and of processes that driver calls depend on. Each looks, and changes nothing."""
+
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.checkpoint.driver_errors import DriverError
+from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.checkpoint.process import CheckpointProcess
+from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.plan import Findings
+from leasehold_worker.processes import (
+    LoadedLibrary,
+    ProcessIdentity,
+    loaded_library,
+    missing_device_nodes,
+    why_blocked,
+)
+
+SUSPEND_CUDA_VERSION: Final = 12080
+"""The driver API for checkpoints came with CUDA 12.8 (driver 570)."""
+
+REMAP_CUDA_VERSION: Final = 13000
+"""GPU pairs came with CUDA 13.0 (driver 580)."""
+
+PROVEN_ARCHITECTURE: Final = "x86_64"
+"""On 64-bit Arm, checkpoint answered NOT_SUPPORTED (driver 580.142, NVIDIA/cuda-checkpoint issue 51)."""
+
+_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+
+
+def why_unsupported(driver: Driver, cuda_version: int) -> str | None:
+    """Why the driver can't do what came with a CUDA version, with the remedy. None: it can."""
+    if driver.unavailable_reason is not None:
+        return f"there is no usable CUDA driver ({driver.unavailable_reason}): install one"
+    if (driver.cuda_version or 0) < cuda_version:
+        supported, needed = version_text(driver.cuda_version), version_text(cuda_version)
+        return f"the driver supports CUDA {supported}, and {needed} is needed: update the driver"
+    return None
+
+
+def version_text(cuda_version: int | None) -> str:
+    """A CUDA version as people write it."""
+    return "nothing" if cuda_version is None else f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
+
+
+def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) -> str | None:
+    """Why a process and the driver helper don't have the same user-mode driver. None: they do, or who knows.
+
+    With another one the driver's calls were seen to hang.
+    """
+    if target is None or ours is None or target.file_id == ours.file_id:
+        return None
+    versions = [match[1] if (match := _VERSION.search(library.path)) else None for library in (target, ours)]
+    if None not in versions and versions[0] == versions[1]:
+        return None
+    return f"{target.path}, and the worker {ours.path}"
+
+
+@final
+class Gates:
+    """The conditions of one host."""
+
+    def __init__(self, driver: Driver, inventory: Inventory) -> None:
+        self._driver = driver
+        self._inventory = inventory
+
+    def driver(self, findings: Findings, cuda_version: int) -> None:
+        """The driver, its version, and the architecture."""
+        reason = why_unsupported(self._driver, cuda_version)
+        with findings.check("driver", f"supports CUDA {version_text(self._driver.cuda_version)}"):
+            if reason is not None:
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER, reason)
+        if platform.machine() != PROVEN_ARCHITECTURE:
+            findings.warn(
+                "architecture",
+                f"checkpoints are proven on {PROVEN_ARCHITECTURE} only, and this is {platform.machine()}: "
+                "what the driver refuses is undone",
+            )
+
+    async def mig(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
+        """MIG, which no driver checkpoints (NVIDIA/cuda-checkpoint issue 42)."""
+        enabled = await trio.to_thread.run_sync(self._inventory.mig_enabled)
+        with findings.check("mig", "off"):
+            for gpu_uuid in gpu_uuids:
+                if gpu_uuid in enabled:
+                    raise OperationError(
+                        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+                        f"MIG is on for {gpu_uuid}, and the driver can't checkpoint on it: "
+                        "turn it off with nvidia-smi -mig 0",
+                        {"gpu_uuid": gpu_uuid},
+                    )
+
+    def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
+        """Processes on which driver calls would block for ever. False: there is one, so make no call."""
+        found = list(processes)
+        blocked = [(identity, reason) for identity in found if (reason := why_blocked(identity))]
+        with findings.check("runnable", f"{len(found)} processes, none stopped, traced or frozen"):
+            for identity, reason in blocked:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
+                    f"process {identity.pid} is {reason}: let it run first",
+                    {"pid": str(identity.pid)},
+                )
+        return not blocked
+
+    async def members(self, findings: Findings, members: Sequence[Member]) -> None:
+        """What each member must be: traceable, with the worker's own libcuda, and no client of MPS."""
+        shared = await trio.to_thread.run_sync(self._inventory.mps_pids)
+        with findings.check("mps", "not used"):
+            for member in members:
+                if member.identity.pid in shared:
+                    raise OperationError(
+                        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+                        f"process {member.identity.pid} uses its GPU through MPS, which the driver can't "
+                        "checkpoint: run it without CUDA_MPS_PIPE_DIRECTORY",
+                        {"pid": str(member.identity.pid)},
+                    )
+        with findings.check("libcuda", "that of the worker"):
+            for member in members:
+                self._check_library(member.identity)
+        with findings.check("trace_permission", "granted"):
+            for member in members:
+                await self._check_permission(member.identity)
+
+    def _check_library(self, identity: ProcessIdentity) -> None:
+        if other := why_other_library(loaded_library(identity.pid, "libcuda.so"), self._driver.libcuda):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
+                f"process {identity.pid} uses the user-mode driver {other}, so that driver calls may hang: "
+                "start it without cuda-compat, or the worker with it",
+                {"pid": str(identity.pid)},
+            )
+
+    async def _check_permission(self, identity: ProcessIdentity) -> None:
+        try:
+            obstacle = await CheckpointProcess(self._driver, identity.pid).trace_obstacle()
+        except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
+            obstacle = str(error)
+        if obstacle is not None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+                f"the worker may not trace process {identity.pid} ({obstacle}): run the worker as root or "
+                "with CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
+                {"pid": str(identity.pid)},
+            )
+
+    def device_nodes(self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]) -> None:
+        """Whether members in containers have the device nodes of the GPUs that they are to get."""
+        minors = self._inventory.minors
+        nodes = {f"/dev/nvidia{minors[uuid]}": uuid for uuid in gpu_uuids if uuid in minors}
+        with findings.check("device_nodes", "there for the members, as far as this host has them"):
+            for member in members:
+                for node in missing_device_nodes(member.identity, nodes):
+                    raise OperationError(
+                        errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
+                        f"process {member.identity.pid} has no {node} in its container: give the container "
+                        "all GPUs of the host, or choose a GPU that it has",
+                        {"pid": str(member.identity.pid), "gpu_uuid": nodes[node]},
+                    )

@@ -1,0 +1,133 @@
+"""Host memory that suspends take: what is left for one, and what others were promised.
+
+A suspend moves device memory into the target's own host memory. Until it has, MemAvailable does not show
+it, so what was promised is charged here, and two suspends at once can't both have the same memory. Afterwards
+the kernel's figures show it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.cgroups import MemoryLimit, memory_limits
+from leasehold_worker.errors import OperationError
+from leasehold_worker.processes import memory_bytes
+from leasehold_worker.sizes import size_text
+
+DEFAULT_RESERVE_BYTES: Final = 2**30
+"""Host memory that no suspend may take: a gibibyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What parking some processes takes, and what there is.
+
+    Attributes:
+        bytes_by_pid: Device memory that each process has.
+        available_bytes: What the host has left, without the reserve and what was promised. None: unknown.
+        cgroup: The control group that has the least to spare, with what it has left. None: none is limited.
+        cgroup_needed_bytes: What is needed in that group.
+    """
+
+    bytes_by_pid: Mapping[int, int]
+    available_bytes: int | None
+    cgroup: MemoryLimit | None = None
+    cgroup_needed_bytes: int = 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """What all of them need."""
+        return sum(self.bytes_by_pid.values())
+
+    def check(self) -> None:
+        """Refuses what the host can't hold: its kernel would kill the process, or somebody else's.
+
+        Raises:
+            OperationError: INSUFFICIENT_HOST_MEMORY.
+        """
+        if self.available_bytes is not None and self.needed_bytes > self.available_bytes:
+            raise _insufficient(
+                f"{size_text(self.needed_bytes)} of device memory don't fit into the "
+                f"{size_text(self.available_bytes)} of host memory that are left: free host memory, or have "
+                "the program drop device memory first"
+            )
+        if self.cgroup is not None and self.cgroup_needed_bytes > self.cgroup.available_bytes:
+            raise _insufficient(
+                f"{size_text(self.cgroup_needed_bytes)} of device memory don't fit into the "
+                f"{size_text(self.cgroup.available_bytes)} that are left in control group "
+                f"{self.cgroup.path}: raise its memory limit"
+            )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Charge:
+    needed_bytes: int
+    bytes_by_group: Mapping[Path, int]
+
+
+@final
+class HostMemory:
+    """The ledger of host memory that operations under way were promised."""
+
+    def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._charges: list[_Charge] = []
+
+    @property
+    def promised_bytes(self) -> int:
+        """What all of them were promised."""
+        return sum(charge.needed_bytes for charge in self._charges)
+
+    def need(self, bytes_by_pid: Mapping[int, int]) -> MemoryNeed:
+        """What parking these processes takes, beside what there is now."""
+        available = memory_bytes("MemAvailable")
+        left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
+        limits = _limits(bytes_by_pid)
+        needed = _bytes_by_group(bytes_by_pid, limits)
+        tightest: MemoryLimit | None = None
+        for limit in limits.values():
+            promised = sum(charge.bytes_by_group.get(limit.path, 0) for charge in self._charges)
+            spare = MemoryLimit(limit.path, max(0, limit.available_bytes - promised))
+            if tightest is None or _slack(spare, needed) < _slack(tightest, needed):
+                tightest = spare
+        return MemoryNeed(bytes_by_pid, left, tightest, needed[tightest.path] if tightest else 0)
+
+    @contextmanager
+    def charged(self, bytes_by_pid: Mapping[int, int]) -> Iterator[None]:
+        """Promises host memory to an operation while it lasts; the check and the charge are one step.
+
+        Raises:
+            OperationError: INSUFFICIENT_HOST_MEMORY.
+        """
+        need = self.need(bytes_by_pid)
+        need.check()
+        charge = _Charge(need.needed_bytes, _bytes_by_group(bytes_by_pid, _limits(bytes_by_pid)))
+        self._charges.append(charge)
+        try:
+            yield
+        finally:
+            self._charges.remove(charge)
+
+
+def _limits(pids: Iterable[int]) -> dict[Path, MemoryLimit]:
+    return {limit.path: limit for pid in pids for limit in memory_limits(pid)}
+
+
+def _bytes_by_group(bytes_by_pid: Mapping[int, int], limits: Mapping[Path, MemoryLimit]) -> dict[Path, int]:
+    needed = dict.fromkeys(limits, 0)
+    for pid, size in bytes_by_pid.items():
+        for limit in memory_limits(pid):
+            needed[limit.path] = needed.get(limit.path, 0) + size
+    return needed
+
+
+def _slack(limit: MemoryLimit, needed: Mapping[Path, int]) -> int:
+    return limit.available_bytes - needed[limit.path]
+
+
+def _insufficient(message: str) -> OperationError:
+    return OperationError(errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY, message)

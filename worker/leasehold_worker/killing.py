@@ -1,0 +1,80 @@
+"""Killing a workload's processes without hanging the host.
+
+Killing a process that was restored and runs was seen to hang the whole host (NVIDIA/cuda-checkpoint issue
+53); killing one that is checkpointed was not. So members of a workload that was restored are suspended first,
+and left alone where that fails.
+"""
+
+import signal
+from typing import final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.group import Group
+from leasehold_worker.checkpoint.members import LOCKED, RUNNING, Member, find_members
+from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.processes import process_tree, send_signal, why_blocked
+from leasehold_worker.report import Report
+from leasehold_worker.workloads import Workload
+
+
+@final
+class Killer:
+    """Kills the processes of workloads of one worker."""
+
+    def __init__(self, driver: Driver, inventory: Inventory, rates: Rates) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._rates = rates
+
+    async def kill(self, workload: Workload, report: Report, *, force: bool = False) -> None:
+        """Sends SIGKILL to every process of the workload, once that is safe.
+
+        Args:
+            workload: The workload; its first process may have ended.
+            report: Gets what was done with the members.
+            force: Kill also what could not be suspended.
+
+        Raises:
+            OperationError: UNSAFE_KILL, and nothing was killed.
+        """
+        async with workload.ending:
+            if workload.restored and not force:
+                await self._park(workload, report)
+            report.enter("kill")
+            for identity in process_tree(workload.root):
+                send_signal(identity, signal.SIGKILL)
+
+    async def _park(self, workload: Workload, report: Report) -> None:
+        try:
+            running = await self._running_members(workload)
+            if not running:
+                return
+            group = Group(self._driver, self._inventory, self._rates, [running], report.enter)
+            report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
+            await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
+        except OperationError as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSAFE_KILL,
+                f"workload {workload.name} was restored and still runs, and can't be suspended before it is "
+                f"killed, which could hang the host ({error.message}): try again, or force it",
+                error.metadata,
+            ) from error
+
+    async def _running_members(self, workload: Workload) -> list[Member]:
+        processes = process_tree(workload.root)
+        for identity in processes:
+            if reason := why_blocked(identity):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE, f"process {identity.pid} is {reason}"
+                )
+        members = await find_members(self._driver, processes)
+        return [member for member in members if member.state in (RUNNING, LOCKED)]
+
+
+async def _nobody() -> tuple[Member, ...]:
+    return ()

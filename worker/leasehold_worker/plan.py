@@ -1,0 +1,148 @@
+"""What an operation would do, and everything that stands in its way. Values only.
+
+The operation itself begins with the same plan, so that a dry run and the real thing can't differ.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from leasehold.v1 import plan_pb2
+from leasehold.v1.plan_pb2 import CheckResult
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.checkpoint.rates import Estimate
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import MemoryNeed
+from leasehold_worker.workloads import Workload
+
+PASSED: Final = plan_pb2.CHECK_RESULT_PASSED
+WARNING: Final = plan_pb2.CHECK_RESULT_WARNING
+REFUSED: Final = plan_pb2.CHECK_RESULT_REFUSED
+NOT_CHECKED: Final = plan_pb2.CHECK_RESULT_NOT_CHECKED
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition: what was looked at, how it came out, and what was found, with the remedy."""
+
+    name: str
+    result: CheckResult.ValueType
+    detail: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """The checks of one plan, in order."""
+
+    checks: list[Check] = field(default_factory=list)
+    refusals: list[OperationError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def check(self, name: str, detail: str) -> Iterator[None]:
+        """Notes a condition: as passed with the detail, or as refused with the error that was raised."""
+        try:
+            yield
+        except OperationError as error:
+            self.refuse(name, error)
+        else:
+            self.checks.append(Check(name, PASSED, detail))
+
+    def refuse(self, name: str, error: OperationError) -> None:
+        """Notes a condition that stops the operation."""
+        self.refusals.append(error)
+        self.checks.append(Check(name, REFUSED, error.message))
+
+    def warn(self, name: str, detail: str) -> None:
+        """Notes a condition that deserves attention."""
+        self.warnings.append(detail)
+        self.checks.append(Check(name, WARNING, detail))
+
+    def skip(self, name: str, detail: str) -> None:
+        """Notes a condition that could not be looked at."""
+        self.checks.append(Check(name, NOT_CHECKED, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A GPU that would be taken, with its free memory and what is needed there. None: NVML couldn't say."""
+
+    gpu_uuid: str
+    chip: str
+    free_bytes: int | None
+    needed_bytes: int | None
+
+
+@dataclass(slots=True)
+class Party:
+    """A workload of an operation.
+
+    Attributes:
+        workload: The workload.
+        members: Its CUDA processes.
+        home: GPUs that it holds, or was parked from.
+        destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
+    """
+
+    workload: Workload
+    members: tuple[Member, ...] = ()
+    home: tuple[str, ...] = ()
+    destination: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an operation would do.
+
+    Attributes:
+        parties: The workloads that it is about.
+        already_there: There is nothing to do.
+        pairs: Complete pairs for the driver; none where all stay.
+        destinations: GPUs that would be taken.
+        host_memory: What parking takes. None: nothing is parked.
+        estimate: How long it would take. None: that can't be said.
+        findings: The checks, and why it would be refused.
+    """
+
+    parties: list[Party] = field(default_factory=list)
+    already_there: bool = False
+    pairs: tuple[GpuPair, ...] = ()
+    destinations: list[Destination] = field(default_factory=list)
+    host_memory: MemoryNeed | None = None
+    estimate: Estimate | None = None
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def members(self) -> list[Member]:
+        """The CUDA processes of all parties."""
+        return [member for party in self.parties for member in party.members]
+
+    @property
+    def bytes_by_pid(self) -> dict[int, int]:
+        """Device memory by the process that has it."""
+        return {member.identity.pid: member.total_bytes for member in self.members}
+
+    @property
+    def party(self) -> Party:
+        """The only party of a suspend or a restore."""
+        (party,) = self.parties
+        return party
+
+    def to_reserve(self, party: Party) -> list[str]:
+        """GPUs that a party gets and that no party of the plan holds."""
+        leases = [other.workload.lease for other in self.parties if other.workload.lease is not None]
+        held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}
+        return [gpu_uuid for gpu_uuid in party.destination if gpu_uuid not in held]
+
+    @property
+    def refused(self) -> bool:
+        """Whether something stops it."""
+        return bool(self.findings.refusals)
+
+    def require(self) -> None:
+        """Raises the first refusal."""
+        if self.findings.refusals:
+            raise self.findings.refusals[0]

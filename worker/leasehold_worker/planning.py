@@ -1,0 +1,43 @@
+"""Dry runs: what the coordinator asks with plan_query."""
+
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.worker_session_pb2 import PlanAnswer, PlanQuery
+
+from leasehold_worker import wire
+from leasehold_worker.errors import OperationError
+from leasehold_worker.plan import Plan
+from leasehold_worker.preflight import Preflight
+
+
+@final
+class Planning:
+    """Answers plan queries. It changes nothing."""
+
+    def __init__(self, preflight: Preflight) -> None:
+        self._preflight = preflight
+
+    async def answer(self, query: PlanQuery) -> PlanAnswer:
+        """The plan of an operation, or why there can be none."""
+        try:
+            plan = await self._plan(query)
+        except OperationError as error:
+            return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
+        return PlanAnswer(plan_id=query.plan_id, plan=wire.plan(plan))
+
+    async def _plan(self, query: PlanQuery) -> Plan:
+        operation = query.operation
+        match operation.WhichOneof("kind"):
+            case "suspend":
+                return await self._preflight.suspend(query.workload_id, operation.suspend)
+            case "restore":
+                return await self._preflight.restore(query.workload_id, operation.restore)
+            case "remap":
+                return await self._preflight.remap(operation.remap)
+            case kind:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                    f"there are plans for suspend, restore and remap, and not for {kind or 'another'}",
+                    {"field": "operation"},
+                )

@@ -1,0 +1,306 @@
+"""The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, final
+
+import trio
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, lease_pb2
+
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
+from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.members import PARALLEL_LIMIT, Member, bytes_by_gpu, find_members
+from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.checkpoint.rates import Estimate, Rates
+from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.placement import check_memory, choose_gpus
+from leasehold_worker.plan import Destination, Findings, Party, Plan
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import (
+    invalid,
+    is_sequential,
+    parse_pairs,
+    require_members,
+    require_plain_suspend,
+    require_state,
+)
+from leasehold_worker.processes import is_alive, process_tree
+from leasehold_worker.proof import Proof
+from leasehold_worker.sizes import size_text
+from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN, Workload, Workloads
+
+LOCK_TIMEOUT_LIMIT_S: Final = 86_400.0
+"""A day."""
+
+
+@final
+class Preflight:
+    """Makes the plans of one worker."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        host_memory: HostMemory,
+        rates: Rates,
+        proof: Proof,
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._pool = pool
+        self._workloads = workloads
+        self._host_memory = host_memory
+        self._rates = rates
+        self._proof = proof
+        self._gates = Gates(driver, inventory)
+
+    async def suspend(self, workload_id: str, operation: command_pb2.SuspendOperation) -> Plan:
+        """The plan of a suspend.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        workload = self._workloads.get(workload_id)
+        lock_timeout_s(operation)
+        plan = Plan([Party(workload)])
+        if workload.state == SUSPENDED:
+            plan.already_there = True
+            return plan
+        with plan.findings.check("policy", "weights retained, CUDA suspend"):
+            require_plain_suspend(
+                operation.policy if operation.HasField("policy") else workload.spec.eviction
+            )
+        await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "suspended")
+        plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
+        return plan
+
+    async def restore(self, workload_id: str, operation: command_pb2.RestoreOperation) -> Plan:
+        """The plan of a restore. Of a workload in state UNKNOWN, each member is taken from where it is.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        workload = self._workloads.get(workload_id)
+        moves = bool(operation.gpu_uuids or operation.pairs)
+        plan = Plan([Party(workload, home=home_of(workload))])
+        if workload.state == RUNNING and not moves:
+            plan.already_there = True
+            return plan
+        findings = plan.findings
+        with findings.check("state", f"{workload.name} is parked"):
+            require_state(workload, (SUSPENDED,) if moves else (SUSPENDED, UNKNOWN), "restored")
+        if plan.refused:
+            return plan
+        processes = [member.identity for member in workload.members if is_alive(member.identity)]
+        if workload.state == UNKNOWN:
+            processes = process_tree(workload.root)
+        if self._gates.runnable(findings, processes):
+            plan.party.members = await self._parked_members(plan)
+        if workload.lease is None:
+            await self._choose_destination(plan, operation)
+        else:
+            plan.party.destination = workload.lease.gpu_uuids
+        self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
+        if not plan.refused:
+            await self._gates.members(findings, plan.members)
+        if len(plan.party.destination) == len(plan.party.home):
+            await self._look_at_destinations(plan)
+        plan.estimate = self._estimate(plan, [DriverCall.RESTORE])
+        return plan
+
+    async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
+        """The plan of a remap, of one workload or of several that move together.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        lock_timeout_s(operation)
+        if not operation.moves:
+            raise invalid("moves", "a remap needs a workload and its pairs: give one move at least")
+        plan = Plan()
+        wanted: list[GpuPair] = []
+        for move in operation.moves:
+            workload = self._workloads.get(move.workload_id)
+            if any(party.workload is workload for party in plan.parties):
+                raise invalid("moves", f"workload {workload.name} is named twice: give all its pairs at once")
+            plan.parties.append(Party(workload, home=home_of(workload)))
+            with plan.findings.check("pairs", f"for GPUs that {workload.name} holds"):
+                if workload.state == RUNNING and workload.lease is None:
+                    raise invalid("pairs", f"workload {workload.name} holds no GPU: there is nothing to move")
+                wanted += parse_pairs(move.pairs, plan.parties[-1].home)
+        with plan.findings.check("chips", "the same on both sides"):
+            self._complete(plan, wanted)
+        if plan.refused:
+            return plan
+        if all(party.home == party.destination for party in plan.parties):
+            plan.already_there = True
+            return plan
+        await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
+        await self._look_at_destinations(plan)
+        plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
+        return plan
+
+    def _complete(self, plan: Plan, wanted: Sequence[GpuPair]) -> None:
+        """One permutation serves all workloads: each GPU is leased to one of them."""
+        plan.pairs = complete_pairs(wanted, self._inventory.chips)
+        moves = {pair.old_uuid: pair.new_uuid for pair in plan.pairs}
+        for party in plan.parties:
+            party.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in party.home)
+
+    async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
+        """What parking needs: members that the driver can lock and checkpoint, and host memory for them."""
+        findings = plan.findings
+        for party in plan.parties:
+            with findings.check("state", f"{party.workload.name} is running"):
+                require_state(party.workload, (RUNNING,), verb)
+            party.home = party.home or home_of(party.workload)
+        self._gates.driver(findings, cuda_version)
+        await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
+        for party in plan.parties:
+            await self._find_members(findings, party)
+        if plan.refused:
+            return
+        await self._gates.members(findings, plan.members)
+        need = self._host_memory.need(plan.bytes_by_pid)
+        plan.host_memory = need
+        with findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            need.check()
+        if not all(member.device_memory_bytes for member in plan.members):
+            findings.warn(
+                "device_memory_known", "NVML lists no memory for some members: what they free is not proved"
+            )
+
+    async def _find_members(self, findings: Findings, party: Party) -> None:
+        processes = process_tree(party.workload.root)
+        if not self._gates.runnable(findings, processes) or findings.refusals:
+            findings.skip("members", "driver calls would block or be refused")
+            return
+        with findings.check("members", f"those of {party.workload.name} run"):
+            found = await find_members(self._driver, processes)
+            party.members = await self._proof.measured(found)
+            require_members(party.workload, found)
+
+    async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
+        workload = plan.party.workload
+        alive = tuple(member for member in workload.members if is_alive(member.identity))
+        if workload.state == UNKNOWN and not plan.refused:
+            with plan.findings.check("members", "found afresh"):
+                return await self._found_again(workload, alive)
+        if len(alive) < len(workload.members):
+            plan.findings.warn("members", "some members ended while they were parked: they can't be restored")
+        return alive
+
+    async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
+        """The members of a workload in state UNKNOWN, where the driver has them now."""
+        found = await find_members(self._driver, process_tree(workload.root))
+        before = {member.identity: member for member in known}
+        return tuple(
+            Member(
+                member.identity,
+                member.state,
+                before[member.identity].device_memory_bytes if member.identity in before else {},
+                before[member.identity].displacement if member.identity in before else (),
+            )
+            for member in found
+        )
+
+    async def _choose_destination(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+        """Pairs each GPU that was held with the one to wake on."""
+        party, findings = plan.party, plan.findings
+        with findings.check("destinations", "free"):
+            if operation.pairs:
+                named = parse_pairs(operation.pairs, party.home)
+                moves = {pair.old_uuid: pair.new_uuid for pair in named}
+                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in party.home)
+            elif operation.gpu_uuids:
+                uuids = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+                if len(uuids) != len(party.home):
+                    raise invalid(
+                        "gpu_uuids",
+                        f"{len(uuids)} GPUs are named, and the workload held {len(party.home)}: name as many",
+                    )
+                wanted = tuple(map(GpuPair, party.home, uuids))
+            else:
+                wanted = await self._place(party)
+            self._complete(plan, wanted)
+
+    async def _place(self, party: Party) -> tuple[GpuPair, ...]:
+        slots = self._pool.snapshot_leases()
+        free = [slot.gpu_uuid for slot in slots if slot.state == lease_pb2.SLOT_STATE_FREE]
+        free_bytes = await self._free_bytes(party.members)
+        needed = bytes_by_gpu(party.members)
+        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
+
+    async def _look_at_destinations(self, plan: Plan) -> None:
+        """Whether the GPUs are free, have room, and are there for the members."""
+        findings = plan.findings
+        reserved = [gpu_uuid for party in plan.parties for gpu_uuid in plan.to_reserve(party)]
+        with findings.check("gpus", "free for this"):
+            self._pool.check_free(reserved)
+        destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
+        if plan.pairs:
+            await self._gates.mig(findings, destinations)
+            self._gates.device_nodes(findings, plan.members, destinations)
+        needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
+        for party in plan.parties:
+            resident = needed if party.workload.lease is not None else {}
+            for old, new in zip(party.home, party.destination, strict=True):
+                # What the workloads themselves give up is free by the time that it is needed.
+                free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
+                plan.destinations.append(
+                    Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
+                )
+                with findings.check("device_memory", f"enough on {new}"):
+                    check_memory((GpuPair(old, new),), free_then, needed)
+
+    async def _free_bytes(self, members: Iterable[Member]) -> Mapping[str, int]:
+        pids = {member.identity.pid for member in members}
+        return await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
+
+    def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
+        """How long the driver's copies take; the rest is milliseconds."""
+        if not plan.members:
+            return None
+        lanes_s: list[float] = []
+        chips: dict[str, None] = {}
+        for party in plan.parties:
+            times_s = []
+            for member in party.members:
+                chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
+                chips[chip] = None
+                times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
+            lanes_s += [sum(times_s)] if is_sequential(party.workload.spec) else times_s
+        duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
+        order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
+        return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
+
+
+def home_of(workload: Workload) -> tuple[str, ...]:
+    """GPUs that a workload holds, or was parked from."""
+    if workload.lease is not None:
+        return workload.lease.gpu_uuids
+    return workload.parked.gpu_uuids if workload.parked is not None else ()
+
+
+def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
+    """How long submitted work may take to drain.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
+    """
+    if not operation.HasField("lock_timeout"):
+        return DEFAULT_LOCK_TIMEOUT_S
+    duration: duration_pb2.Duration = operation.lock_timeout
+    seconds = duration.ToNanoseconds() / 1e9
+    if not 0 < seconds <= LOCK_TIMEOUT_LIMIT_S:
+        raise invalid(
+            "lock_timeout",
+            f"a lock timeout of {seconds:g} s is out of range: give more than 0 and at most "
+            f"{LOCK_TIMEOUT_LIMIT_S:g} s",
+        )
+    return seconds

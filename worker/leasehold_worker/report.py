@@ -1,0 +1,63 @@
+"""What an operation tells while it runs, and what it leaves to tell: the fields of CommandResult."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import MemberOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPhase:
+    """A phase of a whole operation. ``failed`` says that the next one was the way back, or none."""
+
+    name: str
+    duration_s: float
+    failed: bool = False
+    rollback: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """The report of one operation.
+
+    Attributes:
+        observer: Told each phase as it begins.
+        already_there: There was nothing to do.
+        outcomes: What was done with each member, with its workload's id.
+        applied_pairs: What the driver got.
+        released_gpu_uuids: GPUs that were given up.
+        claimed_gpu_uuids: GPUs that were taken.
+        warnings: Things that succeeded and still deserve attention.
+        phases: What it went through, in order.
+    """
+
+    observer: Callable[[str], None]
+    already_there: bool = False
+    outcomes: list[tuple[str, MemberOutcome]] = field(default_factory=list)
+    applied_pairs: tuple[GpuPair, ...] = ()
+    released_gpu_uuids: tuple[str, ...] = ()
+    claimed_gpu_uuids: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+    phases: list[OperationPhase] = field(default_factory=list)
+    _current: tuple[str, float] | None = None
+    _going_back: bool = False
+
+    def enter(self, phase: str) -> None:
+        """Begins a phase, which ends the one before."""
+        self._leave(failed=phase == "rollback" and not self._going_back)
+        self._going_back = phase == "rollback"
+        self._current = (phase, time.monotonic())
+        self.observer(phase)
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the last phase."""
+        self._leave(failed=failed and not self._going_back)
+
+    def _leave(self, *, failed: bool) -> None:
+        if self._current is not None:
+            name, began = self._current
+            elapsed_s = time.monotonic() - began
+            self.phases.append(OperationPhase(name, elapsed_s, failed, rollback=self._going_back))
+            self._current = None

@@ -1,0 +1,184 @@
+"""Which state and which GPUs workloads have after an operation, found from where their members are.
+
+A GPU stays leased as long as a member may hold memory on it. So leases never promise what is not there, and a
+workload that the driver has left halfway keeps what it occupies.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, final
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    FAILED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    UNKNOWN,
+    WEDGED,
+    Member,
+    MemberOutcome,
+    bytes_by_gpu,
+)
+from leasehold_worker.errors import OperationError
+from leasehold_worker.plan import Party, Plan
+from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.report import Report
+from leasehold_worker.workloads import ENDED, SUSPENDED, Parked, Workloads
+from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads import WEDGED as WORKLOAD_WEDGED
+
+PLAIN_SUSPEND: Final = workload_pb2.EvictionPolicy(
+    weight_strategy=workload_pb2.WEIGHT_STRATEGY_RETAIN,
+    process_strategy=workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+)
+
+
+def state_of(outcomes: Sequence[MemberOutcome], before: WorkloadState.ValueType) -> WorkloadState.ValueType:
+    """The workload's state from those of its members; ``before`` where none is left."""
+    states = {outcome.state_after for outcome in outcomes} - {GONE}
+    if states & {WEDGED, FAILED}:
+        return WORKLOAD_WEDGED
+    if not states:
+        return before
+    if states == {RUNNING}:
+        return WORKLOAD_RUNNING
+    if states == {CHECKPOINTED}:
+        return SUSPENDED
+    return WORKLOAD_UNKNOWN
+
+
+def occupied_gpus(
+    party: Party, outcomes: Sequence[MemberOutcome], listed: set[str]
+) -> tuple[set[str], set[str]]:
+    """The GPUs that a workload's members are on for certain, and those that they may be on.
+
+    Args:
+        party: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        listed: GPUs on which NVML lists one of them.
+    """
+    both = {*party.home, *party.destination}
+    certain = both & listed
+    for outcome in outcomes:
+        if outcome.state_after in (RUNNING, LOCKED):
+            certain |= set(party.destination if outcome.displacement else party.home)
+    unknown = any(outcome.state_after == UNKNOWN for outcome in outcomes)
+    return certain, both if unknown else certain
+
+
+@final
+class Settlement:
+    """The end of one operation.
+
+    Args:
+        pool: The pool.
+        plan: What was to be done.
+        outcomes: What became of the members, by workload id.
+        reserved: What was reserved for it.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        plan: Plan,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        reserved: Sequence[Lease],
+    ) -> None:
+        self._pool = pool
+        self._outcomes = outcomes
+        self._reserved = reserved
+        self._parties = [party for party in plan.parties if party.workload.state not in ENDED]
+
+    def done(self, report: Report) -> None:
+        """Gives every workload the GPUs that it was to get."""
+        self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
+
+    def failed(self, listed: Mapping[str, set[str]], report: Report) -> None:
+        """Leaves every workload the GPUs that its members may be on.
+
+        Args:
+            listed: GPUs on which NVML lists members now, by workload id.
+            report: Gets the GPUs that changed hands.
+        """
+        certain: dict[str, set[str]] = {}
+        possible: dict[str, set[str]] = {}
+        for party in self._parties:
+            workload_id = party.workload.workload_id
+            mine = self._outcomes[workload_id]
+            certain[workload_id], possible[workload_id] = occupied_gpus(
+                party, mine, listed.get(workload_id, set())
+            )
+            if all(outcome.state_after == GONE for outcome in mine):
+                certain[workload_id] = set(_held(party))
+        taken = set().union(*certain.values())
+        for workload_id, gpu_uuids in possible.items():
+            certain[workload_id] |= gpu_uuids - taken
+            taken |= gpu_uuids
+        self._exchange(
+            {
+                party.workload.workload_id: _in_order(party, certain[party.workload.workload_id])
+                for party in self._parties
+            },
+            report,
+        )
+
+    def _exchange(self, wanted: Mapping[str, Sequence[str]], report: Report) -> None:
+        """Exchanges the leases that change, in one step."""
+        before = [gpu_uuid for party in self._parties for gpu_uuid in _held(party)]
+        changed = [
+            party for party in self._parties if tuple(wanted[party.workload.workload_id]) != _held(party)
+        ]
+        granted = self._pool.reassign(
+            [*(party.workload.lease for party in changed if party.workload.lease), *self._reserved],
+            [(party.workload.workload_id, wanted[party.workload.workload_id]) for party in changed],
+        )
+        for party in changed:
+            party.workload.lease = granted.get(party.workload.workload_id)
+        after = {gpu_uuid for party in self._parties for gpu_uuid in _held(party)}
+        report.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
+        report.claimed_gpu_uuids = tuple(gpu_uuid for party in changed for gpu_uuid in _held(party))
+
+
+def settle_state(
+    workloads: Workloads,
+    party: Party,
+    outcomes: Sequence[MemberOutcome],
+    members: tuple[Member, ...],
+    error: OperationError | None,
+) -> None:
+    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so."""
+    workload = party.workload
+    if workload.state in ENDED:
+        return
+    parked_before = workload.parked is not None
+    state = state_of(outcomes, SUSPENDED if parked_before else WORKLOAD_RUNNING)
+    if state == SUSPENDED and workload.lease is not None:
+        state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+    workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
+    workload.members = members
+    if workload.lease is not None or state == WORKLOAD_RUNNING:
+        workload.parked = None
+    elif not parked_before:
+        workload.parked = Parked(
+            party.home,
+            bytes_by_gpu(outcome.member for outcome in outcomes),
+            PLAIN_SUSPEND,
+            datetime.now(UTC),
+        )
+    workloads.set_state(workload, state)
+
+
+def _held(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease else ()
+
+
+def _in_order(party: Party, gpu_uuids: set[str]) -> tuple[str, ...]:
+    """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
+    if gpu_uuids == set(_held(party)):
+        return _held(party)
+    return tuple(uuid for uuid in dict.fromkeys((*party.home, *party.destination)) if uuid in gpu_uuids)

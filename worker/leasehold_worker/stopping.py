@@ -1,0 +1,85 @@
+"""Ending a workload on somebody's word."""
+
+import signal
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.killing import Killer
+from leasehold_worker.processes import catches, send_signal
+from leasehold_worker.report import Report
+from leasehold_worker.workloads import ENDED, RUNNING, UNKNOWN, Workload, Workloads
+
+DEFAULT_GRACE_S: Final = 10.0
+KILL_WAIT_S: Final = 15.0
+"""How long a killed workload may take to be gone."""
+
+
+@final
+class Stopping:
+    """The stop operation."""
+
+    def __init__(self, workloads: Workloads, killer: Killer) -> None:
+        self._workloads = workloads
+        self._killer = killer
+
+    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, report: Report) -> None:
+        """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
+
+        A parked workload is killed at once: its CUDA calls block, so it could not end by itself. So is one
+        that was restored and does not handle SIGTERM, which would kill it while it runs.
+
+        Raises:
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+        """
+        workload = self._workloads.get(workload_id)
+        if workload.state in ENDED:
+            report.already_there = True
+            return
+        before = workload.state
+        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        with trio.CancelScope(shield=True):
+            if before == RUNNING and self._may_terminate(workload, force=operation.force):
+                grace_s = operation.grace.ToTimedelta().total_seconds()
+                await _terminate(
+                    workload, grace_s if operation.HasField("grace") else DEFAULT_GRACE_S, report
+                )
+            if not workload.ended.is_set():
+                await self._kill(workload, before, report, force=operation.force)
+
+    def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
+        return force or not workload.restored or catches(workload.root, signal.SIGTERM)
+
+    async def _kill(
+        self,
+        workload: Workload,
+        before: workload_pb2.WorkloadState.ValueType,
+        report: Report,
+        *,
+        force: bool,
+    ) -> None:
+        try:
+            await self._killer.kill(workload, report, force=force)
+        except OperationError as error:
+            headless = workload.returncode is not None
+            workload.error = error if headless else workload.error
+            self._workloads.set_state(workload, UNKNOWN if headless else before)
+            raise
+        with trio.move_on_after(KILL_WAIT_S):
+            await workload.ended.wait()
+        if not workload.ended.is_set():
+            self._workloads.set_state(workload, UNKNOWN)
+            raise OperationError(
+                errors_pb2.ERROR_REASON_DRIVER_ERROR,
+                f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in "
+                "the kernel, and its GPUs stay leased",
+            )
+
+
+async def _terminate(workload: Workload, grace_s: float, report: Report) -> None:
+    report.enter("terminate")
+    send_signal(workload.root, signal.SIGTERM)
+    with trio.move_on_after(grace_s):
+        await workload.ended.wait()

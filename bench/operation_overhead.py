@@ -34,10 +34,15 @@ from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are c
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.checkpoint.driver import open_driver
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.operations import Operations, Report
+from leasehold_worker.killing import Killer
+from leasehold_worker.operations import Operations
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import process_tree, send_signal
+from leasehold_worker.proof import Proof
+from leasehold_worker.report import Report
 from leasehold_worker.workloads import RUNNING, Workload, Workloads
 
 MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
@@ -103,7 +108,8 @@ class Worker:
         """Ends a workload, which must be as healthy as it was at the start."""
         if workload.state != RUNNING or workload.ended.is_set():
             raise BenchmarkError(f"the workload is not running any more: {workload.output_path.read_text()}")
-        await self.operations.stop(workload.workload_id, command_pb2.StopOperation(), report())
+        send_signal(workload.root, signal.SIGTERM)
+        await workload.ended.wait()
 
 
 @asynccontextmanager
@@ -114,9 +120,25 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
         if opened.unavailable_reason is not None:
             raise BenchmarkError(f"no usable CUDA driver: {opened.unavailable_reason}")
         pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
-        workloads = Workloads(pool, folder, lambda _: None)
+        rates = Rates()
+        killer = Killer(opened, inventory, rates)
+
+        async def kill(workload: Workload) -> None:
+            await killer.kill(workload, report())
+
+        workloads = Workloads(pool, folder, lambda _: None, kill)
+        operations = Operations(
+            opened,
+            inventory,
+            pool,
+            workloads,
+            nursery,
+            rates=rates,
+            host_memory=HostMemory(),
+            proof=Proof(inventory),
+        )
         try:
-            yield Worker(inventory, workloads, Operations(opened, inventory, pool, workloads, nursery))
+            yield Worker(inventory, workloads, operations)
         finally:
             for workload in workloads.all():
                 send_signal(workload.root, signal.SIGKILL)  # the others end with it
@@ -125,7 +147,7 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
 
 def report() -> Report:
     """Where an operation tells what nobody asks for here."""
-    return Report(on_phase=lambda _: None)
+    return Report(lambda _: None)
 
 
 # --- Raw

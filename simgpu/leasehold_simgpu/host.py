@@ -341,6 +341,7 @@ class SimulatedHost:
             wedged=bool(record.status & layout.WEDGED),
             busy=bool(record.busy),
             mps_client=bool(record.mps_client),
+            controller_pid=record.channel_pid or None,
             calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),
         )
 

@@ -54,6 +54,8 @@ class SimulatedProcess:
     """Does it have work that never drains? See `SimulatedHost.set_busy`."""
     mps_client: bool
     """Does it compute through MPS? See `SimulatedHost.set_mps_client`."""
+    controller_pid: int | None
+    """The process whose checkpoint call on it is under way, if one is."""
     calls: Mapping[str, int]
     """How often each call of the checkpoint API came for it since its cuInit, whatever the answer was.
 

@@ -16,7 +16,7 @@ from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_members, members_after
@@ -219,7 +219,8 @@ class Operations:
             found = [await find_members(self._driver, process_tree(p.workload.root)) for p in plan.parties]
             return tuple(member for members in found for member in members)
 
-        before = Before(plan.members, await self._proof.usage())
+        pids = {identity.pid for p in plan.parties for identity in process_tree(p.workload.root)}
+        before = Before(plan.members, pids, await self._proof.usage())
         await group.suspend(lock_timeout_s, rescan)
         with trio.CancelScope(shield=True):
             report.enter("verify")
@@ -230,18 +231,41 @@ class Operations:
                 raise
 
     async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+        """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
+        before = [outcome.displacement for outcome in group.outcomes]
+        try:
+            await self._wake_once(group, pairs, report)
+        except OperationError as error:
+            if error.reason != errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
+                raise
+            surprising = await self._find_places(group, before)
+            await group.roll_back()
+            if not surprising:
+                raise
+            await self._wake_once(group, pairs, report)
+
+    async def _wake_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
         await group.restore(pairs)
         report.enter("verify")
         if not all(outcome.member.device_memory_bytes for outcome in group.outcomes):
             report.warnings.append("NVML lists no memory for some members: where they run is not proved")
-        try:
-            await self._proof.prove_placed(group.outcomes)
-        except OperationError:
-            for outcome in group.outcomes:
-                if await self._proof.listed_gpus([outcome.member]) == placed(outcome.member, ()):
-                    outcome.displacement = ()  # NVML has shown that the driver did not move it
-            await group.roll_back()
-            raise
+        await self._proof.prove_placed(group.outcomes)
+
+    async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
+        """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
+
+        Then an earlier restore had moved it and said that it had not.
+        """
+        surprising = False
+        for outcome, displacement in zip(group.outcomes, before, strict=True):
+            actual = await self._proof.listed_gpus([outcome.member])
+            if actual == placed(outcome.member, displacement):
+                outcome.displacement = displacement
+            elif actual != placed(outcome.member, outcome.displacement) and len(actual) == 1:
+                moved = map(GpuPair, outcome.member.device_memory_bytes, actual)
+                outcome.displacement = complete_pairs(moved, self._inventory.chips)
+                surprising = True
+        return surprising
 
     async def _wake_or_return(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
         """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""

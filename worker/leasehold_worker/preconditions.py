@@ -1,6 +1,6 @@
 """What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
@@ -8,6 +8,8 @@ from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
 from leasehold_worker.checkpoint.members import RUNNING, Member, state_name
 from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import GpuUsage
+from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.workloads import ENDED, WEDGED, Workload
 
 
@@ -51,6 +53,22 @@ def require_members(workload: Workload, members: Sequence[Member]) -> None:
                 errors_pb2.ERROR_REASON_WRONG_STATE,
                 f"process {member.identity.pid} is {state}, not RUNNING: somebody else suspends it",
                 {"pid": str(member.identity.pid), "observed_state": state},
+            )
+
+
+def require_all(
+    processes: Iterable[ProcessIdentity], members: Iterable[Member], usage: Mapping[str, GpuUsage]
+) -> None:
+    """Refuses with MEMBERS_CHANGED where NVML lists a process on a GPU that is not among the members."""
+    known = {member.identity.pid for member in members}
+    listed = {pid for gpu in usage.values() for pid in gpu.processes}
+    for identity in processes:
+        if identity.pid in listed - known:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
+                f"NVML lists process {identity.pid} on a GPU, and the driver says that it does not use CUDA: "
+                "it may be starting or ending, so try again",
+                {"pid": str(identity.pid)},
             )
 
 

@@ -23,6 +23,7 @@ from leasehold_worker.preconditions import (
     invalid,
     is_sequential,
     parse_pairs,
+    require_all,
     require_members,
     require_plain_suspend,
     require_state,
@@ -184,6 +185,7 @@ class Preflight:
             found = await find_members(self._driver, processes)
             party.members = await self._proof.measured(found)
             require_members(party.workload, found)
+            require_all(processes, found, await self._proof.usage())
 
     async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
         workload = plan.party.workload

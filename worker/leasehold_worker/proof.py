@@ -3,7 +3,7 @@
 The driver may report success and have done nothing (NVIDIA/cuda-checkpoint issue 53).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar, final
 
@@ -27,9 +27,16 @@ Usage = Mapping[str, GpuUsage]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What NVML said before members were parked: them, and the memory of their GPUs."""
+    """What NVML said before members were parked.
+
+    Attributes:
+        members: Those that are parked, measured.
+        pids: All processes of their workloads: none may have device memory afterwards.
+        usage: The memory of all GPUs.
+    """
 
     members: Sequence[Member]
+    pids: Collection[int]
     usage: Usage
 
 
@@ -66,14 +73,14 @@ class Proof:
         return {uuid for uuid, gpu in (await self.usage()).items() if pids & gpu.processes.keys()}
 
     async def prove_freed(self, before: Before) -> None:
-        """Waits until NVML lists none of the members, and their memory is not in use any more.
+        """Waits until NVML lists none of the processes, and their memory is not in use any more.
 
         Raises:
             OperationError: MEMORY_NOT_FREED.
         """
 
         def kept(now: Usage) -> list[OperationError]:
-            return _still_listed(before.members, now) or _not_fallen(before, now)
+            return _still_listed(before.pids, now) or _not_fallen(before, now)
 
         if left := await self._poll(kept):
             raise left[0]
@@ -120,17 +127,17 @@ def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
     return {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in member.device_memory_bytes}
 
 
-def _still_listed(members: Sequence[Member], now: Usage) -> list[OperationError]:
+def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:
     return [
         OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"the driver says that process {member.identity.pid} is checkpointed, but NVML still lists it "
-            f"on {gpu_uuid}",
-            {"pid": str(member.identity.pid), "gpu_uuid": gpu_uuid},
+            f"the driver says that the workload is checkpointed, but NVML still lists its process {pid} on "
+            f"{gpu_uuid}",
+            {"pid": str(pid), "gpu_uuid": gpu_uuid},
         )
         for gpu_uuid, gpu in now.items()
-        for member in members
-        if member.identity.pid in gpu.processes
+        for pid in gpu.processes
+        if pid in pids
     ]
 
 

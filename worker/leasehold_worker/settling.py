@@ -101,6 +101,9 @@ class Settlement:
     def failed(self, listed: Mapping[str, set[str]], report: Report) -> None:
         """Leaves every workload the GPUs that its members may be on.
 
+        After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
+        back to, which then keeps it.
+
         Args:
             listed: GPUs on which NVML lists members now, by workload id.
             report: Gets the GPUs that changed hands.
@@ -115,6 +118,15 @@ class Settlement:
             )
             if all(outcome.state_after == GONE for outcome in mine):
                 certain[workload_id] = set(_held(party))
+        for stray in self._parties:
+            for holder in self._parties:
+                shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
+                if holder is not stray and shared & certain[holder.workload.workload_id]:
+                    certain[stray.workload.workload_id] -= shared
+                    report.warnings.append(
+                        f"memory of workload {stray.workload.name} is left on {', '.join(sorted(shared))}, "
+                        f"which workload {holder.workload.name} holds: stop the former"
+                    )
         taken = set().union(*certain.values())
         for workload_id, gpu_uuids in possible.items():
             certain[workload_id] |= gpu_uuids - taken

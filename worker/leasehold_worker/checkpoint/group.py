@@ -115,15 +115,19 @@ class Group:
     async def roll_back(self) -> None:
         """Brings every member back to where it was when the last operation began, past failures.
 
-        It can't be cancelled, and it ends: each member gets at most two calls, each with its own deadline.
+        It can't be cancelled, and it ends: each member gets a few calls, each with its own deadline.
         """
         self._on_phase("rollback")
         moved: set[int] = set()
         with trio.CancelScope(shield=True):
-            for call in _WAYS_BACK:
-                concerned = [o for o in self.outcomes if next_call(o.standing, self._target(o)) is call]
-                await self._take(Step(call, rollback=True), concerned)
-                moved |= {id(outcome) for outcome in concerned}
+            left = self.outcomes
+            while left:
+                for call in _WAYS_BACK:
+                    concerned = [o for o in left if next_call(o.standing, self._target(o)) is call]
+                    await self._take(Step(call, rollback=True), concerned)
+                    moved |= {id(outcome) for outcome in concerned}
+                # What the driver said on the way may have been wrong; only who is elsewhere gets more calls.
+                left = [o for o in left if await self._stepper.look_again(o)] if left is self.outcomes else []
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None

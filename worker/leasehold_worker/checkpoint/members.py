@@ -164,9 +164,9 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
                 await process.restore_thread_id()
                 found[identity] = Member(identity, member_state(await process.state()))
         except DriverError as error:
-            alive = is_alive(identity)
-            if alive and error.result not in NOT_CUDA:
-                errors.append(error.to_operation_error(observed_state="unknown", alive=alive))
+            not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
+            if not not_cuda and is_alive(identity):
+                errors.append(error.to_operation_error(observed_state="unknown", alive=True))
         except DriverCallUnansweredError as error:
             errors.append(unanswered(error, identity.pid, DriverCall.STATE))
         except DriverUnavailableError as error:

@@ -103,6 +103,19 @@ class Stepper:
             chip = self._inventory.chips.get(next(iter(outcome.member.device_memory_bytes)), "")
             self._rates.learn(chip, step.call, moved, duration_s)
 
+    async def look_again(self, outcome: MemberOutcome) -> bool:
+        """Reads a member's state once more, unless it is left alone. True: it is not where it was thought."""
+        if outcome.standing in (GONE, WEDGED, UNKNOWN):
+            return False
+        with held(outcome.member.identity) as pidfd:
+            state = GONE
+            if pidfd is not None:
+                process = CheckpointProcess(self._driver, outcome.member.identity.pid)
+                state = await _probe(process, pidfd) or outcome.state_after
+        surprised = state != outcome.standing
+        outcome.state_after = state
+        return surprised
+
     async def _take_held(self, step: Step, outcome: MemberOutcome, pidfd: int) -> None:
         process = CheckpointProcess(self._driver, outcome.member.identity.pid)
         try:
@@ -117,14 +130,15 @@ class Stepper:
             raise unanswered(error, process.pid, step.call) from error
         except DriverUnavailableError as error:
             raise unavailable(error) from error
-        if step.call is DriverCall.RESTORE:
-            outcome.displacement = step.gpu_pairs
         destination = DESTINATIONS[step.call]
         state = await _probe(process, pidfd)
         outcome.state_after, outcome.assumed = state or UNKNOWN, destination
         if state == GONE:
             raise _gone(outcome.member.identity, step.call)
-        if state != destination:
+        if step.call is DriverCall.RESTORE and state == destination:
+            outcome.displacement = step.gpu_pairs
+        elif state != destination:
+            await self._find_displacement(step, outcome)
             seen = state_name(state) if state is not None else "not to be read"
             raise OperationError(
                 errors_pb2.ERROR_REASON_DRIVER_ERROR,
@@ -157,14 +171,14 @@ class Stepper:
         ) from error
 
     async def _find_displacement(self, step: Step, outcome: MemberOutcome) -> None:
-        """Asks NVML where a member is whose restore failed, if the driver has put it on GPUs after all."""
-        if step.call is not DriverCall.RESTORE or outcome.state_after not in (LOCKED, RUNNING):
+        """Asks NVML where a member is whose restore went wrong: the driver may have moved it after all."""
+        if step.call is not DriverCall.RESTORE:
             return
         moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
         wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in outcome.member.device_memory_bytes}
         usage = await trio.to_thread.run_sync(self._inventory.usage)
         pid = outcome.member.identity.pid
-        if wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:
+        if wanted and wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:
             outcome.displacement = step.gpu_pairs
 
 

@@ -1,0 +1,311 @@
+"""Workloads on a simulated host under the worker's own operations, with faults put in their way."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import trio
+from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold_simgpu import SimulatedHost, SimulatedProcess
+from leasehold_worker.checkpoint.driver import Driver, open_driver
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.killing import Killer
+from leasehold_worker.operations import Operations
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.proof import Proof
+from leasehold_worker.report import Report
+from leasehold_worker.stopping import Stopping
+from leasehold_worker.workloads import ENDED, RUNNING, Workload, Workloads
+
+from .cases import CaseFault, Kind, Victim
+from .member import PROGRAM, PROGRESS_ROUNDS, Members
+
+CALL_FLOOR_S: Final = 0.5
+PROOF_TIMEOUT_S: Final = 0.4
+MEMBER_INTERVAL_S: Final = 0.01
+VICTIM_DELAY_S: Final = 0.3
+"""How long a call takes in which somebody is to be killed."""
+
+SETUP_TIMEOUT_S: Final = 30.0
+PROGRESS_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.002
+
+
+@dataclass(slots=True)
+class Actor:
+    """A workload of the suite, with the GPUs that are its home.
+
+    Attributes:
+        name: Unique in the arena.
+        size: Number of its members.
+        home: GPUs that it starts on.
+    """
+
+    name: str
+    size: int
+    home: list[str]
+    workload: Workload | None = None
+    members: Members | None = None
+    starts: int = 0
+
+    @property
+    def running(self) -> Workload:
+        """Its workload, which was started."""
+        assert self.workload is not None
+        return self.workload
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of its members."""
+        assert self.members is not None
+        return list(self.members.pids)
+
+
+@dataclass(slots=True)
+class Stage:
+    """The actors of one case at a time, on GPUs of their own.
+
+    Attributes:
+        actors: One, or two that swap.
+        spare: GPUs that the only actor moves to.
+    """
+
+    actors: list[Actor]
+    spare: list[str] = field(default_factory=list)
+
+    def pid(self, position: int) -> int:
+        """The process of a member, counted over all actors."""
+        return [pid for actor in self.actors for pid in actor.pids][position]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an operation said that it did."""
+
+    report: Report
+    error: OperationError | None
+
+
+class Arena:
+    """The worker's parts, as its agent builds them, and a simulated host below."""
+
+    def __init__(
+        self,
+        host: SimulatedHost,
+        driver: Driver,
+        inventory: Inventory,
+        nursery: trio.Nursery,
+        folder: Path,
+    ) -> None:
+        self.host = host
+        self.driver = driver
+        self.pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
+        self.host_memory = HostMemory()
+        self._nursery = nursery
+        self._folder = folder
+        rates = Rates()
+        killer = Killer(driver, inventory, rates)
+
+        async def kill(workload: Workload) -> None:
+            await killer.kill(workload, Report(lambda _: None))
+
+        self.workloads = Workloads(self.pool, folder, lambda _: None, kill)
+        self.operations = Operations(
+            driver,
+            inventory,
+            self.pool,
+            self.workloads,
+            nursery,
+            rates=rates,
+            host_memory=self.host_memory,
+            proof=Proof(inventory, PROOF_TIMEOUT_S),
+        )
+        self.stopping = Stopping(self.workloads, killer)
+
+    async def start(self, actor: Actor) -> None:
+        """Starts an actor's workload on its home, and waits until all members count."""
+        actor.starts += 1
+        path = self._folder / f"{actor.name}-{actor.starts}.members"
+        actor.members = Members(path)
+        spec = workload_pb2.WorkloadSpec(
+            arguments=[
+                *(sys.executable, str(PROGRAM), "--file", str(path), "--members", str(actor.size)),
+                *("--interval-s", str(MEMBER_INTERVAL_S)),
+            ],
+            resources=workload_pb2.Resources(gpu_count=len(actor.home)),
+        )
+        workload_id = f"{actor.name}-{actor.starts}"
+        run = command_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
+        await self.operations.run(workload_id, run, Report(lambda _: None))
+        actor.workload = self.workloads.get(workload_id)
+        await self._until(actor.members.is_ready, f"{workload_id} is ready")
+
+    async def end(self, actor: Actor) -> None:
+        """Ends an actor's workload, whatever its state."""
+        if actor.running.state not in ENDED:
+            stop = command_pb2.StopOperation(force=True)
+            stop.grace.FromMilliseconds(0)
+            await self.stopping.stop(actor.running.workload_id, stop, Report(lambda _: None))
+
+    async def perform(self, kind: Kind, stage: Stage) -> Outcome:
+        """Does an operation on a stage's actors."""
+        workload_id = stage.actors[0].running.workload_id
+        match kind:
+            case Kind.SUSPEND:
+                suspend = command_pb2.SuspendOperation()
+                suspend.lock_timeout.FromMilliseconds(200)
+                return await self._done(lambda report: self.operations.suspend(workload_id, suspend, report))
+            case Kind.RESTORE:
+                restore = command_pb2.RestoreOperation()
+                return await self._done(lambda report: self.operations.restore(workload_id, restore, report))
+            case Kind.REMAP | Kind.SWAP:
+                remap = command_pb2.RemapOperation(moves=_moves(stage))
+                remap.lock_timeout.FromMilliseconds(200)
+                return await self._done(lambda report: self.operations.remap(remap, report))
+
+    async def _done(self, operation: Callable[[Report], Awaitable[None]]) -> Outcome:
+        report = Report(lambda _: None)
+        try:
+            await operation(report)
+        except OperationError as error:
+            return Outcome(report, error)
+        return Outcome(report, None)
+
+    @asynccontextmanager
+    async def fault(self, fault: CaseFault | None, stage: Stage, position: int) -> AsyncIterator[None]:
+        """Holds a fault over one member, and takes it away afterwards."""
+        if fault is None:
+            yield
+            return
+        pid = stage.pid(position)
+        killing = fault.victim is not Victim.NOBODY
+        before = self._calls(pid, fault.call)
+        self.host.set_fault(
+            fault.call,
+            pid,
+            error=fault.error,
+            delay_s=VICTIM_DELAY_S if killing else fault.delay_s,
+            hang=fault.hang,
+            signal=signal.SIGKILL if fault.crash else 0,
+            state=fault.state,
+            skip=fault.skip,
+            keep_memory=fault.keep_memory,
+            ignore_gpu_pairs=fault.ignore_gpu_pairs,
+            times=None if fault.always else 1,
+        )
+        async with trio.open_nursery() as nursery:
+            if killing:
+                root = stage.pid(0 if position < stage.actors[0].size else stage.actors[0].size)
+                nursery.start_soon(self._kill_in_call, fault, pid, root, before)
+            yield
+            nursery.cancel_scope.cancel()
+        self.host.clear_faults(pid=pid)
+
+    async def _kill_in_call(self, fault: CaseFault, pid: int, root: int, before: int) -> None:
+        """Kills the victim once the call has arrived at the member."""
+        while (process := self.host.process(pid)) and (  # noqa: ASYNC110 - the driver tells nobody
+            process.calls[fault.call] <= before or process.controller_pid is None
+        ):
+            await trio.sleep(POLL_S)
+        victim = root if fault.victim is Victim.ROOT else process and process.controller_pid
+        if victim:
+            os.kill(victim, signal.SIGKILL)
+        await trio.sleep_forever()
+
+    def _calls(self, pid: int, call: str) -> int:
+        process = self.host.process(pid)
+        return process.calls[call] if process else 0
+
+    def live(self, actor: Actor) -> list[SimulatedProcess]:
+        """The members of an actor that live, as the simulated driver has them."""
+        wanted = set(actor.pids)
+        return [process for process in self.host.processes() if process.pid in wanted]
+
+    async def bring_home(self, stage: Stage) -> None:
+        """Brings every actor back to where it started: running, on its home. Who is not whole starts anew."""
+        if all(actor.workload and _is_away(actor) for actor in stage.actors):
+            await self.perform(Kind.SWAP if len(stage.actors) == 2 else Kind.REMAP, stage)
+        for actor in stage.actors:
+            if actor.workload is not None and not self._is_home(actor):
+                await self.end(actor)
+        for actor in stage.actors:
+            if actor.workload is None or actor.running.state in ENDED:
+                await self.start(actor)
+
+    def _is_home(self, actor: Actor) -> bool:
+        """Whether an actor runs with all members at home."""
+        whole = actor.running.state == RUNNING and len(self.live(actor)) == actor.size
+        return whole and list(_held(actor)) == actor.home
+
+    async def wake(self, actor: Actor) -> OperationError | None:
+        """Restores a workload from wherever it was left. None: it runs."""
+        workload_id = actor.running.workload_id
+        restore = command_pb2.RestoreOperation()
+        outcome = await self._done(lambda report: self.operations.restore(workload_id, restore, report))
+        return outcome.error
+
+    async def progresses(self, actor: Actor) -> bool:
+        """Whether every live member counts on, within a while."""
+        members = actor.members
+        assert members is not None
+        live = {process.pid for process in self.live(actor)}
+        since = {member: members.rounds(member) for member, pid in enumerate(members.pids) if pid in live}
+        with trio.move_on_after(PROGRESS_TIMEOUT_S):
+            while any(  # noqa: ASYNC110 - the members tell by a file
+                members.rounds(member) < then + PROGRESS_ROUNDS for member, then in since.items()
+            ):
+                await trio.sleep(POLL_S)
+            return True
+        return False
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        with trio.move_on_after(SETUP_TIMEOUT_S):
+            while not condition():  # noqa: ASYNC110 - the members tell by a file
+                await trio.sleep(POLL_S)
+            return
+        raise AssertionError(f"{what}: not within {SETUP_TIMEOUT_S:g} s")
+
+
+def _moves(stage: Stage) -> list[command_pb2.Move]:
+    """Where the actors go: to each other's GPUs, or the only one to the spare ones or back."""
+    first = stage.actors[0]
+    if len(stage.actors) == 2:
+        there = [list(_held(actor)) for actor in stage.actors[::-1]]
+    else:
+        there = [stage.spare if list(_held(first)) == first.home else first.home]
+    return [
+        command_pb2.Move(
+            workload_id=actor.running.workload_id,
+            pairs=[
+                gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)
+                for old, new in zip(_held(actor), new_gpus, strict=True)
+            ],
+        )
+        for actor, new_gpus in zip(stage.actors, there, strict=True)
+    ]
+
+
+def _is_away(actor: Actor) -> bool:
+    return actor.running.state == RUNNING and list(_held(actor)) != actor.home
+
+
+def _held(actor: Actor) -> Sequence[str]:
+    return actor.running.lease.gpu_uuids if actor.running.lease else ()
+
+
+@asynccontextmanager
+async def open_arena(host: SimulatedHost, folder: Path) -> AsyncIterator[Arena]:
+    """Opens an arena on a simulated host whose libraries this process was started with."""
+    inventory = await trio.to_thread.run_sync(Inventory)
+    assert inventory.unavailable_reason is None, "start this process with the host's environment"
+    async with open_driver(CALL_FLOOR_S) as driver, trio.open_nursery() as nursery:
+        yield Arena(host, driver, inventory, nursery, folder)
+        nursery.cancel_scope.cancel()

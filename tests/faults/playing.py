@@ -1,0 +1,123 @@
+"""One case from its beginning to its verdict."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+from leasehold.v1 import workload_pb2
+from leasehold_worker.processes import identify
+from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN
+
+from .arena import Actor, Arena, Stage
+from .cases import SIZES, Case, CaseFault, Kind, Victim
+from .verdict import locked, name_of, wrong
+
+DEATH_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED."""
+
+    name: str
+    problems: list[str]
+    left_locked: list[int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of many cases: how they ended, and everything that must not have happened."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    left_locked: int = 0
+    corrupt: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, case: object, act: Act) -> None:
+        """Counts one case."""
+        self.outcomes[act.name] += 1
+        self.left_locked += len(act.left_locked)
+        self.corrupt += sum("corrupt" in problem for problem in act.problems)
+        self.problems += [f"{case}: {problem}" for problem in act.problems]
+        self.problems += [f"{case}: process {pid} was left LOCKED" for pid in act.left_locked]
+
+
+def make_stages(gpu_uuids: Sequence[str]) -> dict[tuple[Kind, int], Stage]:
+    """The stages of an arena by operation and size. They share no GPU; 16 are needed."""
+    left = iter(gpu_uuids)
+    stages: dict[tuple[Kind, int], Stage] = {}
+    for size in SIZES:
+        width = min(size, 2)
+        home, spare = ([next(left) for _ in range(width)] for _ in range(2))
+        alone = Stage([Actor(f"alone{size}", size, home)], spare)
+        stages |= {(kind, size): alone for kind in (Kind.SUSPEND, Kind.RESTORE, Kind.REMAP)}
+        first, second = Actor(f"first{size}", size, [next(left)]), Actor(f"second{size}", 1, [next(left)])
+        stages[Kind.SWAP, size] = Stage([first, second])
+    return stages
+
+
+async def play(arena: Arena, stage: Stage, case: Case, tally: Tally) -> None:
+    """Plays one case on a stage, and counts what came of it."""
+    await arena.bring_home(stage)
+    set_order(stage, sequential=case.sequential)
+    if case.kind is Kind.RESTORE:
+        await perform_well(arena, stage, Kind.SUSPEND, case)
+    tally.add(case, await act(arena, stage, case.kind, case.fault, case.position))
+
+
+def set_order(stage: Stage, *, sequential: bool) -> None:
+    """Says how the members of a stage's workloads are called from now on."""
+    order = workload_pb2.MEMBER_ORDER_SEQUENTIAL if sequential else workload_pb2.MEMBER_ORDER_PARALLEL
+    for actor in stage.actors:
+        actor.running.spec.member_order = order
+
+
+async def perform_well(arena: Arena, stage: Stage, kind: Kind, context: object) -> None:
+    """Does an operation that nothing stands in the way of."""
+    outcome = await arena.perform(kind, stage)
+    assert outcome.error is None, f"{context}: {kind} without a fault failed: {outcome.error}"
+
+
+async def act(arena: Arena, stage: Stage, kind: Kind, fault: CaseFault | None, position: int) -> Act:
+    """Does an operation with a fault in its way, and looks at what is left of it."""
+    deadly = fault is not None and (fault.crash or fault.victim is Victim.ROOT)
+    async with arena.fault(fault, stage, position):
+        outcome = await arena.perform(kind, stage)
+    if deadly:
+        await _wait_deaths(stage)
+    problems = list(wrong(arena, stage, kind, outcome, deadly=deadly))
+    left_locked = locked(arena, stage)
+    if outcome.error is not None and (fault is None or fault.is_harmless):
+        problems.append(f"failed although nothing was wrong: {outcome.error}")
+    name = name_of(outcome, stage)
+    for actor in stage.actors:
+        if (kind is not Kind.SUSPEND or outcome.error is not None) and (
+            problem := await _recovered(arena, actor)
+        ):
+            problems.append(problem)
+    return Act(name, problems, left_locked)
+
+
+async def _wait_deaths(stage: Stage) -> None:
+    """Waits until a workload whose first process was killed has been cleared away."""
+    for actor in stage.actors:
+        if identify(actor.running.root.pid) != actor.running.root:
+            with trio.move_on_after(DEATH_TIMEOUT_S):
+                await actor.running.ended.wait()
+
+
+async def _recovered(arena: Arena, actor: Actor) -> str | None:
+    """Wakes what was left parked or unknown, now that nothing is in the way. What is wrong still, if so."""
+    workload = actor.running
+    if workload.state in (SUSPENDED, UNKNOWN) and workload.returncode is None:
+        was = workload_pb2.WorkloadState.Name(workload.state)
+        error = await arena.wake(actor)
+        if error is not None:
+            return f"{actor.name} was {was} and can't be restored: {error}"
+    if workload.state == RUNNING and workload.returncode is None and not await arena.progresses(actor):
+        return f"{actor.name} runs and stands still: {actor.members and actor.members.describe()}"
+    assert actor.members is not None
+    corrupt = any(actor.members.corrupt(member) for member in range(actor.size))
+    return f"corrupt: {actor.members.describe()}" if corrupt else None

@@ -28,9 +28,9 @@ from leasehold_worker.workloads import ENDED, RUNNING, Workload, Workloads
 from .cases import CaseFault, Kind, Victim
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
 
-CALL_FLOOR_S: Final = 0.5
+CALL_FLOOR_S: Final = 0.6
 PROOF_TIMEOUT_S: Final = 0.4
-MEMBER_INTERVAL_S: Final = 0.01
+MEMBER_INTERVAL_S: Final = 0.02
 VICTIM_DELAY_S: Final = 0.3
 """How long a call takes in which somebody is to be killed."""
 

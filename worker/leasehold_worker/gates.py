@@ -125,9 +125,24 @@ class Gates:
         with findings.check("libcuda", "that of the worker"):
             for member in members:
                 self._check_library(member.identity)
-        with findings.check("trace_permission", "granted"):
+        obstacles: dict[int, str] = {}
+
+        async def look(pid: int) -> None:
+            obstacle = await self._trace_obstacle(pid)
+            if obstacle is not None:
+                obstacles[pid] = obstacle
+
+        async with trio.open_nursery() as nursery:
             for member in members:
-                await self._check_permission(member.identity)
+                nursery.start_soon(look, member.identity.pid)
+        with findings.check("trace_permission", "granted"):
+            for pid, obstacle in obstacles.items():
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+                    f"the worker may not trace process {pid} ({obstacle}): run the worker as root or with "
+                    "CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
+                    {"pid": str(pid)},
+                )
 
     def _check_library(self, identity: ProcessIdentity) -> None:
         if other := why_other_library(loaded_library(identity.pid, "libcuda.so"), self._driver.libcuda):
@@ -138,18 +153,11 @@ class Gates:
                 {"pid": str(identity.pid)},
             )
 
-    async def _check_permission(self, identity: ProcessIdentity) -> None:
+    async def _trace_obstacle(self, pid: int) -> str | None:
         try:
-            obstacle = await CheckpointProcess(self._driver, identity.pid).trace_obstacle()
+            return await CheckpointProcess(self._driver, pid).trace_obstacle()
         except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
-            obstacle = str(error)
-        if obstacle is not None:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-                f"the worker may not trace process {identity.pid} ({obstacle}): run the worker as root or "
-                "with CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
-                {"pid": str(identity.pid)},
-            )
+            return str(error)
 
     def device_nodes(self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]) -> None:
         """Whether members in containers have the device nodes of the GPUs that they are to get."""

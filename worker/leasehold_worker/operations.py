@@ -219,7 +219,7 @@ class Operations:
             found = [await find_members(self._driver, process_tree(p.workload.root)) for p in plan.parties]
             return tuple(member for members in found for member in members)
 
-        pids = {identity.pid for p in plan.parties for identity in process_tree(p.workload.root)}
+        pids = {identity.pid for party in plan.parties for identity in party.processes}
         before = Before(plan.members, pids, await self._proof.usage())
         await group.suspend(lock_timeout_s, rescan)
         with trio.CancelScope(shield=True):

@@ -3,7 +3,7 @@
 The operation itself begins with the same plan, so that a dry run and the real thing can't differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +16,7 @@ from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.checkpoint.rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import MemoryNeed
+from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.workloads import Workload
 
 PASSED: Final = plan_pb2.CHECK_RESULT_PASSED
@@ -82,12 +83,14 @@ class Party:
 
     Attributes:
         workload: The workload.
-        members: Its CUDA processes.
+        processes: Its processes, of which not all need use CUDA.
+        members: Those that use CUDA.
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
     """
 
     workload: Workload
+    processes: Sequence[ProcessIdentity] = ()
     members: tuple[Member, ...] = ()
     home: tuple[str, ...] = ()
     destination: tuple[str, ...] = ()

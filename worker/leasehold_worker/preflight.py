@@ -177,7 +177,7 @@ class Preflight:
             )
 
     async def _find_members(self, findings: Findings, party: Party) -> None:
-        processes = process_tree(party.workload.root)
+        party.processes = processes = process_tree(party.workload.root)
         if not self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
             return

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, final
@@ -42,7 +43,10 @@ HELPER_LIMIT: Final = 72
 beside them, has as many as a group uses. Calls that hang in one workload hold up no other."""
 
 WARM_LIMIT: Final = 8
-"""Helpers that are kept while nobody calls."""
+"""Helpers that are kept however long nobody calls."""
+
+IDLE_LIMIT_S: Final = 60.0
+"""How long the others are kept: starting one takes seconds on a host with many GPUs."""
 
 REPLY_LIMIT_BYTES: Final = 65536
 
@@ -76,6 +80,7 @@ class _Helper:
         process.stdin.close()
         process.stdout.close()
         self._received = b""
+        self.idle_since = 0.0
 
     @property
     def pid(self) -> int:
@@ -149,7 +154,7 @@ class Driver:
     def __init__(self, call_floor_s: float = CALL_FLOOR_S) -> None:
         self.call_floor_s = call_floor_s
         """Least deadline of any call."""
-        self._idle: list[_Helper] = []
+        self._idle: deque[_Helper] = deque()
         self._started: set[_Helper] = set()
         self._limit = trio.CapacityLimiter(HELPER_LIMIT)
         self._pid_locks: dict[int, trio.Lock] = {}
@@ -213,11 +218,21 @@ class Driver:
                 )
             return reply
         finally:
-            if healthy and len(self._idle) < WARM_LIMIT:
+            if healthy:
+                helper.idle_since = trio.current_time()
                 self._idle.append(helper)
+                await self._trim()
             else:
                 self._started.discard(helper)
                 await helper.close()
+
+    async def _trim(self) -> None:
+        """Ends the helper that has been idle for longest, if it is one too many and was idle for long."""
+        longest = self._idle[0]
+        if len(self._idle) > WARM_LIMIT and trio.current_time() - longest.idle_since > IDLE_LIMIT_S:
+            self._idle.popleft()
+            self._started.discard(longest)
+            await longest.close()
 
     @property
     def helper_pids(self) -> frozenset[int]:

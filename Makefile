@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test check bench protos lock clean
+.PHONY: demo test check bench faults protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,13 @@ check: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python bench/command_latency.py
+	$(BIN)/python bench/operation_overhead.py
+
+# The whole grid and some sequences: make faults N=10000.
+N ?= 300
+faults: $(VENV)/.installed
+	$(BIN)/leasehold simgpu build
+	$(BIN)/python -m tests.faults.runner --cases $(N)
 
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write

@@ -180,11 +180,8 @@ class Arena:
         return Outcome(report, None)
 
     @asynccontextmanager
-    async def fault(self, fault: CaseFault | None, stage: Stage, position: int) -> AsyncIterator[None]:
+    async def fault(self, fault: CaseFault, stage: Stage, position: int) -> AsyncIterator[None]:
         """Holds a fault over one member, and takes it away afterwards."""
-        if fault is None:
-            yield
-            return
         pid = stage.pid(position)
         killing = fault.victim is not Victim.NOBODY
         before = self._calls(pid, fault.call)
@@ -201,13 +198,15 @@ class Arena:
             ignore_gpu_pairs=fault.ignore_gpu_pairs,
             times=None if fault.always else 1,
         )
-        async with trio.open_nursery() as nursery:
-            if killing:
-                root = stage.pid(0 if position < stage.actors[0].size else stage.actors[0].size)
-                nursery.start_soon(self._kill_in_call, fault, pid, root, before)
-            yield
-            nursery.cancel_scope.cancel()
-        self.host.clear_faults(pid=pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                if killing:
+                    root = stage.pid(0 if position < stage.actors[0].size else stage.actors[0].size)
+                    nursery.start_soon(self._kill_in_call, fault, pid, root, before)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self.host.clear_faults(pid=pid)
 
     async def _kill_in_call(self, fault: CaseFault, pid: int, root: int, before: int) -> None:
         """Kills the victim once the call has arrived at the member."""
@@ -276,20 +275,17 @@ class Arena:
 
 def _moves(stage: Stage) -> list[command_pb2.Move]:
     """Where the actors go: to each other's GPUs, or the only one to the spare ones or back."""
-    first = stage.actors[0]
-    if len(stage.actors) == 2:
-        there = [list(_held(actor)) for actor in stage.actors[::-1]]
+    here = [list(_held(actor)) or actor.home for actor in stage.actors]
+    if len(here) == 2:
+        there = here[::-1]
     else:
-        there = [stage.spare if list(_held(first)) == first.home else first.home]
+        there = [stage.spare if here[0] == stage.actors[0].home else stage.actors[0].home]
     return [
         command_pb2.Move(
             workload_id=actor.running.workload_id,
-            pairs=[
-                gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)
-                for old, new in zip(_held(actor), new_gpus, strict=True)
-            ],
+            pairs=[gpu_pb2.GpuPair(old_uuid=a, new_uuid=b) for a, b in zip(old, new, strict=True)],
         )
-        for actor, new_gpus in zip(stage.actors, there, strict=True)
+        for actor, old, new in zip(stage.actors, here, there, strict=True)
     ]
 
 

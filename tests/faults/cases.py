@@ -133,8 +133,8 @@ def grid() -> list[Case]:
     ]
 
 
-def sample(count: int, seed: int) -> list[Case]:
-    """So many cases of the grid, or all of them, in an order that the seed fixes."""
-    cases = grid()
+def sample(count: int, seed: int, kind: Kind | None = None) -> list[Case]:
+    """So many cases of the grid, or all, in an order that the seed fixes; of one operation or of every one."""
+    cases = [case for case in grid() if kind in (None, case.kind)]
     random.Random(seed).shuffle(cases)
     return cases[:count]

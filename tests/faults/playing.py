@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -22,6 +23,7 @@ class Act:
     """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED."""
 
     name: str
+    succeeded: bool
     problems: list[str]
     left_locked: list[int]
 
@@ -63,8 +65,12 @@ async def play(arena: Arena, stage: Stage, case: Case, tally: Tally) -> None:
     await arena.bring_home(stage)
     set_order(stage, sequential=case.sequential)
     if case.kind is Kind.RESTORE:
-        await perform_well(arena, stage, Kind.SUSPEND, case)
-    tally.add(case, await act(arena, stage, case.kind, case.fault, case.position))
+        outcome = await arena.perform(Kind.SUSPEND, stage)
+        assert outcome.error is None, (
+            f"{case}: the suspend before it failed: {outcome.error}, {describe(arena, stage)}"
+        )
+    done = await act(arena, stage, case.kind, [(case.fault, case.position)])
+    tally.add(case, await recovered(arena, stage, case.kind, done))
 
 
 def set_order(stage: Stage, *, sequential: bool) -> None:
@@ -74,30 +80,50 @@ def set_order(stage: Stage, *, sequential: bool) -> None:
         actor.running.spec.member_order = order
 
 
-async def perform_well(arena: Arena, stage: Stage, kind: Kind, context: object) -> None:
-    """Does an operation that nothing stands in the way of."""
-    outcome = await arena.perform(kind, stage)
-    assert outcome.error is None, f"{context}: {kind} without a fault failed: {outcome.error}"
+async def act(
+    arena: Arena,
+    stage: Stage,
+    kind: Kind,
+    faults: Sequence[tuple[CaseFault, int]],
+    *,
+    may_fail: bool = False,
+) -> Act:
+    """Does an operation with faults in its way, each on one member, and looks at what is left.
 
-
-async def act(arena: Arena, stage: Stage, kind: Kind, fault: CaseFault | None, position: int) -> Act:
-    """Does an operation with a fault in its way, and looks at what is left of it."""
-    deadly = fault is not None and (fault.crash or fault.victim is Victim.ROOT)
-    async with arena.fault(fault, stage, position):
+    Args:
+        arena: Where.
+        stage: The workloads.
+        kind: What to do.
+        faults: What goes wrong, and on which member.
+        may_fail: Whether it may be refused although nothing goes wrong.
+    """
+    deadly = any(fault.crash or fault.victim is Victim.ROOT for fault, _ in faults)
+    async with AsyncExitStack() as stack:
+        for fault, position in faults:
+            await stack.enter_async_context(arena.fault(fault, stage, position))
         outcome = await arena.perform(kind, stage)
     if deadly:
         await _wait_deaths(stage)
     problems = list(wrong(arena, stage, kind, outcome, deadly=deadly))
-    left_locked = locked(arena, stage)
-    if outcome.error is not None and (fault is None or fault.is_harmless):
+    if outcome.error is not None and not may_fail and all(fault.is_harmless for fault, _ in faults):
         problems.append(f"failed although nothing was wrong: {outcome.error}")
-    name = name_of(outcome, stage)
+    return Act(name_of(outcome, stage), outcome.error is None, problems, locked(arena, stage))
+
+
+async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
+    """The same act, and what is wrong with workloads that could not be woken or do not count on after it."""
+    problems = list(done.problems)
     for actor in stage.actors:
-        if (kind is not Kind.SUSPEND or outcome.error is not None) and (
-            problem := await _recovered(arena, actor)
-        ):
+        is_parked_as_wanted = kind is Kind.SUSPEND and done.succeeded
+        if not is_parked_as_wanted and (problem := await _not_recovered(arena, actor)):
             problems.append(problem)
-    return Act(name, problems, left_locked)
+    return replace(done, problems=problems)
+
+
+def describe(arena: Arena, stage: Stage) -> str:
+    """Every live member, with the calls that came for it."""
+    live = [process for actor in stage.actors for process in arena.live(actor)]
+    return "; ".join(f"{process.pid} {process.state.name} {dict(process.calls)}" for process in live)
 
 
 async def _wait_deaths(stage: Stage) -> None:
@@ -108,7 +134,7 @@ async def _wait_deaths(stage: Stage) -> None:
                 await actor.running.ended.wait()
 
 
-async def _recovered(arena: Arena, actor: Actor) -> str | None:
+async def _not_recovered(arena: Arena, actor: Actor) -> str | None:
     """Wakes what was left parked or unknown, now that nothing is in the way. What is wrong still, if so."""
     workload = actor.running
     if workload.state in (SUSPENDED, UNKNOWN) and workload.returncode is None:

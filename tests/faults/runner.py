@@ -1,5 +1,7 @@
 """Plays cases of the fault suite: `python -m tests.faults.runner`. Prints the counts as one JSON document.
 
+More cases than the grid has are sequences that hypothesis makes up.
+
 Exit status 0 if everything was as it was said to be, 1 if not.
 """
 
@@ -18,7 +20,7 @@ import trio
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .arena import open_arena
-from .cases import Case, Kind, sample
+from .cases import Case, Kind, grid, sample
 from .playing import Tally, make_stages, play
 
 GPUS: Final = 16
@@ -52,8 +54,7 @@ async def play_all(host: SimulatedHost, folder: Path, cases: list[Case]) -> Tall
 
 def play_here(options: argparse.Namespace) -> dict[str, Any]:
     """Plays this process's share, on the host that it was started with."""
-    cases = [case for case in sample(options.cases, options.seed) if options.kind in (None, case.kind)]
-    share = cases[options.share :: options.processes]
+    share = sample(options.cases, options.seed, options.kind)[options.share :: options.processes]
     host = SimulatedHost.open(os.environ["LEASEHOLD_SIMGPU_DIR"])
     with tempfile.TemporaryDirectory() as folder:
         tally = trio.run(play_all, host, Path(folder), share, strict_exception_groups=True)
@@ -90,10 +91,14 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
             results.append(json.loads(output or "{}"))
     if not all(results):
         raise SystemExit("some of the cases ended without a verdict: standard error says why")
+    sequences = max(0, options.cases - len(grid())) if options.kind is None else 0
     problems = [problem for result in results for problem in result["problems"]]
+    if sequences and not explored(sequences):
+        problems.append("a sequence ended in something else than was said: standard error shows it")
     outcomes = sum((Counter(result["outcomes"]) for result in results), Counter[str]())
     return {
         "cases": sum(result["cases"] for result in results),
+        "sequences": sequences,
         "seed": options.seed,
         "outcomes": dict(outcomes.most_common()),
         "left_locked": sum(result["left_locked"] for result in results),
@@ -102,6 +107,18 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
         "problems": problems[:SHOWN_PROBLEMS],
         "duration_s": round(time.monotonic() - began, 1),
     }
+
+
+def explored(sequences: int) -> bool:
+    """Has hypothesis make up sequences, half of them of each sort. False: one failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        host = SimulatedHost.create(Path(folder, "host"), gpus=GPUS, timing=Timing.instant())
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.faults.sequences", "--examples", str(max(1, sequences // 2))],
+            env={**os.environ, **host.environment()},
+            check=False,
+        )
+    return done.returncode == 0
 
 
 def main() -> None:

@@ -64,6 +64,11 @@ def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: b
             yield f"corrupt: {actor.members.describe()}"
 
 
+def concerned(stage: Stage, kind: Kind) -> Sequence[Actor]:
+    """The actors that an operation is about."""
+    return stage.actors if kind in (Kind.REMAP, Kind.SWAP) else stage.actors[:1]
+
+
 def locked(arena: Arena, stage: Stage) -> list[int]:
     """Live members that are left LOCKED."""
     return [
@@ -123,7 +128,7 @@ def _wrong_members(arena: Arena, outcome: Outcome, *, deadly: bool) -> Iterator[
 def _not_done(arena: Arena, stage: Stage, kind: Kind) -> Iterator[str]:
     """What an operation that says it succeeded has not done."""
     wanted = W_SUSPENDED if kind is Kind.SUSPEND else W_RUNNING
-    for actor in stage.actors:
+    for actor in concerned(stage, kind):
         if actor.running.state != wanted:
             yield f"done, and {actor.name} is in state {actor.running.state}"
         for process in arena.live(actor):

@@ -1,6 +1,7 @@
 """Groups: all members or none, whatever the driver does in between."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import identify
+from leasehold_worker.processes import ProcessIdentity, identify
 from leasehold_worker.proof import Proof
 
 from .conftest import Counter
@@ -222,3 +223,45 @@ async def test_only_cuda_processes_are_members(driver: Driver, start_counter: St
     assert parent is not None
     members = await find_members(driver, [parent, counters[0].identity])
     assert [member.identity for member in members] == [counters[0].identity]
+
+
+async def test_a_pid_that_is_somebody_else_by_now_is_left_alone(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    first, second = await members_of(driver, counters)
+    earlier = ProcessIdentity(second.identity.pid, second.identity.start_time_ticks - 1)
+    parties = make_group(driver, [first, replace(second, identity=earlier)])
+    with pytest.raises(OperationError) as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
+    process = host.process(second.identity.pid)
+    assert process is not None
+    assert process.calls["lock"] == 0
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+
+
+async def test_a_wedged_member_is_never_restored_again(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 1)
+    first = make_group(driver, await members_of(driver, counters))
+    await first.suspend(1, nobody_new)
+    host.hog(0, host.gpus[0].memory_bytes)
+    second = make_group(driver, [outcome.member_after() for outcome in first.outcomes])
+    with pytest.raises(OperationError):
+        await second.restore(())
+    process = host.process(counters[0].process.pid)
+    assert process is not None
+    assert process.calls["restore"] == 1
+
+
+async def test_a_query_that_lies_once_does_not_hide_a_locked_member(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    parties = make_group(driver, await members_of(driver, counters))
+    host.set_fault("get_state", counters[0].process.pid, skip=True, times=1)
+    with pytest.raises(OperationError, match="succeeded, but its state is"):
+        await parties.suspend(1, nobody_new)
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2

@@ -1,6 +1,7 @@
 """CheckpointProcess over the helper process, on the simulated driver."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from leasehold_worker.checkpoint.process import (
     ProcessState,
     WaitTimeoutError,
 )
+from leasehold_worker.processes import identify
 
 from .conftest import Counter
 
@@ -182,6 +184,81 @@ async def test_the_helpers_end_with_the_driver(host: SimulatedHost) -> None:
 
 def children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+@pytest.mark.parametrize(("timeout_s", "timeout_ms"), [(0.0001, 1), (0.0011, 2), (0.5, 500), (10, 10_000)])
+def test_parts_of_a_millisecond_are_rounded_up(timeout_s: float, timeout_ms: int) -> None:
+    assert LockOptions(timeout_s).timeout_ms() == timeout_ms
+
+
+def test_a_state_of_a_newer_driver_is_kept() -> None:
+    newer = ProcessState(9)
+    assert (newer.name, newer.value) == ("STATE_9", 9)
+    assert newer == ProcessState(9)
+    assert newer not in list(ProcessState)
+    with pytest.raises(ValueError, match="-1"):
+        ProcessState(-1)
+
+
+async def test_a_state_of_a_newer_driver_comes_through_the_bindings(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    host.set_fault("lock", counter.process.pid, state=7, times=1)
+    await process.lock()
+    assert (await process.state()).value == 7
+    assert not await process.is_locked()
+    with pytest.raises(DriverError, match="STATE_7"):
+        await process.toggle()
+
+
+async def test_a_helper_that_is_killed_is_replaced(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    for pid in driver.helper_pids:
+        os.kill(pid, signal.SIGKILL)
+        while identify(pid) is not None:
+            await trio.sleep(0.005)
+    assert await process.is_running()
+    host.set_fault("lock", counter.process.pid, delay_s=5, times=1)
+
+    async def kill_in_call() -> None:
+        while not (controllers := {p.controller_pid for p in host.processes()} - {None}):
+            await trio.sleep(0.005)
+        (controller,) = controllers
+        os.kill(controller or 0, signal.SIGKILL)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kill_in_call)
+        with pytest.raises(DriverCallUnansweredError, match="helper ended") as raised:
+            await process.lock()
+    assert not raised.value.expired
+    assert await process.is_running()
+
+
+async def test_calls_that_hang_in_one_process_hold_up_no_other(
+    host: SimulatedHost, start_counter: StartCounter
+) -> None:
+    hanging, other = start_counter(), start_counter(1)
+    await hanging.wait_count()
+    await other.wait_count()
+    host.set_fault("get_state", hanging.process.pid, hang=True)
+    async with open_driver(1.0) as driver, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with pytest.raises(DriverCallUnansweredError):
+                await CheckpointProcess(driver, hanging.process.pid).state()
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(0.9):
+            for _ in range(3):
+                assert await CheckpointProcess(driver, other.process.pid).is_running()
 
 
 def test_equality_is_by_pid(host: SimulatedHost) -> None:

@@ -28,10 +28,12 @@ static uint32_t state_of(const struct simgpu_process *target) {
     return atomic_load(&target->status) & SIMGPU_STATE_MASK;
 }
 
-/* Changes the state and these bits, and leaves the others. */
-static void move_to(struct simgpu_process *target, uint32_t state, uint32_t set, uint32_t clear) {
-    uint32_t status = atomic_load(&target->status) & ~(SIMGPU_STATE_MASK | clear);
-    simgpu_set_status(target, status | set | state);
+/* Changes the state and these bits, and leaves the others. A target that is gone by now stays as it was. */
+static void move_to(const struct channel *channel, uint32_t state, uint32_t set, uint32_t clear) {
+    if (!channel_owns_record(channel))
+        return;
+    uint32_t status = atomic_load(&channel->target->status) & ~(SIMGPU_STATE_MASK | clear);
+    simgpu_set_status(channel->target, status | set | state);
 }
 
 static bool is_zero(const void *bytes, size_t count) {
@@ -68,6 +70,8 @@ static CUresult drain_and_lock(const struct channel *channel, unsigned timeout_m
     struct simgpu_process *target = channel->target;
     uint64_t start = now_ms(), checked = start;
     for (;;) {
+        if (!channel_owns_record(channel))
+            return CUDA_ERROR_OPERATING_SYSTEM;
         uint32_t status = atomic_fetch_or(&target->status, SIMGPU_GATE_CLOSED) | SIMGPU_GATE_CLOSED;
         uint32_t in_flight = atomic_load(&target->in_flight);
         if (in_flight == 0 && atomic_load(&target->busy) == 0 &&
@@ -95,7 +99,7 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
     CUresult result = drain_and_lock(&channel, args == NULL ? 0 : args->timeoutMs);
     if (result != CUDA_SUCCESS)
-        move_to(channel.target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
+        move_to(&channel, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
     return channel_close(&channel, result);
 }
 
@@ -138,7 +142,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
         return channel_close(&channel, result);
     if (!channel_spend(&channel, host->suspend_fixed_us, allocated_bytes(target), host->suspend_bytes_per_s))
         return channel_close(&channel, CUDA_ERROR_OPERATING_SYSTEM);
-    move_to(target, CU_PROCESS_STATE_CHECKPOINTED, 0, channel.fault.keep_memory ? 0 : SIMGPU_RESIDENT);
+    move_to(&channel, CU_PROCESS_STATE_CHECKPOINTED, 0, channel.fault.keep_memory ? 0 : SIMGPU_RESIDENT);
     return channel_close(&channel, CUDA_SUCCESS);
 }
 
@@ -160,12 +164,13 @@ static CUresult find_room(const struct channel *channel, const uint8_t new_of[SI
 
 /* Puts the target on its new GPUs. The placement is written to the row that does not hold yet; the one store of
  * the status makes row, residence and state hold together. Under the lock. */
-static void place(struct simgpu_process *target, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+static void place(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+    struct simgpu_process *target = channel->target;
     uint32_t flipped = (atomic_load(&target->status) & SIMGPU_PLACEMENT) ^ SIMGPU_PLACEMENT;
     uint8_t *row = target->placement[flipped ? 1 : 0];
     for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++)
         row[ordinal] = new_of[simgpu_gpu_of(target, ordinal)];
-    move_to(target, CU_PROCESS_STATE_LOCKED, SIMGPU_RESIDENT | flipped, SIMGPU_PLACEMENT);
+    move_to(channel, CU_PROCESS_STATE_LOCKED, SIMGPU_RESIDENT | flipped, SIMGPU_PLACEMENT);
 }
 
 static CUresult restore(struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
@@ -176,9 +181,9 @@ static CUresult restore(struct channel *channel, const uint8_t new_of[SIMGPU_MAX
     simgpu_lock();
     CUresult result = find_room(channel, new_of);
     if (result == CUDA_SUCCESS)
-        place(target, new_of);
+        place(channel, new_of);
     else if (result == CUDA_ERROR_OUT_OF_MEMORY)
-        move_to(target, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_WEDGED, 0);
+        move_to(channel, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_WEDGED, 0);
     simgpu_unlock();
     return result;
 }
@@ -214,6 +219,6 @@ EXPORT CUresult cuCheckpointProcessUnlock(int pid, const CUcheckpointUnlockArgs 
         return channel.result;
     if (state_of(channel.target) != CU_PROCESS_STATE_LOCKED)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
-    move_to(channel.target, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
+    move_to(&channel, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
     return channel_close(&channel, CUDA_SUCCESS);
 }

@@ -28,6 +28,11 @@ bool channel_target_lives(const struct channel *channel) {
     return process_start_time(channel->pid) == channel->start_time;
 }
 
+bool channel_owns_record(const struct channel *channel) {
+    const struct simgpu_process *record = channel->target;
+    return record->pid == channel->pid && record->start_time == channel->start_time;
+}
+
 static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
         if (host->processes[slot].pid == pid && simgpu_record_is_live(&host->processes[slot]))
@@ -54,17 +59,18 @@ static bool try_acquire(struct channel *channel) {
     struct simgpu_process *target = channel->target;
     simgpu_lock();
     bool held = target->channel_pid != 0 && process_start_time(target->channel_pid) == target->channel_start_time;
-    if (!held) {
+    if (!held && channel_owns_record(channel)) {
         target->channel_start_time = process_start_time(getpid());
         target->channel_pid = getpid();
     }
     simgpu_unlock();
-    return !held;
+    return !held && target->channel_pid == getpid();
 }
 
 static void release(struct channel *channel) {
     simgpu_lock();
-    channel->target->channel_pid = 0;
+    if (channel_owns_record(channel))
+        channel->target->channel_pid = 0;
     simgpu_unlock();
 }
 
@@ -94,6 +100,10 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
         return false;
     }
     bool met = simgpu_meet_fault(call_names[call], channel->pid, &channel->fault);
+    if (!channel_target_lives(channel)) {
+        channel->result = channel_close(channel, CUDA_ERROR_OPERATING_SYSTEM);
+        return false;
+    }
     if (met && (channel->fault.error != 0 || channel->fault.skip)) {
         channel->result = channel_close(channel, (CUresult)channel->fault.error);
         return false;

@@ -25,6 +25,9 @@ CUresult channel_close(struct channel *channel, CUresult result);
 /* Lets time pass as a copy of so many bytes would. False if the target died. */
 bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s);
 
+/* Is the record still that of the target? A record is used again once its process is gone. */
+bool channel_owns_record(const struct channel *channel);
+
 bool channel_target_lives(const struct channel *channel);
 
 #endif

@@ -33,15 +33,11 @@ import trio
 from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.checkpoint.driver import open_driver
-from leasehold_worker.checkpoint.rates import Rates
-from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.config import WorkerConfig
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.killing import Killer
 from leasehold_worker.operations import Operations
-from leasehold_worker.pool import GpuPool
+from leasehold_worker.parts import open_parts
 from leasehold_worker.processes import process_tree, send_signal
-from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import RUNNING, Workload, Workloads
 
@@ -115,34 +111,14 @@ class Worker:
 @asynccontextmanager
 async def open_worker(folder: Path) -> AsyncIterator[Worker]:
     """Builds the worker's parts as its agent does, without a coordinator."""
-    inventory = await trio.to_thread.run_sync(Inventory)
-    async with open_driver() as opened, trio.open_nursery() as nursery:
-        if opened.unavailable_reason is not None:
-            raise BenchmarkError(f"no usable CUDA driver: {opened.unavailable_reason}")
-        pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
-        rates = Rates()
-        killer = Killer(opened, inventory, rates)
-
-        async def kill(workload: Workload) -> None:
-            await killer.kill(workload, report())
-
-        workloads = Workloads(pool, folder, lambda _: None, kill)
-        operations = Operations(
-            opened,
-            inventory,
-            pool,
-            workloads,
-            nursery,
-            rates=rates,
-            host_memory=HostMemory(),
-            proof=Proof(inventory),
-        )
+    async with open_parts(WorkerConfig(), folder, lambda _: None) as parts:
+        if parts.driver.unavailable_reason is not None:
+            raise BenchmarkError(f"no usable CUDA driver: {parts.driver.unavailable_reason}")
         try:
-            yield Worker(inventory, workloads, operations)
+            yield Worker(parts.inventory, parts.workloads, parts.operations)
         finally:
-            for workload in workloads.all():
+            for workload in parts.workloads.all():
                 send_signal(workload.root, signal.SIGKILL)  # the others end with it
-            nursery.cancel_scope.cancel()
 
 
 def report() -> Report:

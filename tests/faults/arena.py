@@ -12,23 +12,16 @@ from typing import Final
 import trio
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
-from leasehold_worker.checkpoint.driver import Driver, open_driver
-from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host_memory import HostMemory
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.killing import Killer
-from leasehold_worker.operations import Operations
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.proof import Proof
+from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.report import Report
-from leasehold_worker.stopping import Stopping
-from leasehold_worker.workloads import ENDED, RUNNING, Workload, Workloads
+from leasehold_worker.workloads import ENDED, RUNNING, Workload
 
 from .cases import CaseFault, Kind, Victim
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
 
-CALL_FLOOR_S: Final = 0.6
+CALL_FLOOR_S: Final = 1.5
 PROOF_TIMEOUT_S: Final = 0.4
 MEMBER_INTERVAL_S: Final = 0.02
 VICTIM_DELAY_S: Final = 0.3
@@ -95,40 +88,16 @@ class Outcome:
 
 
 class Arena:
-    """The worker's parts, as its agent builds them, and a simulated host below."""
+    """The worker's parts, and a simulated host below."""
 
-    def __init__(
-        self,
-        host: SimulatedHost,
-        driver: Driver,
-        inventory: Inventory,
-        nursery: trio.Nursery,
-        folder: Path,
-    ) -> None:
+    def __init__(self, host: SimulatedHost, parts: Parts, folder: Path) -> None:
         self.host = host
-        self.driver = driver
-        self.pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
-        self.host_memory = HostMemory()
-        self._nursery = nursery
+        self.pool = parts.pool
+        self.host_memory = parts.host_memory
+        self.workloads = parts.workloads
+        self.operations = parts.operations
+        self.stopping = parts.stopping
         self._folder = folder
-        rates = Rates()
-        killer = Killer(driver, inventory, rates)
-
-        async def kill(workload: Workload) -> None:
-            await killer.kill(workload, Report(lambda _: None))
-
-        self.workloads = Workloads(self.pool, folder, lambda _: None, kill)
-        self.operations = Operations(
-            driver,
-            inventory,
-            self.pool,
-            self.workloads,
-            nursery,
-            rates=rates,
-            host_memory=self.host_memory,
-            proof=Proof(inventory, PROOF_TIMEOUT_S),
-        )
-        self.stopping = Stopping(self.workloads, killer)
 
     async def start(self, actor: Actor) -> None:
         """Starts an actor's workload on its home, and waits until all members count."""
@@ -300,8 +269,7 @@ def _held(actor: Actor) -> Sequence[str]:
 @asynccontextmanager
 async def open_arena(host: SimulatedHost, folder: Path) -> AsyncIterator[Arena]:
     """Opens an arena on a simulated host whose libraries this process was started with."""
-    inventory = await trio.to_thread.run_sync(Inventory)
-    assert inventory.unavailable_reason is None, "start this process with the host's environment"
-    async with open_driver(CALL_FLOOR_S) as driver, trio.open_nursery() as nursery:
-        yield Arena(host, driver, inventory, nursery, folder)
-        nursery.cancel_scope.cancel()
+    config = WorkerConfig(driver_call_floor_s=CALL_FLOOR_S, proof_timeout_s=PROOF_TIMEOUT_S)
+    async with open_parts(config, folder, lambda _: None) as parts:
+        assert parts.inventory.unavailable_reason is None, "start this process with the host's environment"
+        yield Arena(host, parts, folder)

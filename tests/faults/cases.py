@@ -134,7 +134,7 @@ def grid() -> list[Case]:
 
 
 def sample(count: int, seed: int, kind: Kind | None = None) -> list[Case]:
-    """So many cases of the grid, or all, in an order that the seed fixes; of one operation or of every one."""
+    """So many cases of the grid, or all, in an order that the seed fixes; of one operation or of all."""
     cases = [case for case in grid() if kind in (None, case.kind)]
     random.Random(seed).shuffle(cases)
     return cases[:count]

@@ -65,10 +65,11 @@ async def play(arena: Arena, stage: Stage, case: Case, tally: Tally) -> None:
     await arena.bring_home(stage)
     set_order(stage, sequential=case.sequential)
     if case.kind is Kind.RESTORE:
-        outcome = await arena.perform(Kind.SUSPEND, stage)
-        assert outcome.error is None, (
-            f"{case}: the suspend before it failed: {outcome.error}, {describe(arena, stage)}"
-        )
+        parked = await act(arena, stage, Kind.SUSPEND, [])
+        if not parked.succeeded:
+            problems = [f"{problem}; {describe(arena, stage)}" for problem in parked.problems]
+            tally.add(case, replace(parked, problems=problems))
+            return
     done = await act(arena, stage, case.kind, [(case.fault, case.position)])
     tally.add(case, await recovered(arena, stage, case.kind, done))
 

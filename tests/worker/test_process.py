@@ -222,13 +222,13 @@ async def test_a_helper_that_is_killed_is_replaced(
     process = CheckpointProcess(driver, counter.process.pid)
     for pid in driver.helper_pids:
         os.kill(pid, signal.SIGKILL)
-        while identify(pid) is not None:
+        while identify(pid) is not None:  # noqa: ASYNC110 - the kernel tells nobody
             await trio.sleep(0.005)
     assert await process.is_running()
     host.set_fault("lock", counter.process.pid, delay_s=5, times=1)
 
     async def kill_in_call() -> None:
-        while not (controllers := {p.controller_pid for p in host.processes()} - {None}):
+        while not (controllers := {p.controller_pid for p in host.processes()} - {None}):  # noqa: ASYNC110
             await trio.sleep(0.005)
         (controller,) = controllers
         os.kill(controller or 0, signal.SIGKILL)

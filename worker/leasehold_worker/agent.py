@@ -10,19 +10,12 @@ from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
 from leasehold_worker import wire
-from leasehold_worker.checkpoint.driver import open_driver
-from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host_memory import HostMemory
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.killing import Killer
 from leasehold_worker.link import Link
-from leasehold_worker.operations import Operations
+from leasehold_worker.parts import open_parts
 from leasehold_worker.planning import Planning
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
@@ -38,56 +31,40 @@ FINISH_TIMEOUT_S: Final = 60.0
 async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> None:
     """Runs the worker until SIGTERM or SIGINT, and then ends its workloads: nobody would find them again."""
     identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
-    inventory = await trio.to_thread.run_sync(Inventory)
-    async with open_driver(config.driver_call_floor_s) as driver, trio.open_nursery() as nursery:
+
+    # The two observers reach the link, which is built from what they observe.
+    def tell_workload(workload: Workload) -> None:
+        message = wire.workload(workload, identity.worker_id)
+        link.send(ConnectRequest(workload_event=WorkloadEvent(kind=_event_kind(workload), workload=message)))
+
+    def tell_command(update: CommandUpdate) -> None:
+        link.send(ConnectRequest(command_update=update))
+
+    def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
+        return [message for id_ in workload_ids for message in reporter.workload(id_)]
+
+    async with open_parts(config, state_directory.workloads_path, tell_workload) as parts:
+        driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
         if driver.unavailable_reason is not None:
             logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
-        pool = GpuPool([gpu.uuid for gpu in inventory.gpus])
-
-        # The two observers reach the link, which is built from what they observe.
-        def tell_workload(workload: Workload) -> None:
-            message = wire.workload(workload, identity.worker_id)
-            link.send(
-                ConnectRequest(workload_event=WorkloadEvent(kind=_event_kind(workload), workload=message))
-            )
-
-        def tell_command(update: CommandUpdate) -> None:
-            link.send(ConnectRequest(command_update=update))
-
-        def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
-            return [message for id_ in workload_ids for message in reporter.workload(id_)]
-
-        async def kill(workload: Workload) -> None:
-            await killer.kill(workload, Report(lambda _: None))
-
-        rates = Rates()
-        killer = Killer(driver, inventory, rates)
-        workloads = Workloads(pool, state_directory.workloads_path, tell_workload, kill)
-        operations = Operations(
-            driver,
-            inventory,
-            pool,
-            workloads,
-            nursery,
-            rates=rates,
-            host_memory=HostMemory(config.host_memory_reserve_bytes),
-            proof=Proof(inventory, config.proof_timeout_s),
-        )
-        stopping = Stopping(workloads, killer)
         commands = Commands(
-            operations, stopping, workloads_of, inventory.versions.driver_version, nursery, tell_command
+            parts.operations,
+            parts.stopping,
+            workloads_of,
+            inventory.versions.driver_version,
+            nursery,
+            tell_command,
         )
-        reporter = Reporter(identity, inventory, driver, pool, workloads, commands)
-        planning = Planning(operations.preflight)
-        link = Link(config.coordinator, state_directory, reporter, commands, workloads, pool, planning)
+        reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands)
+        planning = Planning(parts.operations.preflight)
+        link = Link(config.coordinator, state_directory, reporter, commands, parts.workloads, pool, planning)
         logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
         nursery.start_soon(link.run)
         await _wait_for_stop_signal()
         nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
         await _finish_commands(commands)
-        await _stop_workloads(stopping, workloads)
+        await _stop_workloads(parts.stopping, parts.workloads)
         await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
-        nursery.cancel_scope.cancel()
 
 
 async def _wait_for_stop_signal() -> None:

@@ -75,10 +75,17 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
 
 def _read(path: Path) -> WorkerConfig:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=WorkerConfig)
+        return msgspec.toml.decode(path.read_bytes(), type=WorkerConfig, dec_hook=_decode_path)
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StartError(f"the configuration {path} is not valid: {error}") from error
+
+
+def _decode_path(wanted: type, value: object) -> Path:
+    """A path of the file, which TOML has as a string."""
+    if wanted is not Path or not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a path: write a string")
+    return Path(value)

@@ -50,6 +50,12 @@ def version_text(cuda_version: int | None) -> str:
     return "nothing" if cuda_version is None else f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
+def library_version(path: str) -> str | None:
+    """The driver's version in the name of its libcuda. None: the name has none."""
+    match = _VERSION.search(path)
+    return match[1] if match else None
+
+
 def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) -> str | None:
     """Why a process and the driver helper don't have the same user-mode driver. None: they do, or who knows.
 
@@ -57,8 +63,8 @@ def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) 
     """
     if target is None or ours is None or target.file_id == ours.file_id:
         return None
-    versions = [match[1] if (match := _VERSION.search(library.path)) else None for library in (target, ours)]
-    if None not in versions and versions[0] == versions[1]:
+    version = library_version(target.path)
+    if version is not None and version == library_version(ours.path):
         return None
     return f"{target.path}, and the worker {ours.path}"
 

@@ -108,6 +108,8 @@ class Inventory:
             logger.warning("no NVML (%s): this host counts as one without GPUs", error)
             self.versions = SystemVersions()
             self._handles: dict[str, Any] = {}
+            self.left_out: tuple[str, ...] = ()
+            """GPUs that did not answer, each with why: their names on the wire are not known."""
             self.gpus: tuple[GpuFacts, ...] = ()
             return
         self.versions = SystemVersions(
@@ -115,7 +117,7 @@ class Inventory:
             cuda_version=_soft(pynvml.nvmlSystemGetCudaDriverVersion_v2),
             nvml_version=_soft(pynvml.nvmlSystemGetNVMLVersion),
         )
-        self._handles = _find_handles()
+        self._handles, self.left_out = _find_handles()
         self.gpus = tuple(_read_facts(uuid, handle) for uuid, handle in self._handles.items())
 
     @property
@@ -178,16 +180,18 @@ class Inventory:
         return found
 
 
-def _find_handles() -> dict[str, Any]:
-    """NVML's handles by UUID. A GPU that does not answer is left out: its name on the wire is not known."""
+def _find_handles() -> tuple[dict[str, Any], tuple[str, ...]]:
+    """NVML's handles by UUID, and why GPUs that do not answer are left out."""
     handles: dict[str, Any] = {}
+    left_out: list[str] = []
     for index in range(_soft(pynvml.nvmlDeviceGetCount) or 0):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             handles[pynvml.nvmlDeviceGetUUID(handle)] = handle
         except pynvml.NVMLError as error:
             logger.warning("NVML's GPU %d is left out of the pool: %s", index, error)
-    return handles
+            left_out.append(f"GPU {index} of NVML: {error}")
+    return handles, tuple(left_out)
 
 
 def _soft(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -50,7 +50,11 @@ class Findings:
         except OperationError as error:
             self.refuse(name, error)
         else:
-            self.checks.append(Check(name, PASSED, detail))
+            self.passed(name, detail)
+
+    def passed(self, name: str, detail: str) -> None:
+        """Notes a condition that is as it must be."""
+        self.checks.append(Check(name, PASSED, detail))
 
     def refuse(self, name: str, error: OperationError) -> None:
         """Notes a condition that stops the operation."""

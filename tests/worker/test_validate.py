@@ -1,0 +1,106 @@
+"""``leasehold validate`` on hosts where everything holds, and where something does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasehold_simgpu import SimulatedHost
+
+
+def make_host(tmp_path: Path, **options: Any) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", **options)
+
+
+def validate(host: SimulatedHost | None, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold_client", "validate", "--bytes", "1MiB", "-o", "json", *arguments],
+        env={**os.environ, **(host.environment() if host else {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if host is not None:
+        assert host.processes() == (), "nothing is left running"
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
+    host = make_host(tmp_path, gpus=2)
+    document = validate(host)
+    assert [step["name"] for step in document["steps"]] == [
+        *("start", "suspend, first time", "restore, first time"),
+        *("suspend, second time", "restore, second time", "move", "move back"),
+    ]
+    assert document["error"] is None
+    assert document["notes"] == []
+    assert host.gpus[1].uuid in document["steps"][5]["proved"]
+    assert set(document["steps"][5]["gigabytes_per_s"]) == {"checkpoint", "restore"}
+    assert document["driver_version"] == host.driver_version
+
+
+@pytest.mark.parametrize("options", [{"gpus": 1}, {"gpus": 2, "chip": ["H100", "L4"]}])
+def test_without_an_equal_gpu_nothing_is_moved(tmp_path: Path, options: dict[str, Any]) -> None:
+    document = validate(make_host(tmp_path, **options))
+    assert len(document["steps"]) == 5
+    assert document["notes"][0].startswith("not moved: no other NVIDIA H100")
+
+
+def test_a_driver_without_pairs_is_validated_as_far_as_it_goes(tmp_path: Path) -> None:
+    document = validate(make_host(tmp_path, gpus=2, driver_version="575.57.08"))
+    assert len(document["steps"]) == 5
+    assert "13.0 is needed" in document["notes"][0]
+
+
+def test_the_gpu_can_be_named(tmp_path: Path) -> None:
+    host = make_host(tmp_path, gpus=2)
+    assert validate(host, "--gpu", host.gpus[1].uuid)["gpu_uuid"] == host.gpus[1].uuid
+    unknown = "GPU-00000000-0000-0000-0000-000000000000"
+    error = validate(host, "--gpu", unknown, code=1)["error"]
+    assert error.startswith(f"{unknown} is not a GPU of this host, which has {host.gpus[0].uuid}")
+
+
+@pytest.mark.parametrize(
+    ("call", "fault", "steps", "expected"),
+    [
+        ("checkpoint", {"error": 801}, 1, "UNSUPPORTED_STATE"),
+        ("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED"),
+        ("restore", {"error": 2}, 2, "MEMBER_WEDGED"),
+        ("restore", {"ignore_gpu_pairs": True}, 5, "REMAP_NOT_APPLIED"),
+    ],
+)
+def test_what_does_not_hold_is_named(
+    tmp_path: Path, call: str, fault: dict[str, Any], steps: int, expected: str
+) -> None:
+    host = make_host(tmp_path, gpus=2)
+    host.set_fault(call, **fault)
+    document = validate(host, code=1)
+    assert expected in document["error"]
+    assert len(document["steps"]) == steps
+
+
+def test_a_host_that_can_not(tmp_path: Path) -> None:
+    assert "no usable CUDA driver" in validate(None, code=1)["error"]
+    full = make_host(tmp_path, gpus=1)
+    full.hog(0, full.gpus[0].memory_bytes)
+    assert "has 0 B free" in validate(full, code=1)["error"]
+
+
+def test_wrong_usage_is_exit_2() -> None:
+    for arguments in (["--bytes", "much"], ["--gpu", "first"], ["--bytes", "1"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "leasehold_client", "validate", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2, done
+        assert arguments[1] in done.stderr

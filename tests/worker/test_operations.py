@@ -17,6 +17,7 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.processes import loaded_library
 
 from .conftest import WorkerProcess
 from .counters import counter_run, wait_counting
@@ -128,6 +129,7 @@ def test_two_workloads_swap_their_gpus_by_one_command(session: Session, host: Si
     outcome = session.run("c3", "w1", remap=swap)
     assert outcome.state == SUCCEEDED, outcome
     assert {workload.workload_id for workload in outcome.workloads} == {"w1", "w2"}
+    assert any("PCI bus id" in warning for warning in outcome.result.warnings)
     leases(session, ["w2", "w1", "", ""])
     wait_counting(session, "w1", second)
     wait_counting(session, "w2", first)
@@ -302,3 +304,32 @@ def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> Non
         lease_pb2.SLOT_STATE_LEASED,
         lease_pb2.SLOT_STATE_FREE,
     }
+
+
+def test_the_agent_itself_never_loads_the_driver(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    start(session, "w1")
+    session.run("c2", "w1", suspend=SuspendOperation())
+    assert loaded_library(worker.process.pid, "libcuda.so") is None
+    assert loaded_library(worker.process.pid, "libnvidia-ml.so") is not None
+
+
+def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session, host: SimulatedHost) -> None:
+    """A lock of the second member begins only when that of the first has ended."""
+    run = counter_run("w1")
+    run.spec.arguments[:] = [
+        *("/bin/sh", "-c", 'for n in 1 2; do "$@" & done; wait', "sh"),
+        *run.spec.arguments,
+    ]
+    run.spec.environment["CUDA_CHECKPOINT_JOB_FILE"] = "/proc/self/fd/3"
+    session.run("c1", "w1", run=run)
+    deadline = time.monotonic() + 20
+    while len(plan_of(session, "w1", suspend=SuspendOperation()).members) < 2:
+        assert time.monotonic() < deadline
+    host.set_fault("lock", delay_s=0.2, times=2)
+    result = session.run("c2", "w1", suspend=SuspendOperation()).result
+    (lock,) = [phase for phase in result.phases if phase.phase == "lock"]
+    assert lock.duration.ToNanoseconds() >= 0.4e9

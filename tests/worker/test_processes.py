@@ -4,17 +4,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from leasehold_worker.processes import (
     Pid,
     ProcessIdentity,
+    catches,
     has_ended,
+    has_variable,
     held,
     identify,
     is_alive,
+    loaded_library,
     memory_bytes,
+    missing_device_nodes,
     process_tree,
     send_signal,
     why_blocked,
@@ -99,3 +106,94 @@ def test_facts() -> None:
     assert (memory_bytes("MemTotal") or 0) > 2**20
     assert memory_bytes("NoSuchField") is None
     assert Pid(1) == 1
+
+
+def test_a_thread_is_no_process() -> None:
+    me, ready, done = os.getpid(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        ready.set()
+        done.wait(10)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        assert thread.native_id is not None
+        assert identify(thread.native_id) is None
+        assert identify(me) is not None
+    finally:
+        done.set()
+        thread.join()
+
+
+def start_python(program: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a program, and waits until it has written a byte."""
+    arguments = [
+        sys.executable,
+        "-c",
+        f"import os, signal, time; {program}; os.write(1, b'.'); time.sleep(60)",
+    ]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=env)
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"."
+    return process
+
+
+def identity_of(process: subprocess.Popen[bytes]) -> ProcessIdentity:
+    identity = identify(process.pid)
+    assert identity is not None
+    return identity
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_who_handles_a_signal() -> None:
+    handling = start_python("signal.signal(signal.SIGTERM, print)")
+    plain = start_python("signal.signal(signal.SIGTERM, signal.SIG_DFL)")
+    try:
+        assert catches(identity_of(handling), signal.SIGTERM)
+        assert not catches(identity_of(plain), signal.SIGTERM)
+    finally:
+        end(handling)
+        end(plain)
+
+
+def test_a_device_node_that_only_the_host_has(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a process another root")
+    inside = start_python(f"os.chroot({str(tmp_path)!r})")
+    outside = start_python("0")
+    nodes = ["/dev/null", "/dev/nvidia-that-nobody-has"]
+    try:
+        assert missing_device_nodes(identity_of(inside), nodes) == ["/dev/null"]
+        assert missing_device_nodes(identity_of(outside), nodes) == []
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/null").touch()
+        assert missing_device_nodes(identity_of(inside), nodes) == []
+    finally:
+        end(inside)
+        end(outside)
+
+
+def test_what_a_process_was_started_with() -> None:
+    process = start_python("0", env={**os.environ, "CUDA_CHECKPOINT_JOB_FILE": "/proc/1/fd/3"})
+    try:
+        assert has_variable(identity_of(process), "CUDA_CHECKPOINT_JOB_FILE")
+        assert not has_variable(identity_of(process), "CUDA_CHECKPOINT_JOB")
+    finally:
+        end(process)
+
+
+def test_the_libraries_of_a_process() -> None:
+    libc = loaded_library(os.getpid(), "libc.so")
+    assert libc is not None
+    child = start_python("0")
+    try:
+        assert loaded_library(child.pid, "libc.so") == libc
+        assert loaded_library(child.pid, "libcuda.so") is None
+    finally:
+        end(child)

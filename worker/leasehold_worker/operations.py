@@ -38,6 +38,11 @@ SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
+STALE_BUS_ID: Final = (
+    "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
+)
+"""NVIDIA/cuda-checkpoint issue 48."""
+
 
 @final
 class Operations:
@@ -183,6 +188,8 @@ class Operations:
         if done:
             settlement.done(report)
             report.applied_pairs = plan.pairs
+            if plan.pairs:
+                report.warnings.append(STALE_BUS_ID)
         else:
             listed = {
                 workload_id: await self._proof.listed_gpus(mine) for workload_id, mine in members.items()
@@ -202,7 +209,7 @@ class Operations:
         """The members of all parties as one group, and their outcomes by workload id."""
         lanes: list[Sequence[Member]] = []
         for party in plan.parties:
-            one_by_one = is_sequential(party.workload.spec)
+            one_by_one = is_sequential(party.workload.spec, party.members)
             lanes += [party.members] if one_by_one else [(member,) for member in party.members]
         group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
         left = iter(group.outcomes)

@@ -1,6 +1,7 @@
 """What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
@@ -9,8 +10,10 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
 from leasehold_worker.checkpoint.members import RUNNING, Member, state_name
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
-from leasehold_worker.processes import ProcessIdentity
+from leasehold_worker.processes import ProcessIdentity, has_variable
 from leasehold_worker.workloads import ENDED, WEDGED, Workload
+
+JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
 
 
 def invalid(field_name: str, message: str) -> OperationError:
@@ -110,8 +113,14 @@ def require_plain_suspend(policy: workload_pb2.EvictionPolicy) -> None:
         )
 
 
-def is_sequential(spec: workload_pb2.WorkloadSpec) -> bool:
-    """Whether the members of a workload are called one after the other."""
+def is_sequential(spec: workload_pb2.WorkloadSpec, members: Iterable[Member]) -> bool:
+    """Whether the members of a workload are called one after the other.
+
+    Those of a job that shares memory by CUDA IPC must be, and its launcher leaves a mark in their environment
+    (NVIDIA/cuda-checkpoint issues 43 and 56). What the spec says goes before that.
+    """
+    if spec.member_order == workload_pb2.MEMBER_ORDER_UNSPECIFIED:
+        return any(has_variable(member.identity, JOB_FILE_VARIABLE) for member in members)
     return spec.member_order == workload_pb2.MEMBER_ORDER_SEQUENTIAL
 
 

@@ -276,7 +276,7 @@ class Preflight:
                 chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
                 chips[chip] = None
                 times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
-            lanes_s += [sum(times_s)] if is_sequential(party.workload.spec) else times_s
+            lanes_s += [sum(times_s)] if is_sequential(party.workload.spec, party.members) else times_s
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)

@@ -164,6 +164,15 @@ def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
     return None
 
 
+def has_variable(identity: ProcessIdentity, name: str) -> bool:
+    """Whether a process was started with a variable in its environment; no where that can't be read."""
+    try:
+        environment = (_PROC / str(identity.pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(name.encode() + b"=") for entry in environment.split(b"\0"))
+
+
 def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> list[str]:
     """Which device nodes of this host, such as /dev/nvidia0, a process can't see in its mount namespace.
 

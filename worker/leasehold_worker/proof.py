@@ -5,6 +5,7 @@ The driver may report success and have done nothing (NVIDIA/cuda-checkpoint issu
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar, final
 
 import trio
@@ -78,11 +79,7 @@ class Proof:
         Raises:
             OperationError: MEMORY_NOT_FREED.
         """
-
-        def kept(now: Usage) -> list[OperationError]:
-            return _still_listed(before.pids, now) or _not_fallen(before, now)
-
-        if left := await self._poll(kept):
+        if left := await self._poll(partial(not_freed, before)):
             raise left[0]
 
     async def prove_placed(self, outcomes: Sequence[MemberOutcome]) -> None:
@@ -119,6 +116,11 @@ class Proof:
             if not found or trio.current_time() >= deadline:
                 return found
             await trio.sleep(POLL_INTERVAL_S)
+
+
+def not_freed(before: Before, now: Usage) -> list[OperationError]:
+    """Why the memory of what was parked is not free, if it is not."""
+    return _still_listed(before.pids, now) or _not_fallen(before, now)
 
 
 def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:

@@ -90,7 +90,7 @@ class _MemberOrder:
 class _MemberOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberOrder.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMBER_ORDER_UNSPECIFIED: _MemberOrder.ValueType  # 0
-    """As if PARALLEL."""
+    """SEQUENTIAL for members with CUDA_CHECKPOINT_JOB_FILE in their environment, else PARALLEL."""
     MEMBER_ORDER_PARALLEL: _MemberOrder.ValueType  # 1
     """At once: ranks that communicate by NCCL block each other otherwise."""
     MEMBER_ORDER_SEQUENTIAL: _MemberOrder.ValueType  # 2
@@ -100,7 +100,7 @@ class MemberOrder(_MemberOrder, metaclass=_MemberOrderEnumTypeWrapper):
     """How the members of a group operation are called."""
 
 MEMBER_ORDER_UNSPECIFIED: MemberOrder.ValueType  # 0
-"""As if PARALLEL."""
+"""SEQUENTIAL for members with CUDA_CHECKPOINT_JOB_FILE in their environment, else PARALLEL."""
 MEMBER_ORDER_PARALLEL: MemberOrder.ValueType  # 1
 """At once: ranks that communicate by NCCL block each other otherwise."""
 MEMBER_ORDER_SEQUENTIAL: MemberOrder.ValueType  # 2
@@ -355,7 +355,9 @@ class WorkloadSpec(_message.Message):
     priority: _builtins.int
     """Higher goes first. Absent: 0."""
     member_order: Global___MemberOrder.ValueType
-    """In which order the members of a group operation are called. Absent: parallel."""
+    """In which order the members of a group operation are called. Absent: one after the other for jobs that CUDA
+    marks as such by CUDA_CHECKPOINT_JOB_FILE, else in parallel.
+    """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Program and arguments. Empty: it was not started by a worker (adopted or registered)."""

@@ -124,14 +124,14 @@ class Stepper:
             await self._after_error(process, step, outcome, pidfd, error)
             return
         except DriverCallUnansweredError as error:
-            outcome.state_after = await _probe(process, pidfd) or UNKNOWN
-            outcome.assumed = None
-            await self._find_displacement(step, outcome)
-            raise unanswered(error, process.pid, step.call) from error
+            await self._after_silence(process, step, outcome, pidfd, error)
+            return
         except DriverUnavailableError as error:
             raise unavailable(error) from error
         destination = DESTINATIONS[step.call]
         state = await _probe(process, pidfd)
+        if step.call is DriverCall.UNLOCK and state == LOCKED:
+            state = await _unlock_again(process, pidfd)
         outcome.state_after, outcome.assumed = state or UNKNOWN, destination
         if state == GONE:
             raise _gone(outcome.member.identity, step.call)
@@ -146,6 +146,28 @@ class Stepper:
                 {"pid": str(process.pid), "phase": str(step.call), "observed_state": seen},
             )
 
+    async def _after_silence(
+        self,
+        process: CheckpointProcess,
+        step: Step,
+        outcome: MemberOutcome,
+        pidfd: int,
+        error: DriverCallUnansweredError,
+    ) -> None:
+        """Looks where the member is after a call that did not return.
+
+        Raises:
+            OperationError: It is not where the call leads. One that does not answer is left alone.
+        """
+        state = await _probe(process, pidfd)
+        if step.call is DriverCall.UNLOCK and state == LOCKED:
+            state = await _unlock_again(process, pidfd)
+        outcome.state_after, outcome.assumed = state or UNKNOWN, None
+        if step.call is DriverCall.UNLOCK and state == RUNNING:
+            return
+        await self._find_displacement(step, outcome)
+        raise unanswered(error, process.pid, step.call) from error
+
     async def _after_error(
         self, process: CheckpointProcess, step: Step, outcome: MemberOutcome, pidfd: int, error: DriverError
     ) -> None:
@@ -157,9 +179,7 @@ class Stepper:
         before = outcome.standing
         state = await _probe(process, pidfd)
         if step.call is DriverCall.UNLOCK and state == LOCKED:
-            with suppress(DriverError, DriverCallUnansweredError):  # the first error is the one that is told
-                await process.unlock()
-            state = await _probe(process, pidfd)
+            state = await _unlock_again(process, pidfd)
         outcome.state_after, outcome.assumed = state or UNKNOWN, before
         if step.call is DriverCall.UNLOCK and state == RUNNING:
             return
@@ -207,6 +227,13 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
         except (DriverError, DriverCallUnansweredError, DriverUnavailableError):
             continue
     return GONE if has_ended(pidfd) else None
+
+
+async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
+    """Unlocks a member that is still LOCKED once more: its CUDA calls would hang for ever."""
+    with suppress(DriverError, DriverCallUnansweredError):  # the first error is the one that is told
+        await process.unlock()
+    return await _probe(process, pidfd)
 
 
 def _gone(identity: ProcessIdentity, call: DriverCall) -> OperationError:

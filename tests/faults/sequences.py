@@ -21,7 +21,7 @@ from leasehold_worker.workloads import RUNNING, SUSPENDED
 from .arena import Arena, Stage, open_arena
 from .cases import QUERIES, STEPS, CaseFault, Kind, faults
 from .playing import act, make_stages, recovered, set_order
-from .verdict import concerned
+from .verdict import concerned, locked
 
 LENGTH: Final = 6
 SIZE: Final = 2
@@ -61,7 +61,7 @@ async def play_sequence(
         stubborn = any(fault.call == "unlock" and fault.always for fault, _ in step.faults)
         check(done.problems, [] if stubborn else done.left_locked)
     done = await recovered(arena, stage, Kind.RESTORE, done)
-    check(done.problems, done.left_locked)
+    check(done.problems, locked(arena, stage))
 
 
 def check(problems: list[str], left_locked: list[int]) -> None:

@@ -13,7 +13,7 @@ from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN
 
 from .arena import Actor, Arena, Stage
 from .cases import SIZES, Case, CaseFault, Kind, Victim
-from .verdict import locked, name_of, wrong
+from .verdict import locked, name_of, wrong, wrong_places
 
 DEATH_TIMEOUT_S: Final = 5.0
 
@@ -118,6 +118,7 @@ async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
         is_parked_as_wanted = kind is Kind.SUSPEND and done.succeeded
         if not is_parked_as_wanted and (problem := await _not_recovered(arena, actor)):
             problems.append(problem)
+    problems += wrong_places(arena, stage)
     return replace(done, problems=problems)
 
 

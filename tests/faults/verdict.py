@@ -52,9 +52,7 @@ def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: b
         outcome: What was said.
         deadly: Whether members were killed, so that they may have died after they were last looked at.
     """
-    for actor in stage.actors:
-        yield from _wrong_state(arena, actor)
-        yield from _wrong_leases(arena, actor, [other for other in stage.actors if other is not actor])
+    yield from wrong_places(arena, stage)
     yield from _wrong_members(arena, outcome, deadly=deadly)
     if outcome.error is None:
         yield from _not_done(arena, stage, kind)
@@ -62,6 +60,13 @@ def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: b
         assert actor.members is not None
         if any(actor.members.corrupt(member) for member in range(actor.size)):
             yield f"corrupt: {actor.members.describe()}"
+
+
+def wrong_places(arena: Arena, stage: Stage) -> Iterator[str]:
+    """What is not as state and lease of a workload say."""
+    for actor in stage.actors:
+        yield from _wrong_state(arena, actor)
+        yield from _wrong_leases(arena, actor, [other for other in stage.actors if other is not actor])
 
 
 def concerned(stage: Stage, kind: Kind) -> Sequence[Actor]:

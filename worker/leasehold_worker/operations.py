@@ -20,6 +20,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, norma
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_members, members_after
+from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import HostMemory
@@ -105,7 +106,8 @@ class Operations:
         plan = await self.preflight.restore(workload_id, operation)
         if self._is_settled(plan, report):
             return
-        await self._carry_out(plan, RESTORING, report)
+        # Members that are where they must not be are parked first, as if they were moved.
+        await self._carry_out(plan, REMAPPING if plan.astray else RESTORING, report, DEFAULT_LOCK_TIMEOUT_S)
 
     async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
@@ -127,7 +129,7 @@ class Operations:
         return plan.already_there
 
     async def _carry_out(
-        self, plan: Plan, state: WorkloadState.ValueType, report: Report, lock_timeout_s: float = 0.0
+        self, plan: Plan, state: WorkloadState.ValueType, report: Report, lock_timeout_s: float
     ) -> None:
         """Does what was planned, or undoes it; states and leases follow from what came of it."""
         reserved: list[Lease] = []

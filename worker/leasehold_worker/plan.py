@@ -107,6 +107,7 @@ class Plan:
     Attributes:
         parties: The workloads that it is about.
         already_there: There is nothing to do.
+        astray: Members are on GPUs that they must leave before they can be woken.
         pairs: Complete pairs for the driver; none where all stay.
         destinations: GPUs that would be taken.
         host_memory: What parking takes. None: nothing is parked.
@@ -116,6 +117,7 @@ class Plan:
 
     parties: list[Party] = field(default_factory=list)
     already_there: bool = False
+    astray: bool = False
     pairs: tuple[GpuPair, ...] = ()
     destinations: list[Destination] = field(default_factory=list)
     host_memory: MemoryNeed | None = None

@@ -10,7 +10,13 @@ from leasehold.v1 import command_pb2, lease_pb2
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.members import PARALLEL_LIMIT, Member, bytes_by_gpu, find_members
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    PARALLEL_LIMIT,
+    Member,
+    bytes_by_gpu,
+    find_members,
+)
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
@@ -105,13 +111,19 @@ class Preflight:
         if workload.lease is None:
             await self._choose_destination(plan, operation)
         else:
-            plan.party.destination = workload.lease.gpu_uuids
+            # An unknown workload may hold more than it needs; its own GPUs come first.
+            count = workload.spec.resources.gpu_count or len(workload.lease.gpu_uuids)
+            plan.party.home = plan.party.destination = workload.lease.gpu_uuids[:count]
+            plan.astray = await self._are_astray(plan)
         self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
         if not plan.refused:
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
             await self._look_at_destinations(plan)
-        plan.estimate = self._estimate(plan, [DriverCall.RESTORE])
+        if plan.astray:
+            self._look_at_host_memory(plan)
+        calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
+        plan.estimate = self._estimate(plan, calls)
         return plan
 
     async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
@@ -167,14 +179,17 @@ class Preflight:
         if plan.refused:
             return
         await self._gates.members(findings, plan.members)
-        need = self._host_memory.need(plan.bytes_by_pid)
-        plan.host_memory = need
-        with findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
-            need.check()
+        self._look_at_host_memory(plan)
         if not all(member.device_memory_bytes for member in plan.members):
             findings.warn(
                 "device_memory_known", "NVML lists no memory for some members: what they free is not proved"
             )
+
+    def _look_at_host_memory(self, plan: Plan) -> None:
+        need = self._host_memory.need(plan.bytes_by_pid)
+        plan.host_memory = need
+        with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            need.check()
 
     async def _find_members(self, findings: Findings, party: Party) -> None:
         party.processes = processes = process_tree(party.workload.root)
@@ -210,6 +225,11 @@ class Preflight:
             )
             for member in found
         )
+
+    async def _are_astray(self, plan: Plan) -> bool:
+        """Whether members that are not parked are on other GPUs than their workload is to have."""
+        resident = [member for member in plan.members if member.state != CHECKPOINTED]
+        return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
 
     async def _choose_destination(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         """Pairs each GPU that was held with the one to wake on."""

@@ -1,0 +1,87 @@
+"""Dry runs, swaps and cancelled commands, on a real fleet."""
+
+import threading
+
+from .conftest import Fleet
+
+
+def test_a_dry_run_tells_and_changes_nothing(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    told = fleet.cli("suspend", "one", "--dry-run").stdout
+    assert "one: suspend would move" in told
+    assert "it gives up alpha/0" in told
+    assert "takes about" in told
+    plan = fleet.json("remap", "one", "--to", "alpha/1", "--dry-run")
+    assert len(plan["pairs"]) == 4
+    assert "refusals" not in plan
+    assert fleet.leases() == {"alpha/0": "one"}
+    fleet.cli("suspend", "one")
+    assert "alpha/2" in fleet.cli("restore", "one", "--to", "alpha/2", "--dry-run").stdout
+    assert fleet.leases() == {}
+
+
+def test_a_dry_run_names_all_that_is_in_the_way(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    host = fleet.hosts["alpha"]
+    host.hog(1, host.gpus[1].memory_bytes)
+    refused = fleet.cli("remap", "one", "--to", "alpha/1", "--dry-run", code=1)
+    assert "NO_FREE_GPU" in refused.stderr
+    assert "INSUFFICIENT_DEVICE_MEMORY" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 2
+    fleet.wait_counting("one")
+
+
+def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
+    uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    fleet.cli("remap", "one", "two", "--swap")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "two", "alpha/1": "one"})
+    assert fleet.wait_counting("one").gpu_uuids == (uuids[0], uuids[1])
+    assert fleet.wait_counting("two").gpu_uuids == (uuids[1], uuids[0])
+
+
+def test_a_command_is_cancelled_while_its_members_are_being_locked(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
+    fleet.hosts["alpha"].set_fault("lock", pid, delay_s=1, times=1)
+    command_id = fleet.json("suspend", "one", "--no-wait")["command_id"]
+    fleet.wait(lambda: fleet.json("get", "commands", command_id).get("phase") == "lock")
+    assert "CANCELLED" in fleet.cli("cancel", command_id).stdout
+    assert fleet.leases() == {"alpha/0": "one"}
+    fleet.wait_counting("one")
+
+
+def test_a_wedged_workload_holds_up_nobody_else(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    fleet.cli("suspend", "one")
+    pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
+    fleet.hosts["alpha"].set_fault("restore", pid, error=2, times=1)
+    assert "MEMBER_WEDGED" in fleet.cli("restore", "one", code=1).stderr
+    fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})
+    fleet.cli("suspend", "two")
+    fleet.cli("restore", "two", "--to", "alpha/0")
+    fleet.wait_counting("two")
+    fleet.refuse("restore", "one", code=1, match="stop it, nothing else helps")
+    fleet.cli("stop", "one")
+    workloads = fleet.json("get", "workloads", "-a")["workloads"]
+    assert [w["status"]["state"] for w in workloads if w["name"] == "one"] == ["WORKLOAD_STATE_EXITED"]
+
+
+def test_a_command_that_hangs_holds_up_nobody_else(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
+    host = fleet.hosts["alpha"]
+    host.set_fault("checkpoint", pid, hang=True)
+    hanging = threading.Thread(target=fleet.cli, args=("suspend", "one"))
+    hanging.start()
+    fleet.wait(lambda: (target := host.process(pid)) is not None and target.calls["checkpoint"] == 1)
+    fleet.cli("suspend", "two")
+    fleet.cli("restore", "two")
+    fleet.wait_counting("two")
+    host.clear_faults()
+    hanging.join()
+    fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})

@@ -16,7 +16,7 @@ from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ENDED, RUNNING, Workload
+from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, Workload
 
 from .cases import CaseFault, Kind, Victim
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
@@ -214,9 +214,14 @@ class Arena:
         return whole and list(_held(actor)) == actor.home
 
     async def wake(self, actor: Actor) -> OperationError | None:
-        """Restores a workload from wherever it was left. None: it runs."""
+        """Restores a workload from wherever it was left. None: it runs, or a stuck one is on its home."""
         workload_id = actor.running.workload_id
         restore = command_pb2.RestoreOperation()
+        if actor.running.state == SUSPENDED:
+            free = {slot.gpu_uuid for slot in self.pool.snapshot_leases() if slot.lease is None}
+            if not free.issuperset(actor.home):
+                return None
+            restore.gpu_uuids.extend(actor.home)
         outcome = await self._done(lambda report: self.operations.restore(workload_id, restore, report))
         return outcome.error
 

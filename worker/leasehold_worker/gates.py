@@ -107,7 +107,7 @@ class Gates:
         """Processes on which driver calls would block for ever. False: there is one, so make no call."""
         found = list(processes)
         blocked = [(identity, reason) for identity in found if (reason := why_blocked(identity))]
-        with findings.check("runnable", f"{len(found)} processes, none stopped, traced or frozen"):
+        with findings.check("runnable", f"looked at {len(found)}: none stopped, traced or frozen"):
             for identity, reason in blocked:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,

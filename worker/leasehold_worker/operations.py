@@ -39,6 +39,9 @@ SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
+PLACEMENT_ATTEMPTS: Final = 3
+"""How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
+
 STALE_BUS_ID: Final = (
     "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
 )
@@ -96,18 +99,27 @@ class Operations:
         plan = await self.preflight.suspend(workload_id, operation)
         if self._is_settled(plan, report):
             return
-        await self._carry_out(plan, SUSPENDING, report, lock_timeout_s(operation))
+        await self._carry_out(plan, SUSPENDING, [], report, lock_timeout_s(operation))
 
     async def restore(
         self, workload_id: str, operation: command_pb2.RestoreOperation, report: Report
     ) -> None:
         """Reserves GPUs, restores the members there, proves it, and turns the reservation into a lease."""
         report.enter("preflight")
-        plan = await self.preflight.restore(workload_id, operation)
-        if self._is_settled(plan, report):
-            return
+        for attempt in range(PLACEMENT_ATTEMPTS):
+            plan = await self.preflight.restore(workload_id, operation)
+            if self._is_settled(plan, report):
+                return
+            try:
+                reserved = self._reserve(plan)
+                break
+            except OperationError:  # somebody else was quicker
+                named = bool(operation.gpu_uuids or operation.pairs)
+                if named or attempt == PLACEMENT_ATTEMPTS - 1:
+                    raise
         # Members that are where they must not be are parked first, as if they were moved.
-        await self._carry_out(plan, REMAPPING if plan.astray else RESTORING, report, DEFAULT_LOCK_TIMEOUT_S)
+        state = REMAPPING if plan.astray else RESTORING
+        await self._carry_out(plan, state, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
 
     async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
@@ -115,7 +127,7 @@ class Operations:
         plan = await self.preflight.remap(operation)
         if self._is_settled(plan, report):
             return
-        await self._carry_out(plan, REMAPPING, report, lock_timeout_s(operation))
+        await self._carry_out(plan, REMAPPING, self._reserve(plan), report, lock_timeout_s(operation))
 
     def _is_settled(self, plan: Plan, report: Report) -> bool:
         """Whether there is nothing to do.
@@ -128,15 +140,33 @@ class Operations:
         report.already_there = plan.already_there
         return plan.already_there
 
-    async def _carry_out(
-        self, plan: Plan, state: WorkloadState.ValueType, report: Report, lock_timeout_s: float
-    ) -> None:
-        """Does what was planned, or undoes it; states and leases follow from what came of it."""
+    def _reserve(self, plan: Plan) -> list[Lease]:
+        """Reserves what the plan takes and nobody of it holds, all or nothing.
+
+        Raises:
+            OperationError: NO_FREE_GPU, and nothing is reserved.
+        """
         reserved: list[Lease] = []
         try:
             for party in plan.parties:
                 if gpu_uuids := plan.to_reserve(party):
                     reserved.append(self._pool.reserve_gpus(party.workload.workload_id, gpu_uuids))
+        except OperationError:
+            for lease in reserved:
+                self._pool.release(lease)
+            raise
+        return reserved
+
+    async def _carry_out(
+        self,
+        plan: Plan,
+        state: WorkloadState.ValueType,
+        reserved: Sequence[Lease],
+        report: Report,
+        lock_timeout_s: float,
+    ) -> None:
+        """Does what was planned, or undoes it; states and leases follow from what came of it."""
+        try:
             with self._host_memory.charged({} if state == RESTORING else plan.bytes_by_pid):
                 for party in plan.parties:
                     self._workloads.set_state(party.workload, state)

@@ -266,7 +266,9 @@ class Preflight:
             self._pool.check_free(reserved)
         destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
         if plan.pairs:
-            await self._gates.mig(findings, destinations)
+            homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
+            if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
+                await self._gates.mig(findings, elsewhere)
             self._gates.device_nodes(findings, plan.members, destinations)
         needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
         for party in plan.parties:

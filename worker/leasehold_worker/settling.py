@@ -13,12 +13,11 @@ from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
-    FAILED,
     GONE,
     LOCKED,
     RUNNING,
+    STUCK,
     UNKNOWN,
-    WEDGED,
     Member,
     MemberOutcome,
     bytes_by_gpu,
@@ -41,7 +40,7 @@ PLAIN_SUSPEND: Final = workload_pb2.EvictionPolicy(
 def state_of(outcomes: Sequence[MemberOutcome], before: WorkloadState.ValueType) -> WorkloadState.ValueType:
     """The workload's state from those of its members; ``before`` where none is left."""
     states = {outcome.state_after for outcome in outcomes} - {GONE}
-    if states & {WEDGED, FAILED}:
+    if states & STUCK:
         return WORKLOAD_WEDGED
     if not states:
         return before

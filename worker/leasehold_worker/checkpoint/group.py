@@ -29,6 +29,7 @@ from leasehold_worker.checkpoint.members import (
     MemberOutcome,
     bytes_by_gpu,
     next_call,
+    state_name,
 )
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.checkpoint.step import TRANSFERS, Step, Stepper
@@ -91,6 +92,7 @@ class Group:
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 await self._step(Step(DriverCall.CHECKPOINT), LOCKED)
+                self._require_all(CHECKPOINTED)
         except BaseException:
             await self.roll_back()
             raise
@@ -108,6 +110,7 @@ class Group:
             with trio.CancelScope(shield=True):
                 await self._step(Step(DriverCall.RESTORE, gpu_pairs=gpu_pairs), CHECKPOINTED)
                 await self._step(Step(DriverCall.UNLOCK), LOCKED)
+                self._require_all(RUNNING)
         except BaseException:
             await self.roll_back()
             raise
@@ -131,6 +134,19 @@ class Group:
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
+
+    def _require_all(self, state: MemberState.ValueType) -> None:
+        """Fails where a member stands somewhere that no call has led away from."""
+        for outcome in self.outcomes:
+            if outcome.state_after != state:
+                pid, seen = outcome.member.identity.pid, state_name(outcome.state_after)
+                error = OperationError(
+                    errors_pb2.ERROR_REASON_WRONG_STATE,
+                    f"process {pid} is {seen}, and no driver call leads on to {state_name(state)}: stop it",
+                    {"pid": str(pid), "observed_state": seen},
+                )
+                outcome.error = outcome.error or error
+                raise error
 
     def _begin(self) -> None:
         self._states_at_begin = {id(outcome): outcome.state_after for outcome in self.outcomes}

@@ -24,6 +24,11 @@ WEDGED: Final = workload_pb2.MEMBER_STATE_WEDGED
 UNKNOWN: Final = workload_pb2.MEMBER_STATE_UNKNOWN
 GONE: Final = workload_pb2.MEMBER_STATE_GONE
 
+STUCK: Final = frozenset(
+    {WEDGED, FAILED, workload_pb2.MEMBER_STATE_CHECKPOINTING, workload_pb2.MEMBER_STATE_RESTORING}
+)
+"""States from which none of our calls leads anywhere: only the end of the process does."""
+
 PARALLEL_LIMIT: Final = 8
 """Members of one operation that are called at once."""
 

@@ -25,7 +25,6 @@ from leasehold_worker.checkpoint.process import (
     ProcessState,
     WaitTimeoutError,
 )
-from leasehold_worker.processes import identify
 
 from .conftest import Counter
 
@@ -217,10 +216,9 @@ async def test_a_helper_that_is_killed_is_replaced(
     counter = start_counter()
     await counter.wait_count()
     process = CheckpointProcess(driver, counter.process.pid)
-    for pid in driver.helper_pids:
+    for pid in children() - {counter.process.pid}:
         os.kill(pid, signal.SIGKILL)
-        while identify(pid) is not None:  # noqa: ASYNC110 - the kernel tells nobody
-            await trio.sleep(0.005)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert await process.is_running()
     host.set_fault("lock", counter.process.pid, delay_s=5, times=1)
 

@@ -18,6 +18,7 @@ from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.processes import process_tree, send_signal, why_blocked
+from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import Workload
 
@@ -54,7 +55,8 @@ class Killer:
             running = await self._running_members(workload)
             if not running:
                 return
-            group = Group(self._driver, self._inventory, self._rates, [running], report.enter)
+            lanes = [[member] for member in await Proof(self._inventory).measured(running)]
+            group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
             report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
             await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
         except OperationError as error:

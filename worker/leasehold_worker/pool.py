@@ -144,13 +144,9 @@ class GpuPool:
         return self._take(workload_id, gpu_uuids, LEASED)
 
     def reserve_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
-        """As :meth:`claim_gpus`, RESERVED until :meth:`confirm` or :meth:`release`."""
+        """As :meth:`claim_gpus`, RESERVED until :meth:`reassign` or :meth:`release`."""
         self.check_free(gpu_uuids)
         return self._take(workload_id, gpu_uuids, RESERVED)
-
-    def confirm(self, lease: Lease) -> None:
-        """Turns a reservation into a lease."""
-        self._set(lease.gpu_uuids, LEASED, lease)
 
     def reassign(
         self, given_up: Sequence[Lease], wanted: Sequence[tuple[str, Sequence[str]]]

@@ -83,11 +83,6 @@ class _Helper:
         self.idle_since = 0.0
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
     def lives(self) -> bool:
         """Whether it has not ended, by itself or by somebody's signal."""
         return self._process.poll() is None
@@ -233,11 +228,6 @@ class Driver:
             self._idle.popleft()
             self._started.discard(longest)
             await longest.close()
-
-    @property
-    def helper_pids(self) -> frozenset[int]:
-        """Process ids of the helpers that live, busy or not."""
-        return frozenset(helper.pid for helper in self._started)
 
     async def _take_helper(self) -> _Helper:
         while self._idle:

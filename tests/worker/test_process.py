@@ -218,7 +218,7 @@ async def test_a_helper_that_is_killed_is_replaced(
     process = CheckpointProcess(driver, counter.process.pid)
     for pid in children() - {counter.process.pid}:
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
     assert await process.is_running()
     host.set_fault("lock", counter.process.pid, delay_s=5, times=1)
 

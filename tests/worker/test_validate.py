@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost
 
+from ..conformance.conftest import why_no_gpu  # noqa: TID252 - tests are not on the path
+
 
 def make_host(tmp_path: Path, **options: Any) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", **options)
@@ -104,3 +106,10 @@ def test_wrong_usage_is_exit_2() -> None:
         )
         assert done.returncode == 2, done
         assert arguments[1] in done.stderr
+
+
+@pytest.mark.gpu
+def test_everything_holds_on_the_gpus_of_this_host() -> None:
+    if reason := why_no_gpu():
+        pytest.skip(f"no real GPU: {reason}")
+    assert validate(None, "--bytes", "1GiB")["error"] is None

@@ -1,5 +1,7 @@
 """Operations of a worker process that are planned, cancelled, undone, or concern several workloads."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.processes import loaded_library
+from leasehold_worker.processes import identify, loaded_library
 
 from .conftest import WorkerProcess
 from .counters import counter_run, wait_counting
@@ -333,3 +335,22 @@ def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session,
     result = session.run("c2", "w1", suspend=SuspendOperation()).result
     (lock,) = [phase for phase in result.phases if phase.phase == "lock"]
     assert lock.duration.ToNanoseconds() >= 0.4e9
+
+
+def test_a_workload_whose_members_ended_while_it_was_parked_runs_on_without_them(
+    session: Session, host: SimulatedHost
+) -> None:
+    run = counter_run("w1")
+    run.spec.arguments[:] = ["/bin/sh", "-c", '"$@" & sleep 60', "sh", *run.spec.arguments]
+    session.run("c1", "w1", run=run)
+    wait_counting(session, "w1")
+    parked = session.run("c2", "w1", suspend=SuspendOperation())
+    (member,) = parked.workloads[0].status.members
+    os.kill(member.pid, signal.SIGKILL)
+    while identify(member.pid) is not None:
+        time.sleep(0.01)
+    restored = session.run("c3", "w1", restore=RestoreOperation())
+    assert restored.state == SUCCEEDED, restored
+    assert any("ended while they were parked" in warning for warning in restored.result.warnings)
+    assert restored.workloads[0].status.state == RUNNING
+    leases(session, ["w1", "", "", ""])

@@ -192,6 +192,8 @@ class Operations:
             if state != RESTORING:
                 await self._park(plan, group, lock_timeout_s, report)
             with trio.CancelScope(shield=True):
+                for party in plan.parties:
+                    party.workload.restored = party.workload.restored or state != SUSPENDING
                 if state == RESTORING:
                     await self._wake(group, plan.pairs, report)
                 elif state == REMAPPING:
@@ -223,10 +225,10 @@ class Operations:
             if plan.pairs:
                 report.warnings.append(STALE_BUS_ID)
         else:
-            listed = {
-                workload_id: await self._proof.listed_gpus(mine) for workload_id, mine in members.items()
-            }
+            listed = {id_: await self._proof.occupied_gpus(mine) for id_, mine in members.items()}
             settlement.failed(listed, report)
+            errors = [outcome.error for mine in outcomes.values() for outcome in mine]
+            error = error or next((told for told in errors if told is not None), None)
         for party in plan.parties:
             workload_id = party.workload.workload_id
             mine = outcomes[workload_id]

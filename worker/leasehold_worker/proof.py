@@ -12,7 +12,7 @@ import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import Member, MemberOutcome, bytes_by_gpu
+from leasehold_worker.checkpoint.members import CHECKPOINTED, Member, MemberOutcome, bytes_by_gpu
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage, Inventory
 from leasehold_worker.sizes import size_text
@@ -72,6 +72,12 @@ class Proof:
         """UUIDs of the GPUs on which NVML lists one of the members."""
         pids = {member.identity.pid for member in members}
         return {uuid for uuid, gpu in (await self.usage()).items() if pids & gpu.processes.keys()}
+
+    async def occupied_gpus(self, members: Sequence[Member]) -> set[str]:
+        """As :meth:`listed_gpus`, once NVML has had the time to drop those of the members that are parked."""
+        parked = {member.identity.pid for member in members if member.state == CHECKPOINTED}
+        await self._poll(lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked])
+        return await self.listed_gpus(members)
 
     async def prove_freed(self, before: Before) -> None:
         """Waits until NVML lists none of the processes, and their memory is not in use any more.

@@ -37,13 +37,15 @@ PLAIN_SUSPEND: Final = workload_pb2.EvictionPolicy(
 )
 
 
-def state_of(outcomes: Sequence[MemberOutcome], before: WorkloadState.ValueType) -> WorkloadState.ValueType:
-    """The workload's state from those of its members; ``before`` where none is left."""
+def state_of(
+    outcomes: Sequence[MemberOutcome], otherwise: WorkloadState.ValueType
+) -> WorkloadState.ValueType:
+    """The workload's state from those of its members; ``otherwise`` where none is left."""
     states = {outcome.state_after for outcome in outcomes} - {GONE}
     if states & STUCK:
         return WORKLOAD_WEDGED
     if not states:
-        return before
+        return otherwise
     if states == {RUNNING}:
         return WORKLOAD_RUNNING
     if states == {CHECKPOINTED}:
@@ -167,7 +169,8 @@ def settle_state(
     if workload.state in ENDED:
         return
     parked_before = workload.parked is not None
-    state = state_of(outcomes, SUSPENDED if parked_before else WORKLOAD_RUNNING)
+    runs = bool(party.destination) if error is None else not parked_before
+    state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
     if state == SUSPENDED and workload.lease is not None:
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None

@@ -4,40 +4,62 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 import trio
 from leasehold.v1.plan_pb2 import CheckResult
 
-from leasehold_worker.checkpoint.driver import (
-    Driver,
-    DriverCallUnansweredError,
-    DriverUnavailableError,
-    open_driver,
-)
+from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.checkpoint.driver_errors import DriverError
 from leasehold_worker.checkpoint.process import CheckpointProcess
 from leasehold_worker.config import WorkerConfig, load_config
-from leasehold_worker.doctor_checks import CHECKS, Patient
+from leasehold_worker.doctor_checks import CHECKS
+from leasehold_worker.doctor_patient import Look, NotOkError, Patient
 from leasehold_worker.errors import StartError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.plan import NOT_CHECKED, PASSED, REFUSED, WARNING, Check, Findings
+from leasehold_worker.plan import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
 EXIT_FAILED: Final = 1
-CALL_FLOOR_S: Final = 10.0
+
+TIMEOUT_S: Final = 30.0
+"""On a host with many GPUs and no persistence mode, the first call of NVML and cuInit take many seconds."""
 
 WORDS: Final = {PASSED: "ok", WARNING: "warning", REFUSED: "FAILED", NOT_CHECKED: "not checked"}
 
+Found = TypeVar("Found")
+
 
 @click.command(name="doctor")
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Coordinator that the worker is to connect to.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_STATE_DIR",
+    help="The worker's state directory.",
+)
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
     envvar="LEASEHOLD_WORKER_CONFIG",
     help="The worker's TOML file.  [default: /etc/leasehold/worker.toml, if it exists]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True, max=3600),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="How long any one look may take.",
 )
 @click.option(
     "-o",
@@ -47,7 +69,9 @@ WORDS: Final = {PASSED: "ok", WARNING: "warning", REFUSED: "FAILED", NOT_CHECKED
     show_default=True,
     help="How to print.",
 )
-def command(config_path: Path | None, output: str) -> None:
+def command(
+    coordinator: str | None, state_dir: Path | None, config_path: Path | None, timeout_s: float, output: str
+) -> None:
     """Check this GPU host: every precondition, each ok or with its remedy.
 
     It changes nothing, and a worker may run meanwhile. It exits with 1 if something failed; warnings are not
@@ -56,40 +80,66 @@ def command(config_path: Path | None, output: str) -> None:
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
     try:
-        config = load_config(config_path)
+        config = load_config(config_path, coordinator=coordinator, state_dir=state_dir)
     except StartError as raised:
         config, error = WorkerConfig(), str(raised)
-    checks = trio.run(examine, config, error, strict_exception_groups=True)
+    checks = trio.run(examine, config, error, timeout_s, strict_exception_groups=True)
     click.echo(_document(checks) if output == "json" else "\n".join(_lines(checks)))
     if any(check.result == REFUSED for check in checks):
         sys.exit(EXIT_FAILED)
 
 
-async def examine(config: WorkerConfig, config_error: str | None) -> list[Check]:
-    """Looks at the host, in bounded time."""
-    inventory = await trio.to_thread.run_sync(Inventory)
-    findings = Findings()
-    async with open_driver(CALL_FLOOR_S) as driver:
+async def examine(config: WorkerConfig, config_error: str | None, timeout_s: float) -> list[Check]:
+    """Looks at the host. What does not come back in time is left behind in its thread, and said so."""
+    inventory = await _within(timeout_s, Inventory)
+    driver = Driver(timeout_s)
+    try:
+        with trio.move_on_after(timeout_s) as scope:
+            await driver.probe()
+        if scope.cancelled_caught:
+            driver.unavailable_reason = f"cuInit did not return within {timeout_s:g} s"
         asked, obstacle = await _trace_obstacle(driver)
-        patient = Patient(config, config_error, driver, inventory, obstacle, asked)
-        for check in CHECKS:
-            await trio.to_thread.run_sync(check, patient, findings)
-    return findings.checks
+        patient = Patient(config, config_error, driver, inventory, asked, obstacle)
+        return [await _look(name, look, patient, timeout_s) for name, look in CHECKS.items()]
+    finally:
+        await driver.close()
+
+
+async def _look(name: str, look: Look, patient: Patient, timeout_s: float) -> Check:
+    def outcome() -> Check:
+        try:
+            return Check(name, PASSED, look(patient))
+        except NotOkError as error:
+            return Check(name, error.result, str(error))
+        except (OSError, ValueError) as error:  # a host may be broken in ways that no check thinks of
+            return Check(name, NOT_CHECKED, f"can't be looked at: {error}")
+
+    late = Check(name, REFUSED, f"no answer within {timeout_s:g} s: look for hung tasks and Xid in dmesg")
+    return await _within(timeout_s, outcome) or late
+
+
+async def _within(timeout_s: float, function: Callable[[], Found]) -> Found | None:
+    """What the function returns, called in a thread. None: it did not return in time."""
+    with trio.move_on_after(timeout_s):
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+    return None
 
 
 async def _trace_obstacle(driver: Driver) -> tuple[bool, str | None]:
     """Whether the driver helper could be asked about a child of ours, and what is in its way there.
 
-    A child of this process is to the helper what a workload is.
+    A child of this process is to the helper what a workload is. It ends with this process.
     """
-    child = await trio.lowlevel.open_process(["sleep", "60"], stdin=subprocess.DEVNULL)
+    wait_for_end = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    child = await trio.lowlevel.open_process(wait_for_end, stdin=subprocess.PIPE)
     try:
         return True, await CheckpointProcess(driver, child.pid).trace_obstacle()
     except (DriverError, DriverCallUnansweredError, DriverUnavailableError):
         return False, None
     finally:
-        child.kill()
-        await child.wait()
+        with trio.CancelScope(shield=True):
+            child.kill()
+            await child.wait()
 
 
 def _document(checks: list[Check]) -> str:

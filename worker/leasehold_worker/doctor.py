@@ -94,15 +94,22 @@ async def examine(config: WorkerConfig, config_error: str | None, timeout_s: flo
     inventory = await _within(timeout_s, Inventory)
     driver = Driver(timeout_s)
     try:
-        with trio.move_on_after(timeout_s) as scope:
-            await driver.probe()
-        if scope.cancelled_caught:
-            driver.unavailable_reason = f"cuInit did not return within {timeout_s:g} s"
+        await _probe(driver, timeout_s)
         asked, obstacle = await _trace_obstacle(driver)
         patient = Patient(config, config_error, driver, inventory, asked, obstacle)
         return [await _look(name, look, patient, timeout_s) for name, look in CHECKS.items()]
     finally:
         await driver.close()
+
+
+async def _probe(driver: Driver, timeout_s: float) -> None:
+    try:
+        with trio.move_on_after(timeout_s) as scope:
+            await driver.probe()
+    except OSError as error:
+        driver.unavailable_reason = f"the driver helper can't be started: {error}"
+    if scope.cancelled_caught:
+        driver.unavailable_reason = f"cuInit did not return within {timeout_s:g} s"
 
 
 async def _look(name: str, look: Look, patient: Patient, timeout_s: float) -> Check:
@@ -131,7 +138,10 @@ async def _trace_obstacle(driver: Driver) -> tuple[bool, str | None]:
     A child of this process is to the helper what a workload is. It ends with this process.
     """
     wait_for_end = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    child = await trio.lowlevel.open_process(wait_for_end, stdin=subprocess.PIPE)
+    try:
+        child = await trio.lowlevel.open_process(wait_for_end, stdin=subprocess.PIPE)
+    except OSError:
+        return False, None
     try:
         return True, await CheckpointProcess(driver, child.pid).trace_obstacle()
     except (DriverError, DriverCallUnansweredError, DriverUnavailableError):

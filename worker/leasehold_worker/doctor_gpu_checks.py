@@ -40,6 +40,8 @@ def libcuda(patient: Patient) -> str:
         raise failed(f"{driver.libcuda.path} loads, but can't be used ({reason}): {remedy}")
     if "did not return" in reason:
         raise failed(f"{reason}: look at nvidia-smi, and for Xid in dmesg; a reboot may be needed")
+    if reason.startswith("the driver helper"):
+        raise failed(f"{reason}: mend that first, since it loads libcuda")
     raise failed(
         f"libcuda can't be loaded ({reason}): install the NVIDIA driver, or give the container its GPUs"
     )

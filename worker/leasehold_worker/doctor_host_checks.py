@@ -138,14 +138,14 @@ def state_directory(patient: Patient) -> str:
     if patient.config_error is not None:
         raise not_checked("the configuration is not valid")
     path = patient.config.state_dir.absolute()
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise failed(
             f"{nearest} is no directory that uid {os.geteuid()} can write: choose another for {path}"
         )
     if nearest != path:
         return f"{path} will be made at the first start"
-    if not (path / "lock").exists():
+    if not os.path.exists(path / "lock"):
         return f"{path}, writable"
     try:
         with (path / "lock").open("rb") as lock:

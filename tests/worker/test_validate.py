@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,16 @@ import pytest
 from leasehold_simgpu import SimulatedHost
 
 from ..conformance.conftest import why_no_gpu  # noqa: TID252 - tests are not on the path
+from .conftest import Counter
 
 
 def make_host(tmp_path: Path, **options: Any) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", **options)
 
 
-def validate(host: SimulatedHost | None, *arguments: str, code: int = 0) -> dict[str, Any]:
+def validate(
+    host: SimulatedHost | None, *arguments: str, code: int = 0, alone: bool = True
+) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "leasehold_client", "validate", "--bytes", "1MiB", "-o", "json", *arguments],
         env={**os.environ, **(host.environment() if host else {})},
@@ -28,7 +35,7 @@ def validate(host: SimulatedHost | None, *arguments: str, code: int = 0) -> dict
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    if host is not None:
+    if host is not None and alone:
         assert host.processes() == (), "nothing is left running"
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -42,7 +49,7 @@ def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
         *("suspend, second time", "restore, second time", "move", "move back"),
     ]
     assert document["error"] is None
-    assert document["notes"] == []
+    assert [note for note in document["notes"] if "PCI bus id" not in note] == []
     assert host.gpus[1].uuid in document["steps"][5]["proved"]
     assert set(document["steps"][5]["gigabytes_per_s"]) == {"checkpoint", "restore"}
     assert document["driver_version"] == host.driver_version
@@ -65,7 +72,7 @@ def test_the_gpu_can_be_named(tmp_path: Path) -> None:
     host = make_host(tmp_path, gpus=2)
     assert validate(host, "--gpu", host.gpus[1].uuid)["gpu_uuid"] == host.gpus[1].uuid
     unknown = "GPU-00000000-0000-0000-0000-000000000000"
-    error = validate(host, "--gpu", unknown, code=1)["error"]
+    error = validate(host, "--gpu", unknown, code=2)["error"]
     assert error.startswith(f"{unknown} is not a GPU of this host, which has {host.gpus[0].uuid}")
 
 
@@ -74,7 +81,9 @@ def test_the_gpu_can_be_named(tmp_path: Path) -> None:
     [
         ("checkpoint", {"error": 801}, 1, "UNSUPPORTED_STATE"),
         ("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED"),
+        ("checkpoint", {"skip": True}, 1, "its state is LOCKED"),
         ("restore", {"error": 2}, 2, "MEMBER_WEDGED"),
+        ("unlock", {"skip": True}, 2, "its state is LOCKED"),
         ("restore", {"ignore_gpu_pairs": True}, 5, "REMAP_NOT_APPLIED"),
     ],
 )
@@ -93,6 +102,72 @@ def test_a_host_that_can_not(tmp_path: Path) -> None:
     full = make_host(tmp_path, gpus=1)
     full.hog(0, full.gpus[0].memory_bytes)
     assert "has 0 B free" in validate(full, code=1)["error"]
+
+
+def test_a_gpu_that_others_use_is_shared(
+    tmp_path: Path, start_counter: Callable[..., Counter], host: SimulatedHost
+) -> None:
+    assert start_counter(gpu=1).process.poll() is None
+    document = validate(host, "--gpu", host.gpus[1].uuid, alone=False)
+    assert document["error"] is None
+    assert len(document["steps"]) == 7
+
+
+def test_a_driver_that_hides_what_processes_take(tmp_path: Path) -> None:
+    host = make_host(tmp_path, gpus=1)
+    host.set_readings(0, hides_process_memory=True)
+    assert validate(host)["error"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, call: str) -> None:
+    host = make_host(tmp_path, gpus=1)
+    host.set_fault(call, delay_s=0.5)
+    with started(host, tmp_path) as process:
+        wait_until(lambda: calls(host, call) > 0, process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 128 + number
+    assert said == f"leasehold: interrupted by {number.name}, nothing is proved\n"
+    assert host.processes() == ()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_program_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    host = make_host(tmp_path, gpus=1)
+    host.set_fault("lock", delay_s=30)
+    with started(host, tmp_path) as process:
+        wait_until(lambda: len(host.processes()) > 1, process)
+    wait_until(lambda: host.processes() == ())
+
+
+def calls(host: SimulatedHost, call: str) -> int:
+    return sum(process.calls[call] for process in host.processes())
+
+
+@contextmanager
+def started(host: SimulatedHost, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A validation that runs, and is killed at the end where it still does."""
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leasehold_client", "validate", "--bytes", "1MiB"],
+        env={**os.environ, **host.environment(), "TMPDIR": str(tmp_path / "temporary")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, process.stderr
+        time.sleep(0.01)
 
 
 def test_wrong_usage_is_exit_2() -> None:

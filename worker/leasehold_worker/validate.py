@@ -3,22 +3,34 @@
 import json
 import logging
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import click
 import trio
 
+from leasehold_worker import __version__
 from leasehold_worker.checkpoint.gpu_pairs import normalize_uuid
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import Inventory, SystemVersions
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.sizes import size_text
-from leasehold_worker.validation import Step, Validation, ValidationError, Validator, choose_gpu
+from leasehold_worker.validation import Step, UnknownGpuError, Validation, Validator, choose_gpu
+from leasehold_worker.validation_witness import ValidationError
 
 EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_SIGNAL: Final = 128
+"""A program that a signal ended is said to have ended with this and the signal's number."""
+
+NVML_TIMEOUT_S: Final = 30.0
+SEE_DOCTOR: Final = "`leasehold doctor` says more"
 LEAST_BYTES: Final = 4096
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(|[KMGT]i?B?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -63,35 +75,104 @@ def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
         wanted = normalize_uuid(gpu_uuid) if gpu_uuid is not None else None
     except OperationError as error:
         raise click.BadParameter(error.message, param_hint="--gpu") from error
-    document = trio.run(validate, wanted, size_bytes, strict_exception_groups=True)
-    click.echo(json.dumps(document, indent=2) if output == "json" else "\n".join(_lines(document)))
-    if document["error"] is not None:
-        sys.exit(EXIT_FAILED)
+    outcome = trio.run(validate, wanted, size_bytes, strict_exception_groups=True)
+    if outcome.signal_number is not None:
+        notes = "".join(f"; {note}" for note in outcome.document["notes"])
+        name = signal.Signals(outcome.signal_number).name
+        click.echo(f"leasehold: interrupted by {name}, nothing is proved{notes}", err=True)
+    else:
+        document = outcome.document
+        click.echo(json.dumps(document, indent=2) if output == "json" else "\n".join(_lines(document)))
+    sys.exit(outcome.exit_code)
 
 
-async def validate(wanted: str | None, size_bytes: int) -> dict[str, Any]:
-    """Validates, and says what was proved and what did not hold."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a validation ended.
+
+    Attributes:
+        document: What was proved, and what did not hold.
+        exit_code: Of the command.
+        signal_number: What interrupted it. None: nothing did.
+    """
+
+    document: dict[str, Any]
+    exit_code: int
+    signal_number: int | None = None
+
+
+@final
+class _Interrupts:
+    """SIGINT and SIGTERM, each of which cancels the innermost scope that was given."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self.scopes = [scope]
+        self.signal_number: int | None = None
+
+    async def listen(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            self.signal_number = self.signal_number or number
+            self.scopes[-1].cancel()
+
+
+async def validate(wanted: str | None, size_bytes: int) -> Outcome:
+    """Validates, and says what was proved and what did not hold. A signal ends it, and its program first."""
+    document, exit_code = _document(None, None, None), EXIT_FAILED
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            interrupts = _Interrupts(nursery.cancel_scope)
+            nursery.start_soon(interrupts.listen, signals)
+            if await _nvml_answers():
+                document, exit_code = await _validate(wanted, size_bytes, interrupts)
+            else:
+                document["error"] = f"NVML does not answer within {NVML_TIMEOUT_S:g} s: {SEE_DOCTOR}"
+            nursery.cancel_scope.cancel()
+    if interrupts.signal_number is not None:
+        return Outcome(document, EXIT_SIGNAL + interrupts.signal_number, interrupts.signal_number)
+    return Outcome(document, exit_code)
+
+
+async def _nvml_answers() -> bool:
+    """Whether NVML can be asked; it is left behind in its thread where it hangs."""
+    with trio.move_on_after(NVML_TIMEOUT_S):
+        inventory = await trio.to_thread.run_sync(Inventory, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(inventory.usage, abandon_on_cancel=True)
+        return True
+    return False
+
+
+async def _validate(
+    wanted: str | None, size_bytes: int, interrupts: _Interrupts
+) -> tuple[dict[str, Any], int]:
     with tempfile.TemporaryDirectory(prefix="leasehold-validate-") as folder:
         async with open_parts(WorkerConfig(), Path(folder), lambda _: None) as parts:
             validation: Validation | None = None
             error: str | None = None
-            try:
-                free = await trio.to_thread.run_sync(parts.inventory.free_bytes, ())
-                validation = Validation(choose_gpu(parts, wanted, free, size_bytes), size_bytes)
-                await Validator(parts, Path(folder), validation).run()
-            except ValidationError as raised:
-                error = str(raised)
-            return _document(parts, validation, error)
+            exit_code = 0
+            # The parts must outlive the steps: they watch for the end of the program.
+            with trio.CancelScope() as steps:
+                interrupts.scopes.append(steps)
+                try:
+                    free = await trio.to_thread.run_sync(parts.inventory.free_bytes, ())
+                    validation = Validation(choose_gpu(parts, wanted, free, size_bytes), size_bytes)
+                    await Validator(parts, Path(folder), validation).run()
+                except ValidationError as raised:
+                    error = str(raised)
+                    exit_code = EXIT_USAGE if isinstance(raised, UnknownGpuError) else EXIT_FAILED
+            return _document(parts, validation, error), exit_code
 
 
-def _document(parts: Parts, validation: Validation | None, error: str | None) -> dict[str, Any]:
-    versions = parts.inventory.versions
+def _document(parts: Parts | None, validation: Validation | None, error: str | None) -> dict[str, Any]:
+    versions = parts.inventory.versions if parts else SystemVersions()
     return {
         "gpu_uuid": validation.gpu.uuid if validation else None,
         "gpu_name": validation.gpu.name if validation else None,
         "memory_bytes": validation.size_bytes if validation else None,
         "driver_version": versions.driver_version,
-        "cuda_version": parts.driver.cuda_version,
+        "cuda_version": parts.driver.cuda_version if parts else None,
+        "nvml_version": versions.nvml_version,
+        "bindings_version": (parts.driver.bindings_version or None) if parts else None,
+        "leasehold_version": __version__,
         "steps": [_step(step) for step in validation.steps] if validation else [],
         "notes": validation.notes if validation else [],
         "error": error,

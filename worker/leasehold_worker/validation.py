@@ -1,5 +1,6 @@
 """Proves on a host's GPUs that a process can be suspended, restored and moved, by the worker's own parts."""
 
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-import msgspec
 import trio
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
@@ -21,21 +21,21 @@ from leasehold_worker.inventory import GpuFacts
 from leasehold_worker.parts import Parts
 from leasehold_worker.report import Report
 from leasehold_worker.sizes import size_text
-from leasehold_worker.validation_target import Sighting
+from leasehold_worker.validation_witness import ValidationError, Witness
 from leasehold_worker.workloads import RUNNING, SUSPENDED, Workload
 
 CONTEXT_BYTES: Final = 2**30
 """Room for what a context takes beside the buffer."""
 
-ROUNDS: Final = 2
 TARGET: Final = "validation"
-WAIT_S: Final = 120.0
-POLL_S: Final = 0.02
+END_S: Final = 5
+"""How long the program may take to end in order."""
+
 TRANSFERS: Final = (DriverCall.CHECKPOINT, DriverCall.RESTORE)
 
 
-class ValidationError(Exception):
-    """Something did not hold; the text says what was expected, and what was seen."""
+class UnknownGpuError(ValidationError):
+    """The GPU that was asked for is not of this host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class Validation:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def note(self, text: str) -> None:
+        """Notes what deserves attention, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
 
 @final
 class Validator:
@@ -73,10 +78,13 @@ class Validator:
         self._parts = parts
         self._file = folder / "sighting.json"
         self._validation = validation
-        self._used_bytes = 0
+        self._witness = Witness(parts, self._file, validation.size_bytes, validation.note)
 
     async def run(self) -> None:
-        """Starts the program, takes it through everything, and ends it, also when something does not hold.
+        """Starts the program, takes it through everything, and ends it.
+
+        It is also ended when something does not hold, and on cancellation, once the operation that is under
+        way has been undone or finished.
 
         Raises:
             ValidationError: Something did not hold.
@@ -85,7 +93,7 @@ class Validator:
         try:
             workload = await self._start(gpu.uuid)
             for turn in ("first", "second"):
-                await self._park(workload, f"suspend, {turn} time")
+                await self._park(workload, f"suspend, {turn} time", gpu.uuid)
                 await self._wake(workload, f"restore, {turn} time", gpu.uuid)
             await self._move_there_and_back(workload)
         except OperationError as error:
@@ -98,37 +106,37 @@ class Validator:
     async def _start(self, gpu_uuid: str) -> Workload:
         size = self._validation.size_bytes
         arguments = [sys.executable, "-m", "leasehold_worker.validation_target"]
-        arguments += ["--file", str(self._file), "--bytes", str(size)]
+        arguments += ["--file", str(self._file), "--bytes", str(size), "--parent", str(os.getpid())]
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=workload_pb2.Resources(gpu_count=1))
-        self._used_bytes = await self._used(gpu_uuid)
         run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
-        began = time.monotonic()
+        before, began = await self._witness.usage(), time.monotonic()
         await self._parts.operations.run(TARGET, run, Report(lambda _: None))
         workload = self._parts.workloads.get(TARGET)
-        await self._see_rounds(workload, 0, gpu_uuid)
-        self._note("start", time.monotonic() - began, {}, f"{size_text(size)} on {gpu_uuid}, intact")
+        await self._witness.see_running(workload, 0, gpu_uuid)
+        duration_s = time.monotonic() - began
+        await self._witness.see_listed_at_all(workload.root.pid)
+        taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
+        self._add("start", duration_s, {}, f"counts, data intact, {_amount(taken)} taken")
         return workload
 
-    async def _park(self, workload: Workload, name: str) -> None:
-        (gpu_uuid,) = workload.lease.gpu_uuids if workload.lease else ("",)
-        before = await self._used(gpu_uuid)
-        suspend = partial(self._parts.operations.suspend, TARGET, command_pb2.SuspendOperation())
-        report = await self._do(suspend)
+    async def _park(self, workload: Workload, name: str, gpu_uuid: str) -> None:
+        before = await self._witness.usage()
+        report = await self._do(
+            partial(self._parts.operations.suspend, TARGET, command_pb2.SuspendOperation())
+        )
         _expect(workload.state, SUSPENDED, "the workload's state after a suspend")
-        freed = before - await self._used(gpu_uuid)
-        if freed < self._validation.size_bytes:
-            raise ValidationError(
-                f"{size_text(freed)} of {gpu_uuid} were freed, and the program held "
-                f"{size_text(self._validation.size_bytes)}"
-            )
-        self._done(name, report, f"checkpointed, {size_text(freed)} freed, not listed by NVML")
+        await self._witness.see_parked(workload)
+        freed = await self._witness.see_memory(workload.root.pid, before, left=gpu_uuid)
+        self._done(name, report, f"CHECKPOINTED, stands still, {_amount(freed)} freed, off NVML's list")
 
     async def _wake(self, workload: Workload, name: str, gpu_uuid: str) -> None:
-        before = self._sighting().rounds
-        restore = partial(self._parts.operations.restore, TARGET, command_pb2.RestoreOperation())
-        report = await self._do(restore)
-        await self._expect_running(workload, before, gpu_uuid)
-        self._done(name, report, f"counts on, data intact, on {gpu_uuid}")
+        before, rounds = await self._witness.usage(), self._witness.rounds()
+        report = await self._do(
+            partial(self._parts.operations.restore, TARGET, command_pb2.RestoreOperation())
+        )
+        await self._see_woken(workload, rounds, gpu_uuid)
+        taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
+        self._done(name, report, f"RUNNING, counts on, data intact, {_amount(taken)} taken")
 
     async def _move_there_and_back(self, workload: Workload) -> None:
         gpu = self._validation.gpu
@@ -136,18 +144,18 @@ class Validator:
         if other is None:
             return
         for name, old, new in (("move", gpu.uuid, other), ("move back", other, gpu.uuid)):
-            before = self._sighting().rounds
-            pairs = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)]
-            move = command_pb2.Move(workload_id=TARGET, pairs=pairs)
+            before, rounds = await self._witness.usage(), self._witness.rounds()
+            move = command_pb2.Move(workload_id=TARGET, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
             remap = partial(self._parts.operations.remap, command_pb2.RemapOperation(moves=[move]))
             report = await self._do(remap)
-            await self._expect_running(workload, before, new)
-            self._done(name, report, f"counts on, data intact, on {new}")
+            await self._see_woken(workload, rounds, new)
+            await self._witness.see_memory(workload.root.pid, before, left=old, entered=new)
+            self._done(name, report, f"RUNNING, counts on, data intact, on {new} only")
 
     async def _other_gpu(self, gpu: GpuFacts) -> str | None:
         """An equal GPU with room. None: there is none, or the driver can't move; the notes say so."""
         if reason := why_unsupported(self._parts.driver, REMAP_CUDA_VERSION):
-            self._validation.notes.append(f"not moved: {reason}")
+            self._validation.note(f"not moved: {reason}")
             return None
         inventory = self._parts.inventory
         free = await trio.to_thread.run_sync(inventory.free_bytes, ())
@@ -155,72 +163,45 @@ class Validator:
         for uuid, chip in inventory.chips.items():
             if uuid != gpu.uuid and chip == gpu.name and free.get(uuid, 0) >= needed:
                 return uuid
-        self._validation.notes.append(f"not moved: no other {gpu.name} has {size_text(needed)} free")
+        self._validation.note(f"not moved: no other {gpu.name} has {size_text(needed)} free")
         return None
 
     async def _do(self, operation: Callable[[Report], Awaitable[None]]) -> Report:
         report = Report(lambda _: None)
         await operation(report)
         report.close(failed=False)
+        for warning in report.warnings:
+            self._validation.note(warning)
         return report
 
-    async def _expect_running(self, workload: Workload, before: int, gpu_uuid: str) -> None:
+    async def _see_woken(self, workload: Workload, rounds: int, gpu_uuid: str) -> None:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
         held = workload.lease.gpu_uuids if workload.lease else ()
         if held != (gpu_uuid,):
-            raise ValidationError(f"the workload holds {held}, and not {gpu_uuid}")
-        await self._see_rounds(workload, before, gpu_uuid)
-        listed = await trio.to_thread.run_sync(self._parts.inventory.usage)
-        if workload.root.pid not in listed[gpu_uuid].processes:
-            raise ValidationError(f"NVML does not list process {workload.root.pid} on {gpu_uuid}")
-
-    async def _see_rounds(self, workload: Workload, before: int, gpu_uuid: str) -> None:
-        """Waits until the program has finished two more rounds, and looks at what it saw."""
-        with trio.move_on_after(WAIT_S):
-            while self._sighting().rounds < before + ROUNDS:
-                if workload.ended.is_set():
-                    said = workload.output_path.read_text(errors="replace").strip().splitlines()
-                    raise ValidationError(f"the program ended: {said[-1] if said else 'without a word'}")
-                await trio.sleep(POLL_S)
-            seen = self._sighting()
-            if not seen.intact:
-                raise ValidationError("the program read other bytes from the GPU than it had written")
-            if seen.gpu_uuid != gpu_uuid:
-                raise ValidationError(f"the program runs on {seen.gpu_uuid}, and not on {gpu_uuid}")
-            return
-        raise ValidationError(f"the program stands still for {WAIT_S:g} s")
-
-    def _sighting(self) -> Sighting:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Sighting)
-        except FileNotFoundError:
-            return Sighting(0, intact=True, gpu_uuid="")
-
-    async def _used(self, gpu_uuid: str) -> int:
-        usage = await trio.to_thread.run_sync(self._parts.inventory.usage)
-        used = usage[gpu_uuid].used_bytes if gpu_uuid in usage else None
-        if used is None:
-            raise ValidationError(f"NVML does not tell the used memory of {gpu_uuid}")
-        return used
+            raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, and not {gpu_uuid}")
+        await self._witness.see_running(workload, rounds, gpu_uuid)
 
     async def _end(self) -> None:
-        if TARGET in self._parts.workloads:
-            stop = command_pb2.StopOperation()
-            stop.grace.FromMilliseconds(0)
-            try:
-                await self._parts.stopping.stop(TARGET, stop, Report(lambda _: None))
-            except OperationError as error:
-                self._validation.notes.append(f"the program could not be ended: {error.message}")
+        """Ends the program, in order where it runs."""
+        if TARGET not in self._parts.workloads:
+            return
+        stop = command_pb2.StopOperation()
+        stop.grace.FromSeconds(END_S)
+        try:
+            await self._parts.stopping.stop(TARGET, stop, Report(lambda _: None))
+        except OperationError as error:
+            pid = self._parts.workloads.get(TARGET).root.pid
+            self._validation.note(f"the program, process {pid}, could not be ended: {error.message}")
 
     def _done(self, name: str, report: Report, proved: str) -> None:
         rates: dict[str, float] = {}
         for _, outcome in report.outcomes:
             for phase in outcome.phases:
-                if phase.call in TRANSFERS and phase.moved_bytes is not None:
+                if phase.call in TRANSFERS and phase.moved_bytes is not None and phase.duration_s > 0:
                     rates[str(phase.call)] = phase.moved_bytes / phase.duration_s
-        self._note(name, sum(phase.duration_s for phase in report.phases), rates, proved)
+        self._add(name, sum(phase.duration_s for phase in report.phases), rates, proved)
 
-    def _note(self, name: str, duration_s: float, rates: Mapping[str, float], proved: str) -> None:
+    def _add(self, name: str, duration_s: float, rates: Mapping[str, float], proved: str) -> None:
         self._validation.steps.append(Step(name, duration_s, rates, proved))
 
 
@@ -228,6 +209,7 @@ def choose_gpu(parts: Parts, wanted: str | None, free: Mapping[str, int], size_b
     """The GPU to validate: the one that is wanted, else the one with most free memory.
 
     Raises:
+        UnknownGpuError: The one that is wanted is not of this host.
         ValidationError: There is none, or it has too little room.
     """
     if reason := why_unsupported(parts.driver, SUSPEND_CUDA_VERSION):
@@ -237,7 +219,7 @@ def choose_gpu(parts: Parts, wanted: str | None, free: Mapping[str, int], size_b
         raise ValidationError("this host has no GPU that NVML knows: `leasehold doctor` says more")
     uuid = wanted or max(gpus, key=lambda uuid: free.get(uuid, 0))
     if uuid not in gpus:
-        raise ValidationError(f"{uuid} is not a GPU of this host, which has {', '.join(gpus)}")
+        raise UnknownGpuError(f"{uuid} is not a GPU of this host, which has {', '.join(gpus)}")
     if free.get(uuid, 0) < size_bytes + CONTEXT_BYTES:
         needed = size_text(size_bytes + CONTEXT_BYTES)
         raise ValidationError(
@@ -245,6 +227,10 @@ def choose_gpu(parts: Parts, wanted: str | None, free: Mapping[str, int], size_b
             "--gpu, or a smaller --bytes"
         )
     return gpus[uuid]
+
+
+def _amount(size_bytes: int | None) -> str:
+    return "an unknown amount" if size_bytes is None else size_text(size_bytes)
 
 
 def _expect(actual: WorkloadState.ValueType, wanted: WorkloadState.ValueType, what: str) -> None:

@@ -2,13 +2,17 @@
 
 It counts rounds in device memory. In each it reads the whole buffer back, compares it with what it wrote, and
 replaces the file that it was given with what it has seen. Parked, it stands still in the middle of a round.
+SIGTERM ends it, and so does the end of whoever started it.
 """
 
 import argparse
 import os
 import random
+import signal
+import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +20,15 @@ import msgspec
 from cuda.bindings import driver
 
 CHUNK_BYTES: Final = 2**24
+"""What one copy moves. Where it lies in the buffer decides which bytes it holds."""
+
+SHIFT_BYTES: Final = 65537
+"""How far the pattern is shifted from one chunk to the next: none holds what another does."""
+
 INTERVAL_S: Final = 0.02
+WATCH_INTERVAL_S: Final = 0.5
+LAST_ROUND_S: Final = 10.0
+"""How long a program whose parent has ended may take to end in order. One that is parked can't."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -41,33 +53,55 @@ def call(function: Any, *arguments: Any) -> Any:
     return values[0] if values else None
 
 
-def pattern(number: int, size: int) -> bytes:
-    """What a chunk holds."""
-    return random.Random(number).randbytes(size)
+def chunks(total: int) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk begins in a buffer of so many bytes, and what it holds."""
+    block = random.Random(total).randbytes(min(total, CHUNK_BYTES))
+    twice = memoryview(block + block)
+    for number, begin in enumerate(range(0, total, CHUNK_BYTES)):
+        shift = number * SHIFT_BYTES % len(block)
+        yield begin, twice[shift : shift + min(CHUNK_BYTES, total - begin)]
+
+
+def end_with(parent_pid: int, stop: threading.Event) -> None:
+    """Waits for the end of the parent, and then ends the program: nobody else would."""
+    while os.getppid() == parent_pid:
+        time.sleep(WATCH_INTERVAL_S)
+    stop.set()
+    time.sleep(LAST_ROUND_S)
+    os._exit(1)
 
 
 def main() -> None:
-    """Runs until it is killed."""
+    """Runs until it is told to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=end_with, args=(options.parent, stop), daemon=True).start()
     call(driver.cuInit, 0)
     device = call(driver.cuDeviceGet, 0)
     call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, device))
-    counter = call(driver.cuMemAlloc, 8)
-    chunks = [
-        (call(driver.cuMemAlloc, size), pattern(number, size))
-        for number, size in enumerate(sizes(options.bytes))
-    ]
-    for address, content in chunks:
-        call(driver.cuMemcpyHtoD, address, content, len(content))
+    buffer, counter = int(call(driver.cuMemAlloc, options.bytes)), call(driver.cuMemAlloc, 8)
+    for begin, content in chunks(options.bytes):
+        call(driver.cuMemcpyHtoD, buffer + begin, content, len(content))
+    call(driver.cuMemcpyHtoD, counter, bytes(8), 8)
+    run(options.file, device, counter, buffer, options.bytes, stop)
+    call(driver.cuDevicePrimaryCtxRelease, device)
+
+
+def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, stop: threading.Event) -> None:
+    """Finishes one round after the other."""
+    contents = list(chunks(size_bytes))
     rounds, intact = 0, True
-    call(driver.cuMemcpyHtoD, counter, rounds.to_bytes(8, "little"), 8)
     while True:
-        for address, content in chunks:
+        for begin, content in contents:
+            if stop.is_set():
+                return
             found = bytearray(len(content))
-            call(driver.cuMemcpyDtoH, found, address, len(content))
+            call(driver.cuMemcpyDtoH, found, buffer + begin, len(content))
             intact = intact and found == content
         counted = bytearray(8)
         call(driver.cuMemcpyDtoH, counted, counter, 8)
@@ -75,14 +109,8 @@ def main() -> None:
         rounds += 1
         call(driver.cuMemcpyHtoD, counter, rounds.to_bytes(8, "little"), 8)
         name = f"GPU-{uuid.UUID(bytes=bytes(call(driver.cuDeviceGetUuid, device).bytes))}"
-        tell(options.file, Sighting(rounds, intact, name))
-        time.sleep(INTERVAL_S)
-
-
-def sizes(total: int) -> list[int]:
-    """The sizes of the chunks that hold so many bytes."""
-    full, rest = divmod(total, CHUNK_BYTES)
-    return [CHUNK_BYTES] * full + ([rest] if rest else [])
+        tell(path, Sighting(rounds, intact, name))
+        stop.wait(INTERVAL_S)
 
 
 def tell(path: Path, sighting: Sighting) -> None:

@@ -125,6 +125,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The destination's device node is not there for the process, whose container does not have that GPU."""
     ERROR_REASON_UNSAFE_KILL: _ErrorReason.ValueType  # 49
     """A process that was restored still runs and can't be suspended: killing it could hang its host."""
+    ERROR_REASON_HOST_REBOOTED: _ErrorReason.ValueType  # 50
+    """The host was restarted: every process of it is gone, and so is what was parked in its memory."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -232,6 +234,8 @@ ERROR_REASON_DEVICE_NODE_MISSING: ErrorReason.ValueType  # 48
 """The destination's device node is not there for the process, whose container does not have that GPU."""
 ERROR_REASON_UNSAFE_KILL: ErrorReason.ValueType  # 49
 """A process that was restored still runs and can't be suspended: killing it could hang its host."""
+ERROR_REASON_HOST_REBOOTED: ErrorReason.ValueType  # 50
+"""The host was restarted: every process of it is gone, and so is what was parked in its memory."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NewType
 
 import msgspec
+import trio
 
 from leasehold_worker import cgroups
 
@@ -80,18 +81,6 @@ def identify(pid: int) -> ProcessIdentity | None:
     stat = _read_stat(pid)
     if stat is None or stat.state in "ZX" or _read_status(pid).get("Tgid") != str(pid):
         return None
-    return ProcessIdentity(stat.pid, stat.start_time_ticks)
-
-
-def identify_child(pid: int) -> ProcessIdentity:
-    """Names a child of this process that nobody has waited for. One that has ended is still there, a zombie.
-
-    Raises:
-        ProcessLookupError: It is not such a child.
-    """
-    stat = _read_stat(pid)
-    if stat is None:
-        raise ProcessLookupError(f"there is no process {pid}")
     return ProcessIdentity(stat.pid, stat.start_time_ticks)
 
 
@@ -201,6 +190,15 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
         yield pidfd if is_alive(identity) else None
     finally:
         os.close(pidfd)
+
+
+async def wait_ended(identity: ProcessIdentity) -> None:
+    """Waits until that very process has ended; it need not be a child."""
+    with held(identity) as pidfd:
+        if pidfd is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.wait_readable(pidfd)
 
 
 def has_ended(pidfd: int) -> bool:

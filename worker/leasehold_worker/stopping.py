@@ -63,9 +63,8 @@ class Stopping:
         try:
             await self._killer.kill(workload, report, force=force)
         except OperationError as error:
-            headless = workload.returncode is not None
-            workload.error = error if headless else workload.error
-            self._workloads.set_state(workload, UNKNOWN if headless else before)
+            workload.error = error if workload.headless else workload.error
+            self._workloads.set_state(workload, UNKNOWN if workload.headless else before)
             raise
         with trio.move_on_after(KILL_WAIT_S):
             await workload.ended.wait()

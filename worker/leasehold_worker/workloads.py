@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,9 +13,11 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 
 from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
+from leasehold_worker.launching import LaunchError, launch, wait_exit
 from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import ProcessIdentity, identify_child, process_tree
+from leasehold_worker.processes import ProcessIdentity, process_tree
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ KILL_TIMEOUT_S: Final = 10.0
 """How long processes may take to end, before they are killed once more."""
 
 POLL_INTERVAL_S: Final = 0.01
+OUTPUT_FILE: Final = "output.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Workload:
     end_time: datetime | None = None
     returncode: int | None = None
     error: OperationError | None = None
+    headless: bool = False
+    """Its first process has ended; others may be left."""
     ended: trio.Event = field(default_factory=trio.Event)
     restored: bool = False
     """Whether members were restored: killing them while they run could hang the host."""
@@ -141,54 +145,71 @@ class Workloads:
     ) -> Workload:
         """Starts the workload's program, in a session of its own, and watches for its end.
 
-        Its output goes to a file that outlives the worker.
+        The program and its output, which goes to a file, outlive the worker.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
-        folder = self._directory / workload_id
-        output_path = folder / "output.log"
+        folder = self.folder(workload_id)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with output_path.open("ab") as output:
-                process = await trio.lowlevel.open_process(
-                    list(spec.arguments),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=spec.working_directory or folder,
-                    env=child_environment(os.environ, name, spec, lease),
-                    start_new_session=True,
+            with (folder / OUTPUT_FILE).open("ab") as output:
+                root = await launch(
+                    folder,
+                    spec.arguments,
+                    working_directory=spec.working_directory or folder,
+                    environment=child_environment(os.environ, name, spec, lease),
+                    output=output.fileno(),
+                    nursery=nursery,
                 )
-        except (OSError, ValueError) as error:
+        except (OSError, LaunchError) as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
                 f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
             ) from error
-        root = identify_child(process.pid)
-        workload = Workload(workload_id, name, spec, root, output_path, datetime.now(UTC), lease)
-        self._by_id[workload_id] = workload
-        nursery.start_soon(self._watch, workload, process)
+        crash_point("program-started")
+        workload = Workload(workload_id, name, spec, root, folder / OUTPUT_FILE, datetime.now(UTC), lease)
+        self.add(workload, nursery)
         self._observer(workload)
         return workload
 
-    async def _watch(self, workload: Workload, process: trio.Process) -> None:
-        returncode = await process.wait()
-        logger.info("workload %s ended with %d", workload.name, returncode)
-        workload.returncode = returncode
+    def folder(self, workload_id: str) -> Path:
+        """Where a workload has its files."""
+        return self._directory / workload_id
+
+    def add(self, workload: Workload, nursery: trio.Nursery) -> None:
+        """Takes a workload into the registry, and watches for its end unless it has ended."""
+        self._by_id[workload.workload_id] = workload
+        if workload.state in ENDED:
+            workload.ended.set()
+        else:
+            nursery.start_soon(self._watch, workload)
+
+    async def _watch(self, workload: Workload) -> None:
+        outcome = await wait_exit(self.folder(workload.workload_id), workload.root)
+        workload.returncode = outcome.returncode if outcome else None
+        workload.headless = True
+        how = "nobody saw how" if outcome is None else f"exit {outcome.returncode}"
+        logger.info("workload %s ended: %s", workload.name, how)
         while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
             await trio.sleep(POLL_INTERVAL_S)
         await self._end_rest(workload)
-        workload.end_time = datetime.now(UTC)
+        workload.end_time = datetime.fromtimestamp(outcome.end_time, UTC) if outcome else datetime.now(UTC)
+        self.end(workload, EXITED, None)
+        self._forget_oldest()
+
+    def end(
+        self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None
+    ) -> None:
+        """Ends a workload of which no process is left, and gives back what it held."""
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
         workload.parked = None
         workload.members = ()
-        workload.error = None
-        self.set_state(workload, EXITED)
+        workload.error = error
+        self.set_state(workload, state)
         workload.ended.set()
-        self._forget_oldest()
 
     async def _end_rest(self, workload: Workload) -> None:
         """Kills what is left of a workload whose first process has ended, so that nobody holds its GPUs.

@@ -1,0 +1,136 @@
+"""What the journal keeps of workloads and operations, and its form on disk."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.pool import Lease
+from leasehold_worker.processes import ProcessIdentity
+from leasehold_worker.workloads import Parked, Workload
+
+_MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, errors_pb2.Error)
+
+
+class WorkloadRecord(msgspec.Struct, frozen=True):
+    """A workload as it was told last. Its fields are those of :class:`~leasehold_worker.workloads.Workload`.
+
+    ``boot_id`` is the kernel's at its start: without it, its process ids mean nothing.
+    """
+
+    workload_id: str
+    name: str
+    spec: workload_pb2.WorkloadSpec
+    root: ProcessIdentity
+    boot_id: str
+    start_time: datetime
+    lease: Lease | None
+    state: int
+    generation: int
+    members: tuple[Member, ...]
+    parked: Parked | None
+    end_time: datetime | None
+    returncode: int | None
+    error: errors_pb2.Error | None
+    restored: bool
+
+
+class PartyIntent(msgspec.Struct, frozen=True):
+    """A workload of an operation that is about to change something.
+
+    Attributes:
+        workload_id: The workload.
+        members: Its CUDA processes, with the state and the memory that they have now.
+        home: GPUs that it holds, or was parked from.
+        destination: GPUs that it is to have afterwards.
+        parked: It was parked when the operation began.
+    """
+
+    workload_id: str
+    members: tuple[Member, ...]
+    home: tuple[str, ...]
+    destination: tuple[str, ...]
+    parked: bool
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """What an operation is about to do that can't be taken back by forgetting it.
+
+    Attributes:
+        phase: run, lock, checkpoint or restore.
+        parties: The workloads.
+        pairs: What the driver will get at a restore.
+        reserved: What is held for the operation, besides the leases.
+    """
+
+    phase: str
+    parties: tuple[PartyIntent, ...]
+    pairs: tuple[GpuPair, ...] = ()
+    reserved: tuple[Lease, ...] = ()
+
+
+def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
+    """The record of a workload as it is now."""
+    return WorkloadRecord(
+        workload_id=workload.workload_id,
+        name=workload.name,
+        spec=workload.spec,
+        root=workload.root,
+        boot_id=boot_id,
+        start_time=workload.start_time,
+        lease=workload.lease,
+        state=workload.state,
+        generation=workload.generation,
+        members=workload.members,
+        parked=workload.parked,
+        end_time=workload.end_time,
+        returncode=workload.returncode,
+        error=workload.error.to_proto() if workload.error else None,
+        restored=workload.restored,
+    )
+
+
+def state_of_record(record: WorkloadRecord) -> WorkloadState.ValueType:
+    """The state, as the wire's type."""
+    return WorkloadState.Value(WorkloadState.Name(WorkloadState.ValueType(record.state)))
+
+
+def encode(record: WorkloadRecord | Intent) -> bytes:
+    """A record as it is kept."""
+    return msgspec.json.encode(record, enc_hook=_encode_message)
+
+
+def decode_workload(data: bytes) -> WorkloadRecord:
+    """A workload's record.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=WorkloadRecord, dec_hook=_decode_message)
+
+
+def decode_intent(data: bytes) -> Intent:
+    """An intent.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=Intent, dec_hook=_decode_message)
+
+
+def _encode_message(value: object) -> str:
+    if isinstance(value, Message):
+        return value.SerializeToString().hex()
+    raise NotImplementedError(f"{type(value)} has no form on disk")
+
+
+def _decode_message(wanted: type, value: Any) -> Message:
+    for message in _MESSAGES:
+        if wanted is message:
+            return message.FromString(bytes.fromhex(value))
+    raise NotImplementedError(f"{wanted} has no form on disk")

@@ -1,0 +1,164 @@
+"""A workload's program, behind a launcher that outlives the worker and keeps how it ended."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from leasehold_worker import launcher
+from leasehold_worker.processes import Pid, ProcessIdentity, boot_id, is_alive, wait_ended
+
+START_TIMEOUT_S: Final = 30.0
+EXIT_TIMEOUT_S: Final = 5.0
+"""How long a launcher may take to write how its program ended."""
+
+POLL_INTERVAL_S: Final = 0.01
+
+
+class LaunchError(Exception):
+    """The program was not started; the text says why."""
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """Who a program is, and who waits for its end, as its launcher wrote it down."""
+
+    pid: int
+    start_time_ticks: int
+    launcher_pid: int
+    launcher_start_time_ticks: int
+    boot_id: str
+
+    @property
+    def program(self) -> ProcessIdentity:
+        """The program."""
+        return ProcessIdentity(Pid(self.pid), self.start_time_ticks)
+
+    @property
+    def launcher(self) -> ProcessIdentity:
+        """Its parent."""
+        return ProcessIdentity(Pid(self.launcher_pid), self.launcher_start_time_ticks)
+
+
+class ExitRecord(msgspec.Struct, frozen=True):
+    """How a program ended. ``returncode`` is Python's, negative for a signal."""
+
+    returncode: int
+    end_time: float
+    error: str = ""
+
+
+class _StartRecord(msgspec.Struct, frozen=True):
+    """What a launcher tells: who was started, or what went wrong."""
+
+    error: str = ""
+    pid: int = 0
+    start_time_ticks: int = 0
+
+
+async def launch(
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    working_directory: Path | str,
+    environment: Mapping[str, str],
+    output: int,
+    nursery: trio.Nursery,
+) -> ProcessIdentity:
+    """Starts a program that goes on without us.
+
+    Args:
+        folder: Where its launcher writes; it must be there.
+        arguments: Program and arguments.
+        working_directory: Where it starts.
+        environment: All of its environment.
+        output: Descriptor for both its streams.
+        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+
+    Raises:
+        LaunchError: It could not be started.
+    """
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-I", "-S", launcher.__file__, str(folder), boot_id(), str(write_end)]
+    try:
+        process = await trio.lowlevel.open_process(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=working_directory,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(write_end,),
+        )
+    except (OSError, ValueError) as error:
+        os.close(read_end)
+        raise LaunchError(str(error)) from error
+    finally:
+        os.close(write_end)
+    nursery.start_soon(process.wait)
+    said = await _hear(read_end)
+    if said is None:
+        abandon(folder)
+        raise LaunchError("its launcher did not answer, and was given up")
+    if said.error:
+        raise LaunchError(said.error)
+    return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
+
+
+async def _hear(descriptor: int) -> _StartRecord | None:
+    data = b""
+    with trio.move_on_after(START_TIMEOUT_S):
+        async with trio.lowlevel.FdStream(descriptor) as stream:
+            async for chunk in stream:
+                data += chunk
+    return msgspec.json.decode(data, type=_StartRecord) if data else None
+
+
+def launched(folder: Path) -> Launched | None:
+    """Who was started in a folder. None: nobody, and after :func:`abandon` nobody will be."""
+    try:
+        return msgspec.json.decode((folder / launcher.PROCESS_FILE).read_bytes(), type=Launched)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def abandon(folder: Path) -> bool:
+    """Gives up a start that may still be under way. False: it was quicker, and somebody was started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{launcher.PROCESS_FILE}.{uuid.uuid4().hex}"
+    fresh.write_text("given up\n")
+    try:
+        os.link(fresh, folder / launcher.PROCESS_FILE)
+    except FileExistsError:
+        return launched(folder) is None
+    finally:
+        fresh.unlink()
+    return True
+
+
+async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
+    """Waits for a program's end. None: it has ended, and nobody wrote down how."""
+    await wait_ended(program)
+    who = launched(folder)
+    with trio.move_on_after(EXIT_TIMEOUT_S):
+        while True:
+            # Asked before reading: a launcher that has ended has written all that it ever will.
+            over = who is None or not is_alive(who.launcher)
+            if (record := exit_record(folder)) is not None or over:
+                return record
+            await trio.sleep(POLL_INTERVAL_S)
+    return None
+
+
+def exit_record(folder: Path) -> ExitRecord | None:
+    """How the program of a folder ended. None: nobody wrote that down."""
+    try:
+        return msgspec.json.decode((folder / launcher.EXIT_FILE).read_bytes(), type=ExitRecord)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

@@ -112,8 +112,13 @@ def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[C
 
     def start(host: SimulatedHost | None, state: str = "state", **options: str) -> WorkerProcess:
         log = tmp_path / f"worker{len(started)}.log"
-        settings = {"coordinator": coordinator.address, "state-dir": str(tmp_path / state), "name": "alpha"}
-        arguments = [f"--{name}={value}" for name, value in (settings | options).items()]
+        settings = {
+            "coordinator": coordinator.address,
+            "state-dir": str(tmp_path / state),
+            "name": "alpha",
+            "stop-workloads": "stop",
+        }
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in (settings | options).items()]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-c", "from leasehold_worker.cli import command; command()", *arguments],

@@ -3,68 +3,106 @@
 import logging
 import signal
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import trio
 from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
-from leasehold_worker import wire
+from leasehold_worker import journal_file, wire
 from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
+from leasehold_worker.journal import open_journal
+from leasehold_worker.journal_records import workload_record
 from leasehold_worker.link import Link
-from leasehold_worker.parts import open_parts
+from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.planning import Planning
+from leasehold_worker.processes import boot_id
+from leasehold_worker.recovery import Recovery
 from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
-from leasehold_worker.stopping import Stopping
-from leasehold_worker.workloads import ENDED, FAILED, RUNNING, Workload, Workloads
+from leasehold_worker.workloads import ENDED, FAILED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S: Final = 60.0
 """How long a stop waits for commands that are under way."""
 
+SETTLE_TIMEOUT_S: Final = 10.0
+"""How long a stop waits for the journal's disk."""
+
 
 async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> None:
-    """Runs the worker until SIGTERM or SIGINT, and then ends its workloads: nobody would find them again."""
-    identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
+    """Runs the worker until SIGTERM or SIGINT. Its workloads go on, unless the settings say otherwise.
 
-    # The two observers reach the link, which is built from what they observe.
-    def tell_workload(workload: Workload) -> None:
-        message = wire.workload(workload, identity.worker_id)
-        link.send(ConnectRequest(workload_event=WorkloadEvent(kind=_event_kind(workload), workload=message)))
+    Raises:
+        StartError: The journal can't be used.
+    """
+    async with open_journal(state_directory.journal_path) as journal:
+        identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
+        this_boot = boot_id()
 
-    def tell_command(update: CommandUpdate) -> None:
-        link.send(ConnectRequest(command_update=update))
+        # The observers reach the link, which is built from what they observe.
+        def keep_workload(workload: Workload) -> None:
+            message = wire.workload(workload, identity.worker_id)
+            event = WorkloadEvent(kind=_event_kind(workload), workload=message)
+            statements = journal_file.keep_workload(workload_record(workload, this_boot))
+            key = ("workloads", workload.workload_id)
+            journal.put(key, statements, partial(send, ConnectRequest(workload_event=event)))
 
-    def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
-        return [message for id_ in workload_ids for message in reporter.workload(id_)]
+        def forget_workload(workload_id: str) -> None:
+            journal.put(("workloads", workload_id), journal_file.forget_workload(workload_id))
 
-    async with open_parts(config, state_directory.workloads_path, tell_workload) as parts:
-        driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
-        if driver.unavailable_reason is not None:
-            logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
-        commands = Commands(
-            parts.operations,
-            parts.stopping,
-            workloads_of,
-            inventory.versions.driver_version,
-            nursery,
-            tell_command,
-        )
-        reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands)
-        planning = Planning(parts.operations.preflight)
-        link = Link(config.coordinator, state_directory, reporter, commands, parts.workloads, pool, planning)
-        logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
-        nursery.start_soon(link.run)
-        await _wait_for_stop_signal()
-        nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
-        await _finish_commands(commands)
-        await _stop_workloads(parts.stopping, parts.workloads)
-        await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+        def tell_command(update: CommandUpdate) -> None:
+            link.send(ConnectRequest(command_update=update))
+
+        def send(frame: ConnectRequest) -> None:
+            link.send(frame)
+
+        def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
+            return [message for id_ in workload_ids for message in reporter.workload(id_)]
+
+        workloads_path = state_directory.workloads_path
+        async with open_parts(config, workloads_path, keep_workload, forget_workload) as parts:
+            driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
+            if driver.unavailable_reason is not None:
+                logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
+            commands = Commands(
+                parts.operations,
+                parts.stopping,
+                journal,
+                workloads_of,
+                inventory.versions.driver_version,
+                nursery,
+                tell_command,
+            )
+            reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands)
+            planning = Planning(parts.operations.preflight)
+            link = Link(
+                config.coordinator,
+                state_directory,
+                reporter,
+                commands,
+                parts.workloads,
+                pool,
+                planning,
+                journal,
+            )
+            recovery = Recovery(parts, journal, commands)
+            recovery.rebuild()
+            logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
+            nursery.start_soon(recovery.settle)
+            nursery.start_soon(link.run)
+            await _wait_for_stop_signal()
+            nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
+            await _finish_commands(commands)
+            await _end_workloads(parts, config.stop_workloads)
+            with trio.move_on_after(SETTLE_TIMEOUT_S):
+                await journal.wait_settled()
+            await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _wait_for_stop_signal() -> None:
@@ -76,7 +114,7 @@ async def _wait_for_stop_signal() -> None:
 
 async def _stop_at_once_on_signal(scope: trio.CancelScope) -> None:
     await _wait_for_stop_signal()
-    logger.error("stopped at once by a second signal: workloads may still run")
+    logger.error("stopped at once by a second signal: what is under way is settled at the next start")
     scope.cancel()
 
 
@@ -86,17 +124,25 @@ async def _finish_commands(commands: Commands) -> None:
         await commands.wait_finished()
 
 
-async def _stop_workloads(stopping: Stopping, workloads: Workloads) -> None:
-    async def stop(workload: Workload) -> None:
+async def _end_workloads(parts: Parts, how: StopWorkloads) -> None:
+    """Leaves the workloads as they are, parks those that run, or stops them all."""
+
+    async def end(workload: Workload) -> None:
+        report = Report(lambda _: None)
         try:
-            await stopping.stop(workload.workload_id, command_pb2.StopOperation(), Report(lambda _: None))
+            if how == "stop":
+                await parts.stopping.stop(workload.workload_id, command_pb2.StopOperation(), report)
+            else:
+                suspend = command_pb2.SuspendOperation()
+                await parts.operations.suspend(workload.workload_id, suspend, report)
         except OperationError as error:
             logger.error("%s", error.message)
 
     async with trio.open_nursery() as nursery:
-        for workload in workloads.all():
-            if workload.state not in ENDED:
-                nursery.start_soon(stop, workload)
+        for workload in parts.workloads.all():
+            wanted = workload.state == RUNNING and workload.lease is not None if how == "park" else True
+            if how != "leave" and wanted and workload.state not in ENDED:
+                nursery.start_soon(end, workload)
 
 
 def _event_kind(workload: Workload) -> worker_session_pb2.WorkloadEventKind.ValueType:

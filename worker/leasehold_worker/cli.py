@@ -32,6 +32,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 )
 @click.option("--name", envvar="LEASEHOLD_WORKER_NAME", help="What to call it.  [default: the host's name]")
 @click.option(
+    "--stop-workloads",
+    type=click.Choice(["leave", "park", "stop"]),
+    help="What happens to the workloads when the worker is stopped: they go on, are parked, or are stopped.  "
+    "[default: leave]",
+)
+@click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
@@ -47,17 +53,24 @@ def command(
     coordinator: str | None,
     state_dir: Path | None,
     name: str | None,
+    stop_workloads: str | None,
     config_path: Path | None,
     log_level: str | None,
 ) -> None:
     """Run the worker agent of a GPU host.
 
     It leases this host's GPUs to workloads, and suspends, restores and moves them on the coordinator's
-    command. It keeps trying when the coordinator is away. SIGTERM ends its workloads and then the worker.
+    command. It keeps trying when the coordinator is away. Its workloads outlive it: a worker that is started
+    again on the same state directory finds them, and ends what was under way as it finds it.
     """
     try:
         config = load_config(
-            config_path, coordinator=coordinator, state_dir=state_dir, name=name, log_level=log_level
+            config_path,
+            coordinator=coordinator,
+            state_dir=state_dir,
+            name=name,
+            stop_workloads=stop_workloads,
+            log_level=log_level,
         )
         _serve(config)
     except StartError as error:

@@ -18,7 +18,7 @@ CANCELLED: Final = command_pb2.COMMAND_STATE_CANCELLED
 EXPIRED: Final = command_pb2.COMMAND_STATE_EXPIRED
 
 TRANSITIONS: Final[dict[CommandState.ValueType | None, frozenset[CommandState.ValueType]]] = {
-    None: frozenset({ACCEPTED, REJECTED}),
+    None: frozenset({ACCEPTED, REJECTED, CANCELLED}),
     ACCEPTED: frozenset({RUNNING, CANCELLED, EXPIRED}),
     RUNNING: frozenset({RUNNING, SUCCEEDED, FAILED, REJECTED, CANCELLED, EXPIRED}),
 }

@@ -1,45 +1,49 @@
 """A command in, exactly one outcome out.
 
-A repeated command id is answered with the state already reached, and outcomes are told until the
-coordinator has acknowledged them. Both are kept in memory: they do not outlive the agent.
+What is to be done about each frame is decided in :mod:`leasehold_worker.command_ledger`; here it is done.
 """
 
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 
-from leasehold_worker import wire
+from leasehold_worker import journal_file, wire
+from leasehold_worker.command_ledger import (
+    Cancel,
+    CommandLedger,
+    Effect,
+    Entry,
+    Forget,
+    Keep,
+    Start,
+    Tell,
+    workload_ids,
+)
 from leasehold_worker.command_states import (
     ACCEPTED,
     CANCELLED,
     EXPIRED,
     FAILED,
     REJECTED,
-    RUNNING,
     SUCCEEDED,
-    TRANSITIONS,
     is_terminal,
 )
+from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
+from leasehold_worker.intents import Intent
+from leasehold_worker.journal import Journal
 from leasehold_worker.operations import Operations
 from leasehold_worker.report import Report
 from leasehold_worker.stopping import Stopping
 
 logger = logging.getLogger(__name__)
-
-UNFINISHED_LIMIT: Final = 8
-"""Commands that may be unfinished at once."""
-
-FINISHED_LIMIT: Final = 1024
-"""Acknowledged commands that are remembered, so that a late duplicate finds its answer."""
 
 REASONS_OF_REFUSAL: Final = frozenset(
     {
@@ -59,29 +63,31 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
         errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     }
 )
 """With no driver call made yet, these mean REJECTED: nothing was begun."""
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    command: Command
-    state: CommandState.ValueType
-    update: CommandUpdate
-    acknowledged: bool = False
-    cancel_requested: bool = False
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-
 @final
 class Commands:
-    """The commands of one agent. Updates go to the observer, in order."""
+    """The commands of one agent.
+
+    Args:
+        operations: What they do.
+        stopping: Likewise.
+        journal: Keeps them.
+        workloads_of: The workloads with these ids as messages.
+        driver_version: Named in results.
+        nursery: Where they run.
+        observer: Told every update, once it is on disk, in order.
+    """
 
     def __init__(
         self,
         operations: Operations,
         stopping: Stopping,
+        journal: Journal,
         workloads_of: Callable[[Iterable[str]], Iterable[workload_pb2.Workload]],
         driver_version: str | None,
         nursery: trio.Nursery,
@@ -89,13 +95,15 @@ class Commands:
     ) -> None:
         self._operations = operations
         self._stopping = stopping
+        self._journal = journal
         self._workloads_of = workloads_of
         self._driver_version = driver_version
         self._nursery = nursery
         self._observer = observer
-        self._entries: dict[str, _Entry] = {}
+        self._ledger = CommandLedger(journal.contents.entries)
+        self._executions: dict[str, _Execution] = {}
         self._closed = False
-        self._finished = trio.Condition()
+        self._finished = trio.Event()
 
     def close(self) -> None:
         """Refuses new commands from now on."""
@@ -103,65 +111,59 @@ class Commands:
 
     async def wait_finished(self) -> None:
         """Waits until no command is unfinished."""
-        async with self._finished:
-            while self.in_flight:
-                await self._finished.wait()
+        while self._ledger.open_entries:
+            await self._finished.wait()
+
+    @property
+    def open_entries(self) -> list[Entry]:
+        """Commands that have not ended."""
+        return self._ledger.open_entries
 
     @property
     def in_flight(self) -> list[str]:
         """Ids of the commands that have not ended."""
-        return [id_ for id_, entry in self._entries.items() if not is_terminal(entry.state)]
+        return [entry.command_id for entry in self._ledger.open_entries]
 
     @property
     def unacknowledged(self) -> list[CommandUpdate]:
         """Outcomes that the coordinator has not acknowledged."""
-        return [
-            entry.update
-            for entry in self._entries.values()
-            if is_terminal(entry.state) and not entry.acknowledged
-        ]
+        return self._ledger.unacknowledged
 
-    def receive(self, frame: worker_session_pb2.CommandFrame) -> None:
+    def receive(self, frame: CommandFrame, epoch: int) -> None:
         """Takes a command or its cancellation. What was seen before is answered with where it stands."""
-        command_id = frame.command.command_id
-        entry = self._entries.get(command_id)
-        if entry is None:
-            self._begin(frame)
-        elif frame.cancel and not is_terminal(entry.state):
-            entry.cancel_requested = True
-            entry.scope.cancel()
-        else:
-            self._observer(entry.update)
+        crash_point("command-received")
+        refusal = self._refusal(frame.command)
+        self._carry_out(self._ledger.receive(frame, epoch, time.time(), refusal))
 
     def acknowledge(self, command_id: str) -> None:
-        """Notes that the coordinator has stored the outcome, and forgets the oldest of those."""
-        entry = self._entries.get(command_id)
-        if entry is not None and is_terminal(entry.state):
-            entry.acknowledged = True
-        done = [id_ for id_, entry in self._entries.items() if entry.acknowledged]
-        for id_ in done[: max(0, len(done) - FINISHED_LIMIT)]:
-            del self._entries[id_]
+        """Notes that the coordinator has stored the outcome, and forgets what is old."""
+        self._carry_out(self._ledger.acknowledge(command_id, time.time()))
+        crash_point("acknowledged")
 
-    def _begin(self, frame: worker_session_pb2.CommandFrame) -> None:
-        command = frame.command
-        refusal = self._refusal(command)
-        state = REJECTED if refusal or frame.cancel else ACCEPTED
-        if frame.cancel and refusal is None:
-            refusal = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before it was accepted")
-        update = CommandUpdate(
-            command_id=command.command_id, state=state, error=refusal.to_proto() if refusal else None
-        )
-        entry = _Entry(command, state, update)
-        self._entries[command.command_id] = entry
-        self._observer(update)
-        if state == ACCEPTED:
-            self._nursery.start_soon(self._execute, entry)
+    def resume(self, entry: Entry) -> None:
+        """Begins a command that an earlier start of the worker took in and had not begun."""
+        self._carry_out([Start(entry)])
+
+    def settle(self, command_id: str, error: OperationError | None, warning: str) -> None:
+        """Ends a command that an earlier start of the worker had begun, as it was found.
+
+        Args:
+            command_id: The command.
+            error: Why it did not succeed. None: it did.
+            warning: What is said beside that.
+        """
+        report = Report(lambda _: None, warnings=[warning])
+        self._carry_out(self._ledger.progress(command_id, "settle"))
+        entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
+        self._finish(entry.command, FAILED if error else SUCCEEDED, error, report, 0.0)
 
     def _refusal(self, command: Command) -> OperationError | None:
         if self._closed:
             return OperationError(
                 errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
             )
+        if self._journal.refusal is not None:
+            return self._journal.refusal
         generations = [w.status.generation for w in self._workloads_of([command.workload_id])]
         if command.HasField("expected_generation") and generations != [command.expected_generation]:
             return OperationError(
@@ -169,45 +171,86 @@ class Commands:
                 f"workload {command.workload_id} has changed since generation {command.expected_generation}: "
                 "read it again",
             )
-        busy = [self._entries[id_].command for id_ in self.in_flight]
-        for workload_id in workload_ids(command):
-            if any(workload_id in workload_ids(other) for other in busy):
-                return OperationError(
-                    errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                    f"workload {workload_id} has a command that has not ended: wait for it, or cancel it",
-                )
-        if len(busy) >= UNFINISHED_LIMIT:
-            return OperationError(
-                errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
-                f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
-            )
         return None
 
-    async def _execute(self, entry: _Entry) -> None:
+    def _carry_out(self, effects: list[Effect]) -> None:
+        """Does what the ledger says, in its order, and what follows a Keep only once that is on disk."""
+        if not effects or not isinstance(effects[0], Keep):
+            self._journal.after_all(partial(self._do, effects))
+            return
+        entry, following = effects[0].entry, effects[1:]
+        begins = any(isinstance(effect, Start) for effect in following)
+        self._journal.put(
+            ("commands", entry.command_id),
+            journal_file.keep_command(entry),
+            partial(self._do, following),
+            refused=partial(self._refuse, entry.command_id) if begins else None,
+        )
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep():
+                    raise ValueError("a Keep comes first")
+                case Tell(update):
+                    self._tell(update)
+                case Start(entry):
+                    self._executions[entry.command_id] = execution = _Execution(entry)
+                    self._nursery.start_soon(self._execute, execution)
+                case Cancel(command_id):
+                    if command_id in self._executions:
+                        self._executions[command_id].cancel()
+                case Forget(command_ids):
+                    statements = journal_file.forget_commands(command_ids)
+                    self._journal.put(("commands", ""), statements)
+
+    def _tell(self, update: CommandUpdate) -> None:
+        ended = is_terminal(update.state)
+        if ended or update.state == ACCEPTED:
+            crash_point("outcome-journaled" if ended else "command-journaled")
+        self._observer(update)
+        if ended:
+            crash_point("outcome-told")
+
+    def _refuse(self, command_id: str, error: OperationError) -> None:
+        self._do(self._ledger.refuse(command_id, error))
+
+    async def _execute(self, execution: "_Execution") -> None:
+        command = execution.entry.command
         started = time.monotonic()
-        report = Report(partial(self._tell_phase, entry))
+        report = Report(partial(self._enter, command), partial(self._intend, command))
         error: OperationError | None = None
-        timeout_s = entry.command.timeout.ToTimedelta().total_seconds()
-        entry.scope.deadline = trio.current_time() + timeout_s if timeout_s > 0 else float("inf")
-        with entry.scope:
-            self._tell(entry, RUNNING)
+        execution.begin()
+        with execution.scope:
+            self._carry_out(self._ledger.progress(command.command_id, ""))
             try:
-                await self._operation(entry.command, report)()
+                await trio.lowlevel.checkpoint_if_cancelled()
+                await self._operation(command, report)()
             except OperationError as raised:
                 error = raised
             except Exception:
-                logger.exception("command %s failed by a defect", entry.command.command_id)
+                logger.exception("command %s failed by a defect", command.command_id)
                 error = OperationError(
                     errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
                 )
-        if entry.scope.cancelled_caught:
-            error = _cancellation(entry, report)
-        elif error is None and (too_late := _why_too_late(entry)):
+        crash_point("operation-ended")
+        if execution.scope.cancelled_caught:
+            error = execution.why_undone(report)
+        elif error is None and (too_late := execution.why_too_late()):
             report.warnings.append(too_late)
         report.close(failed=error is not None)
-        self._finish(entry, report, error, time.monotonic() - started)
-        async with self._finished:
-            self._finished.notify_all()
+        del self._executions[command.command_id]
+        self._finish(command, _outcome(error, report), error, report, time.monotonic() - started)
+
+    def _enter(self, command: Command, phase: str) -> None:
+        self._carry_out(self._ledger.progress(command.command_id, phase))
+        crash_point(f"phase-{phase}")
+
+    async def _intend(self, command: Command, intent: Intent) -> None:
+        await self._journal.write(
+            ("intents", command.command_id), journal_file.keep_intent(command.command_id, intent)
+        )
+        crash_point(f"intent-{intent.phase}")
 
     def _operation(self, command: Command, report: Report) -> Callable[[], Awaitable[None]]:
         operation, operations = command.operation, self._operations
@@ -228,42 +271,74 @@ class Commands:
                     "this worker is older than the coordinator and does not know the operation: update it",
                 )
 
-    def _finish(self, entry: _Entry, report: Report, error: OperationError | None, duration_s: float) -> None:
-        result = wire.command_result(report, duration_s, self._driver_version)
+    def _finish(
+        self,
+        command: Command,
+        state: CommandState.ValueType,
+        error: OperationError | None,
+        report: Report,
+        duration_s: float,
+    ) -> None:
         update = CommandUpdate(
-            command_id=entry.command.command_id,
-            state=_outcome(error, report),
-            result=result,
+            command_id=command.command_id,
+            state=state,
+            result=wire.command_result(report, duration_s, self._driver_version),
             error=error.to_proto() if error else None,
-            workloads=self._workloads_of(workload_ids(entry.command)),
+            workloads=self._workloads_of(workload_ids(command)),
         )
         logger.info(
             "command %s: %s%s",
-            entry.command.command_id,
-            CommandState.Name(update.state).removeprefix("COMMAND_STATE_"),
+            command.command_id,
+            CommandState.Name(state).removeprefix("COMMAND_STATE_"),
             f": {error.message}" if error else "",
         )
-        self._change(entry, update)
-
-    def _tell(self, entry: _Entry, state: CommandState.ValueType, phase: str = "") -> None:
-        self._change(entry, CommandUpdate(command_id=entry.command.command_id, state=state, phase=phase))
-
-    def _tell_phase(self, entry: _Entry, phase: str) -> None:
-        self._tell(entry, RUNNING, phase)
-
-    def _change(self, entry: _Entry, update: CommandUpdate) -> None:
-        if update.state not in TRANSITIONS[entry.state]:
-            states = f"{CommandState.Name(entry.state)} to {CommandState.Name(update.state)}"
-            raise ValueError(f"a command can't go from {states}")
-        entry.state, entry.update = update.state, update
-        self._observer(update)
+        self._carry_out(self._ledger.finish(update))
+        self._finished.set()
+        self._finished = trio.Event()
 
 
-def workload_ids(command: Command) -> list[str]:
-    """The workloads that a command is about."""
-    if command.operation.HasField("remap"):
-        return [move.workload_id for move in command.operation.remap.moves]
-    return [command.workload_id]
+@final
+class _Execution:
+    """A command whose operation is under way."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.scope = trio.CancelScope()
+        self._cancelled = entry.cancel_requested
+
+    def begin(self) -> None:
+        """Sets the deadline: the timeout counts from when the command was first seen."""
+        timeout_s = self.entry.command.timeout.ToTimedelta().total_seconds()
+        if timeout_s > 0:
+            waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)
+            self.scope.deadline = trio.current_time() + timeout_s - waited_s
+        if self._cancelled:
+            self.scope.cancel()
+
+    def cancel(self) -> None:
+        """Somebody asked for it."""
+        self._cancelled = True
+        self.scope.cancel()
+
+    def why_undone(self, report: Report) -> OperationError:
+        """Why an operation ended that was cancelled or timed out before its point of no return."""
+        for _, outcome in report.outcomes:
+            if outcome.rolled_back is False and outcome.error is not None:
+                return outcome.error
+        undone = "everything was undone" if _has_called(report) else "nothing was done"
+        if self._cancelled:
+            return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
+        return OperationError(
+            errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
+        )
+
+    def why_too_late(self) -> str | None:
+        """What to say of a cancellation or timeout that came after the point of no return."""
+        if self._cancelled:
+            return "the cancellation came after the point of no return, so it was finished"
+        if trio.current_time() > self.scope.deadline:
+            return "its timeout passed after the point of no return, so it was finished"
+        return None
 
 
 def _outcome(error: OperationError | None, report: Report) -> CommandState.ValueType:
@@ -280,25 +355,3 @@ def _outcome(error: OperationError | None, report: Report) -> CommandState.Value
 
 def _has_called(report: Report) -> bool:
     return any(outcome.phases for _, outcome in report.outcomes)
-
-
-def _cancellation(entry: _Entry, report: Report) -> OperationError:
-    """Why an operation ended that was cancelled or timed out before its point of no return."""
-    for _, outcome in report.outcomes:
-        if outcome.rolled_back is False and outcome.error is not None:
-            return outcome.error
-    undone = "everything was undone" if _has_called(report) else "nothing was done"
-    if entry.cancel_requested:
-        return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
-    return OperationError(
-        errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
-    )
-
-
-def _why_too_late(entry: _Entry) -> str | None:
-    """What to say of a cancellation or timeout that came after the point of no return."""
-    if entry.cancel_requested:
-        return "the cancellation came after the point of no return, so it was finished"
-    if trio.current_time() > entry.scope.deadline:
-        return "its timeout passed after the point of no return, so it was finished"
-    return None

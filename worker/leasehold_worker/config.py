@@ -3,7 +3,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,7 @@ from leasehold_worker.proof import DEFAULT_TIMEOUT_S
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
 
 
 def default_state_directory() -> Path:
@@ -39,6 +40,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Least deadline of any driver call. Those that move memory get three times their estimate more."""
     proof_timeout_s: float = DEFAULT_TIMEOUT_S
     """How long NVML may take to agree with the driver."""
+    stop_workloads: StopWorkloads = "leave"
+    """What a stop of the worker does with its workloads: leave them as they are, park them, or stop them."""
     host_memory_reserve_bytes: int = DEFAULT_RESERVE_BYTES
     """Host memory that no suspend may take."""
 

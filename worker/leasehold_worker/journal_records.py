@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.intents import Intent
 from leasehold_worker.pool import Lease
 from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.workloads import Parked, Workload
@@ -30,7 +30,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     boot_id: str
     start_time: datetime
     lease: Lease | None
-    state: int
+    state: WorkloadState.ValueType
     generation: int
     members: tuple[Member, ...]
     parked: Parked | None
@@ -38,40 +38,6 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     returncode: int | None
     error: errors_pb2.Error | None
     restored: bool
-
-
-class PartyIntent(msgspec.Struct, frozen=True):
-    """A workload of an operation that is about to change something.
-
-    Attributes:
-        workload_id: The workload.
-        members: Its CUDA processes, with the state and the memory that they have now.
-        home: GPUs that it holds, or was parked from.
-        destination: GPUs that it is to have afterwards.
-        parked: It was parked when the operation began.
-    """
-
-    workload_id: str
-    members: tuple[Member, ...]
-    home: tuple[str, ...]
-    destination: tuple[str, ...]
-    parked: bool
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """What an operation is about to do that can't be taken back by forgetting it.
-
-    Attributes:
-        phase: run, lock, checkpoint or restore.
-        parties: The workloads.
-        pairs: What the driver will get at a restore.
-        reserved: What is held for the operation, besides the leases.
-    """
-
-    phase: str
-    parties: tuple[PartyIntent, ...]
-    pairs: tuple[GpuPair, ...] = ()
-    reserved: tuple[Lease, ...] = ()
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
@@ -93,11 +59,6 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         error=workload.error.to_proto() if workload.error else None,
         restored=workload.restored,
     )
-
-
-def state_of_record(record: WorkloadRecord) -> WorkloadState.ValueType:
-    """The state, as the wire's type."""
-    return WorkloadState.Value(WorkloadState.Name(WorkloadState.ValueType(record.state)))
 
 
 def encode(record: WorkloadRecord | Intent) -> bytes:

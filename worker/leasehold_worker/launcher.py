@@ -8,6 +8,7 @@ Into the folder it writes ``process``, who the program is, and ``exit``, how it 
 link, which only one can make: a worker that gives up a start makes it first, and the program never runs.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -63,7 +64,7 @@ def become(arguments: list[str], go_read: int, error_write: int) -> None:
     if os.read(go_read, 1) == b"":
         os._exit(0)
     try:
-        os.execvp(arguments[0], arguments)
+        os.execvp(arguments[0], arguments)  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError) as error:
         os.write(error_write, str(error).encode())
     os._exit(127)
@@ -95,10 +96,8 @@ def sync_folder(folder: str) -> None:
 
 def tell(status: int, content: dict[str, object]) -> None:
     """Tells the worker how the start went, if it still listens."""
-    try:
+    with contextlib.suppress(BrokenPipeError):
         os.write(status, json.dumps(content).encode())
-    except BrokenPipeError:
-        pass
     os.close(status)
 
 

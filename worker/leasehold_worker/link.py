@@ -12,10 +12,8 @@ from typing import Final, Protocol, cast, final
 
 import grpc
 import trio
-from leasehold.v1 import errors_pb2, worker_session_pb2
+from leasehold.v1 import worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
-    CommandFrame,
-    CommandUpdate,
     ConnectRequest,
     ConnectResponse,
     Goodbye,
@@ -27,9 +25,9 @@ from leasehold.v1.worker_session_pb2 import (
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 
 from leasehold_worker.channel import open_channel
-from leasehold_worker.command_states import REJECTED
 from leasehold_worker.commands import Commands
-from leasehold_worker.errors import OperationError
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.journal import Journal
 from leasehold_worker.outbox import Outbox, OutboxFullError
 from leasehold_worker.output import read_output
 from leasehold_worker.planning import Planning
@@ -43,6 +41,12 @@ logger = logging.getLogger(__name__)
 INBOX_LIMIT: Final = 256
 WELCOME_TIMEOUT_S: Final = 10.0
 GOODBYE_TIMEOUT_S: Final = 2.0
+JOURNAL_TIMEOUT_S: Final = 5.0
+"""How long hello waits until all that it tells is on disk. A disk that refuses must not cut us off."""
+
+EPOCH_LIMIT: Final = 2**62
+"""More sessions than there can have been, and a number that fits into the journal."""
+
 COALESCE_S: Final = 0.05
 """Lease changes that come together are told by one load, within 100 ms."""
 
@@ -99,6 +103,7 @@ class Link:
         workloads: Workloads,
         pool: GpuPool,
         planning: Planning,
+        journal: Journal,
     ) -> None:
         self._coordinator = coordinator
         self._state_directory = state_directory
@@ -107,6 +112,7 @@ class Link:
         self._workloads = workloads
         self._pool = pool
         self._planning = planning
+        self._journal = journal
         self._outbox: Outbox | None = None
         self._session_over = trio.Event()
         self._leaving = False
@@ -155,6 +161,8 @@ class Link:
         """Holds one session to its end."""
         readings = await self._reporter.read_gpus()
         outbox = Outbox()
+        with trio.move_on_after(JOURNAL_TIMEOUT_S):
+            await self._journal.wait_settled()
         # No await from here to the put: nothing may come between the snapshot in hello and what follows.
         hello = self._reporter.hello(readings, self._epoch)
         outbox.put(ConnectRequest(hello=hello))
@@ -200,7 +208,7 @@ class Link:
             frame = await _receive(frames, silence_limit_s)
             match frame.WhichOneof("frame"):
                 case "command":
-                    self._take_command(frame.command, welcome.epoch)
+                    self._commands.receive(frame.command, welcome.epoch)
                 case "command_ack":
                     self._commands.acknowledge(frame.command_ack.command_id)
                 case "read_output":
@@ -236,24 +244,15 @@ class Link:
             raise _SessionEnd(
                 f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed"
             )
-        await trio.to_thread.run_sync(self._state_directory.save_epoch, welcome.epoch)
+        if welcome.epoch >= EPOCH_LIMIT:
+            raise _SessionEnd(f"the epoch {welcome.epoch} was never given out", REFUSED_BACKOFF_S)
+        try:
+            await trio.to_thread.run_sync(self._state_directory.save_epoch, welcome.epoch)
+        except OSError as error:
+            raise _SessionEnd(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
         self._epoch = welcome.epoch
+        crash_point("epoch-saved")
         return welcome
-
-    def _take_command(self, frame: CommandFrame, epoch: int) -> None:
-        if frame.epoch == epoch:
-            self._commands.receive(frame)
-            return
-        error = OperationError(
-            errors_pb2.ERROR_REASON_STALE_EPOCH,
-            f"the command carries epoch {frame.epoch}, and this session's is {epoch}",
-        )
-        update = CommandUpdate(
-            command_id=frame.command.command_id,
-            state=REJECTED,
-            error=error.to_proto(),
-        )
-        self.send(ConnectRequest(command_update=update))
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Tells the load within every interval, and soon after each change of a lease."""

@@ -6,7 +6,7 @@ only after the proof. A cancellation undoes an operation; past its point of no r
 that moves device memory, it is finished.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final, final
@@ -24,6 +24,7 @@ from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import Plan
 from leasehold_worker.pool import GpuPool, Lease
@@ -84,6 +85,8 @@ class Operations:
         lease = self._claim_for_run(workload_id, operation)
         report.enter("spawn")
         try:
+            party = PartyIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
+            await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
             await self._workloads.spawn(workload_id, operation.name, spec, lease, self._nursery)
         except BaseException:
             if lease is not None:
@@ -189,15 +192,20 @@ class Operations:
         error: OperationError | None = None
         done = False
         try:
+
+            async def intend(phase: str) -> None:
+                await report.intend(_intent(phase, plan, outcomes, reserved))
+
             if state != RESTORING:
-                await self._park(plan, group, lock_timeout_s, report)
+                await self._park(plan, group, lock_timeout_s, report, intend)
             with trio.CancelScope(shield=True):
-                for party in plan.parties:
-                    party.workload.restored = party.workload.restored or state != SUSPENDING
                 if state == RESTORING:
+                    await intend("restore")
+                    _mark_restored(plan)
                     await self._wake(group, plan.pairs, report)
                 elif state == REMAPPING:
-                    await self._wake_or_return(group, plan.pairs, report)
+                    _mark_restored(plan)
+                    await self._wake_or_return(group, plan.pairs, report, intend)
             for party in plan.parties:
                 require_alive(party.workload)
             done = True
@@ -255,11 +263,20 @@ class Operations:
         ]
         return group, outcomes
 
-    async def _park(self, plan: Plan, group: Group, lock_timeout_s: float, report: Report) -> None:
+    async def _park(
+        self,
+        plan: Plan,
+        group: Group,
+        lock_timeout_s: float,
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+    ) -> None:
         async def rescan() -> tuple[Member, ...]:
             found = [await find_members(self._driver, process_tree(p.workload.root)) for p in plan.parties]
+            await intend("checkpoint")
             return tuple(member for members in found for member in members)
 
+        await intend("lock")
         pids = {identity.pid for party in plan.parties for identity in party.processes}
         before = Before(plan.members, pids, await self._proof.usage())
         await group.suspend(lock_timeout_s, rescan)
@@ -308,9 +325,16 @@ class Operations:
                 surprising = True
         return surprising
 
-    async def _wake_or_return(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+    async def _wake_or_return(
+        self,
+        group: Group,
+        pairs: tuple[GpuPair, ...],
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+    ) -> None:
         """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
         try:
+            await intend("restore")
             await self._wake(group, pairs, report)
         except OperationError:
             try:
@@ -337,3 +361,26 @@ class Operations:
                 {"field": "gpu_count"},
             )
         return lease
+
+
+def _intent(
+    phase: str, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], reserved: Sequence[Lease]
+) -> Intent:
+    """What the next phase is about to do, with the members as they are now."""
+    parties = tuple(
+        PartyIntent(
+            workload_id=party.workload.workload_id,
+            members=members_after(outcomes[party.workload.workload_id]),
+            home=party.home,
+            destination=party.destination,
+            parked=party.workload.parked is not None,
+        )
+        for party in plan.parties
+    )
+    return Intent(phase, parties, plan.pairs, tuple(reserved))
+
+
+def _mark_restored(plan: Plan) -> None:
+    """From now on, killing the members while they run could hang the host."""
+    for party in plan.parties:
+        party.workload.restored = True

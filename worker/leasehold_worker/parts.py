@@ -30,6 +30,8 @@ class Parts:
         inventory: NVML.
         pool: The GPUs, and who leases which.
         host_memory: The ledger of promised host memory.
+        rates: How long transfers take.
+        proof: What NVML says of members.
         workloads: The registry.
         operations: Run, suspend, restore and remap.
         stopping: Stop.
@@ -40,6 +42,8 @@ class Parts:
     inventory: Inventory
     pool: GpuPool
     host_memory: HostMemory
+    rates: Rates
+    proof: Proof
     workloads: Workloads
     operations: Operations
     stopping: Stopping
@@ -48,7 +52,10 @@ class Parts:
 
 @asynccontextmanager
 async def open_parts(
-    config: WorkerConfig, workloads_path: Path, observer: Callable[[Workload], None]
+    config: WorkerConfig,
+    workloads_path: Path,
+    observer: Callable[[Workload], None],
+    on_forgotten: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context; what is left in the nursery is cancelled.
 
@@ -56,6 +63,7 @@ async def open_parts(
         config: The worker's settings.
         workloads_path: Where each workload gets a folder.
         observer: Told every change of a workload.
+        on_forgotten: Told the id of an ended workload that is not remembered any longer.
     """
     inventory = await trio.to_thread.run_sync(Inventory)
     async with open_driver(config.driver_call_floor_s) as driver, trio.open_nursery() as nursery:
@@ -66,8 +74,9 @@ async def open_parts(
         async def kill(workload: Workload) -> None:
             await killer.kill(workload, Report(lambda _: None))
 
-        workloads = Workloads(pool, workloads_path, observer, kill)
+        workloads = Workloads(pool, workloads_path, observer, on_forgotten, kill)
         host_memory = HostMemory(config.host_memory_reserve_bytes)
+        proof = Proof(inventory, config.proof_timeout_s)
         operations = Operations(
             driver,
             inventory,
@@ -76,8 +85,10 @@ async def open_parts(
             nursery,
             rates=rates,
             host_memory=host_memory,
-            proof=Proof(inventory, config.proof_timeout_s),
+            proof=proof,
         )
         stopping = Stopping(workloads, killer)
-        yield Parts(driver, inventory, pool, host_memory, workloads, operations, stopping, nursery)
+        yield Parts(
+            driver, inventory, pool, host_memory, rates, proof, workloads, operations, stopping, nursery
+        )
         nursery.cancel_scope.cancel()

@@ -4,7 +4,6 @@ One slot per GPU, in an order that is fixed at start. Claims are granted first c
 their GPUs or none; while anybody waits, ``try_claim`` gets nothing, so it can't take what a waiter is due.
 """
 
-import itertools
 import time
 import uuid
 from collections import deque
@@ -75,7 +74,7 @@ class GpuPool:
         self._waiters: deque[_Waiter] = deque()
         self._changed = trio.Event()
         # Later starts of the worker begin with a greater token, since time goes on.
-        self._fencing_tokens = itertools.count(time.time_ns())
+        self._last_token = time.time_ns()
 
     @property
     def capacity(self) -> int:
@@ -147,6 +146,22 @@ class GpuPool:
         """As :meth:`claim_gpus`, RESERVED until :meth:`reassign` or :meth:`release`."""
         self.check_free(gpu_uuids)
         return self._take(workload_id, gpu_uuids, RESERVED)
+
+    def adopt(self, lease: Lease, *, reserved: bool = False) -> Lease:
+        """Takes back a lease of an earlier start of the worker. GPUs that are no more are left out.
+
+        Returns:
+            The lease over those of its GPUs that this worker has.
+        """
+        free = {slot.gpu_uuid for slot in self._slots if slot.state == FREE}
+        mine = tuple(gpu_uuid for gpu_uuid in lease.gpu_uuids if gpu_uuid in free)
+        if not mine:
+            return replace(lease, gpu_uuids=())
+        adopted = replace(lease, gpu_uuids=mine)
+        self._last_token = max(self._last_token, lease.fencing_token)
+        self._leases[lease.lease_id] = adopted
+        self._set(mine, RESERVED if reserved else LEASED, adopted)
+        return adopted
 
     def reassign(
         self, given_up: Sequence[Lease], wanted: Sequence[tuple[str, Sequence[str]]]
@@ -221,12 +236,13 @@ class GpuPool:
         return self._take(workload_id, free[:count], LEASED) if len(free) >= count else None
 
     def _take(self, workload_id: str, gpu_uuids: Sequence[str], state: SlotState.ValueType) -> Lease:
+        self._last_token += 1
         lease = Lease(
             LeaseId(f"l-{uuid.uuid4().hex[:12]}"),
             workload_id,
             tuple(gpu_uuids),
             datetime.now(UTC),
-            next(self._fencing_tokens),
+            self._last_token,
         )
         self._leases[lease.lease_id] = lease
         self._set(gpu_uuids, state, lease)

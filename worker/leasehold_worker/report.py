@@ -1,11 +1,12 @@
 """What an operation tells while it runs, and what it leaves to tell: the fields of CommandResult."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import MemberOutcome
+from leasehold_worker.intents import Intent
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,17 @@ class OperationPhase:
     rollback: bool = False
 
 
+async def _forget(_: Intent) -> None:
+    """Keeps nothing: nobody would settle the operation after a crash."""
+
+
 @dataclass(slots=True)
 class Report:
     """The report of one operation.
 
     Attributes:
         observer: Told each phase as it begins.
+        intend: Keeps what is about to be done, before it is done. It raises OperationError where it can't.
         already_there: There was nothing to do.
         outcomes: What was done with each member, with its workload's id.
         applied_pairs: What the driver got.
@@ -34,6 +40,7 @@ class Report:
     """
 
     observer: Callable[[str], None]
+    intend: Callable[[Intent], Awaitable[None]] = _forget
     already_there: bool = False
     outcomes: list[tuple[str, MemberOutcome]] = field(default_factory=list)
     applied_pairs: tuple[GpuPair, ...] = ()

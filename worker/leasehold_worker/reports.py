@@ -21,7 +21,7 @@ from leasehold_worker.inventory import GpuReading, Inventory
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.workloads import ENDED, Workloads
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=1)
 """Sides with the same major version talk."""
 
 HELLO_LIMIT_BYTES: Final = 131_072

@@ -19,6 +19,8 @@ class StateDirectory:
         self._path = path
         self.workloads_path = path / "workloads"
         """One folder per workload, with its output."""
+        self.journal_path = path / "journal.sqlite3"
+        """Commands and workloads."""
 
     def worker_id(self) -> str:
         """The worker's id, made at the first start."""

@@ -103,12 +103,14 @@ class Workloads:
         pool: GpuPool,
         directory: Path,
         observer: Callable[[Workload], None],
+        on_forgotten: Callable[[str], None],
         kill: Callable[[Workload], Awaitable[None]],
     ) -> None:
         self._pool = pool
         self._kill = kill
         self._directory = directory
         self._observer = observer
+        self._on_forgotten = on_forgotten
         self._by_id: dict[str, Workload] = {}
 
     def __contains__(self, workload_id: object) -> bool:
@@ -170,7 +172,6 @@ class Workloads:
         crash_point("program-started")
         workload = Workload(workload_id, name, spec, root, folder / OUTPUT_FILE, datetime.now(UTC), lease)
         self.add(workload, nursery)
-        self._observer(workload)
         return workload
 
     def folder(self, workload_id: str) -> Path:
@@ -180,6 +181,7 @@ class Workloads:
     def add(self, workload: Workload, nursery: trio.Nursery) -> None:
         """Takes a workload into the registry, and watches for its end unless it has ended."""
         self._by_id[workload.workload_id] = workload
+        self._observer(workload)
         if workload.state in ENDED:
             workload.ended.set()
         else:
@@ -198,9 +200,7 @@ class Workloads:
         self.end(workload, EXITED, None)
         self._forget_oldest()
 
-    def end(
-        self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None
-    ) -> None:
+    def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
         """Ends a workload of which no process is left, and gives back what it held."""
         if workload.lease is not None:
             self._pool.release(workload.lease)
@@ -237,6 +237,7 @@ class Workloads:
         ended = [workload for workload in self._by_id.values() if workload.state in ENDED]
         for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
             del self._by_id[workload.workload_id]
+            self._on_forgotten(workload.workload_id)
 
 
 def child_environment(

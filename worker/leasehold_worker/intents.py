@@ -1,0 +1,41 @@
+"""What an operation writes down before it does it. Values only."""
+
+import msgspec
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.pool import Lease
+
+
+class PartyIntent(msgspec.Struct, frozen=True):
+    """A workload of an operation that is about to change something.
+
+    Attributes:
+        workload_id: The workload.
+        members: Its CUDA processes, with the state and the memory that they have now.
+        home: GPUs that it holds, or was parked from.
+        destination: GPUs that it is to have afterwards.
+        parked: It was parked when the operation began.
+    """
+
+    workload_id: str
+    members: tuple[Member, ...]
+    home: tuple[str, ...]
+    destination: tuple[str, ...]
+    parked: bool
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """What an operation is about to do that can't be taken back by forgetting it.
+
+    Attributes:
+        phase: run, lock, checkpoint or restore.
+        parties: The workloads.
+        pairs: What the driver will get at a restore.
+        reserved: What is held for the operation, besides the leases.
+    """
+
+    phase: str
+    parties: tuple[PartyIntent, ...]
+    pairs: tuple[GpuPair, ...] = ()
+    reserved: tuple[Lease, ...] = ()

@@ -1,0 +1,282 @@
+"""Workloads that an earlier start of the worker left where they were, perhaps halfway."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import MemberState, WorkloadState
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.group import Group
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    UNKNOWN,
+    Member,
+    MemberOutcome,
+    find_members,
+    members_after,
+)
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError
+from leasehold_worker.intents import Intent
+from leasehold_worker.parts import Parts
+from leasehold_worker.plan import Party, Plan
+from leasehold_worker.pool import Lease
+from leasehold_worker.preconditions import is_sequential
+from leasehold_worker.preflight import home_of
+from leasehold_worker.processes import ProcessIdentity, is_alive, process_tree
+from leasehold_worker.proof import placed
+from leasehold_worker.report import Report
+from leasehold_worker.settling import Settlement, settle_state
+from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads import SUSPENDED, Workload
+
+logger = logging.getLogger(__name__)
+
+STILL_S: Final = 0.2
+"""Members that are looked at twice, so far apart, and stand the same are taken to stand still."""
+
+STILL_TIMEOUT_S: Final = 10.0
+ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
+"""Where a call may have left a member."""
+
+
+@final
+class Interrupted:
+    """Finds out where members are, and brings those that were left halfway to one side."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def look_at(self, workload: Workload) -> None:
+        """Takes in what became of a workload with which nothing was under way."""
+        generation, home = workload.generation, home_of(workload)
+        if not home:
+            return
+        destination = () if workload.parked else home
+        party = Party(workload, members=workload.members, home=home, destination=destination)
+        try:
+            outcomes = await self._observe(party, ())
+        except OperationError as refused:
+            logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
+            return
+        crash_point("workload-probed")
+        wanted = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}}.get(workload.state)
+        if wanted is not None and _states(outcomes) <= wanted:
+            return
+        error = OperationError(
+            errors_pb2.ERROR_REASON_WRONG_STATE,
+            f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
+            "suspends it, or restores it",
+        )
+        occupied = await self._parts.proof.occupied_gpus(members_after(outcomes))
+        if workload.generation == generation:  # else somebody has begun something with it
+            reserved = self._reserve_occupied(workload, occupied)
+            found = {workload.workload_id: outcomes}
+            await self._settle(Plan([party]), found, reserved, error, done=False)
+
+    def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
+        """Takes the GPUs that a workload without a lease is on, as far as they are free."""
+        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases() if slot.lease is None}
+        mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
+        if workload.lease is not None or not mine:
+            return []
+        return [self._parts.pool.reserve_gpus(workload.workload_id, mine)]
+
+    async def settle(
+        self, intent: Intent, workloads: Sequence[Workload], kind: str
+    ) -> tuple[OperationError | None, str]:
+        """Ends an operation that was under way.
+
+        Members that are all parked stay parked; where only some are, or some are locked, all are brought to
+        run. That leads to where the operation wanted to be, or back.
+
+        Args:
+            intent: What it was about to do last.
+            workloads: Its workloads, none of which has ended.
+            kind: suspend, restore or remap.
+
+        Returns:
+            Why the operation did not succeed, or None; and what to say beside that.
+        """
+        parties = [
+            Party(workload, members=party.members, home=party.home, destination=party.destination)
+            for party, workload in zip(intent.parties, workloads, strict=True)
+        ]
+        plan = Plan(parties, pairs=intent.pairs)
+        moving = intent.phase == "restore"
+        problem: OperationError | None = None
+        outcomes: dict[str, list[MemberOutcome]] = {}
+        try:
+            for party in parties:
+                outcomes[party.workload.workload_id] = await self._observe(
+                    party, intent.pairs if moving else ()
+                )
+            crash_point("workload-probed")
+            await self._bring_together(plan, outcomes)
+        except OperationError as error:
+            problem = error
+        for party in parties:
+            party.workload.restored = party.workload.restored or moving
+            outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
+        done = problem is None and await self._is_done(outcomes, plan.pairs, kind)
+        failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
+        await self._settle(plan, outcomes, intent.reserved, failure, done=done)
+        if done:
+            return None, "the worker restarted meanwhile, and found it done"
+        return _interruption(kind, workloads, problem), ""
+
+    async def _observe(self, party: Party, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
+        """Where the members are now, those that joined since included.
+
+        Args:
+            party: The workload, with its members as they were.
+            pairs: Where a restore that was under way would have led them. Empty: there was none.
+
+        Raises:
+            OperationError: The driver can't be asked.
+        """
+        found = await self._standing_still(party.workload)
+        usage = await self._parts.proof.usage()
+        outcomes: list[MemberOutcome] = []
+        for member in party.members:
+            now = found.pop(member.identity, None)
+            lost = UNKNOWN if is_alive(member.identity) else GONE
+            outcome = MemberOutcome(member, member.state, now.state if now else lost)
+            listed = {uuid for uuid, gpu in usage.items() if member.identity.pid in gpu.processes}
+            outcome.displacement = _displacement(outcome, listed, pairs)
+            outcomes.append(outcome)
+        newcomers = await self._parts.proof.measured(list(found.values()))
+        return outcomes + [MemberOutcome.of(member) for member in newcomers]
+
+    async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:
+        """The members, once two looks see the same: a call of the former worker may still be at work."""
+        deadline = trio.current_time() + STILL_TIMEOUT_S
+        before: dict[ProcessIdentity, Member] | None = None
+        while True:
+            members = await find_members(self._parts.driver, process_tree(workload.root))
+            found = {member.identity: member for member in members}
+            if found == before or trio.current_time() > deadline:
+                return found
+            before = found
+            await trio.sleep(STILL_S)
+
+    async def _bring_together(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> None:
+        """Brings members that stand in different places, or are locked, to run where the others are.
+
+        Raises:
+            OperationError: It can't be done.
+        """
+        everyone = [outcome for mine in outcomes.values() for outcome in mine]
+        states = _states(everyone)
+        if not states <= ON_THE_WAY or states in (set(), {RUNNING}, {CHECKPOINTED}):
+            return
+        resident = [outcome for outcome in everyone if outcome.state_after in (RUNNING, LOCKED)]
+        moved = [outcome for outcome in resident if outcome.displacement == plan.pairs]
+        if plan.pairs and moved and len(moved) < len(resident):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_MEMBER_WEDGED, "its members are on old and on new GPUs: restore it"
+            )
+        lanes: list[list[Member]] = []
+        for party in plan.parties:
+            here = [_as_it_is(o) for o in outcomes[party.workload.workload_id] if o.state_after != GONE]
+            lanes += [here] if is_sequential(party.workload.spec, here) else [[member] for member in here]
+        group = Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
+        by_identity = {outcome.member.identity: outcome for outcome in everyone}
+        try:
+            await group.restore(plan.pairs if moved else ())
+        finally:
+            for after in group.outcomes:
+                outcome = by_identity[after.member.identity]
+                outcome.state_after, outcome.displacement = after.state_after, after.displacement
+
+    async def _is_done(
+        self, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...], kind: str
+    ) -> bool:
+        """Whether every workload is where the operation wanted it."""
+        for mine in outcomes.values():
+            states = _states(mine)
+            if kind == "suspend":
+                occupied = await self._parts.proof.occupied_gpus(members_after(mine))
+                if states != {CHECKPOINTED} or occupied:
+                    return False
+            elif states != {RUNNING} or not all(_is_at(outcome, pairs) for outcome in mine):
+                return False
+        return True
+
+    async def _settle(
+        self,
+        plan: Plan,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        reserved: Sequence[Lease],
+        error: OperationError,
+        *,
+        done: bool,
+    ) -> None:
+        """Gives every workload the lease and the state that its members say."""
+        proof, pool, report = self._parts.proof, self._parts.pool, Report(lambda _: None)
+        settlement = Settlement(pool, plan, outcomes, reserved)
+        members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
+        if done:
+            settlement.done(report)
+        else:
+            listed = {id_: await proof.occupied_gpus(mine) for id_, mine in members.items()}
+            settlement.failed(listed, report)
+        for lease in reserved:
+            pool.release(lease)  # what was used has been exchanged, and is not released by this
+        for party in plan.parties:
+            mine = members[party.workload.workload_id]
+            if done and party.destination:
+                mine = await proof.measured([replace(member, displacement=()) for member in mine])
+            settle_state(
+                self._parts.workloads,
+                party,
+                outcomes[party.workload.workload_id],
+                mine,
+                None if done else error,
+            )
+
+
+def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:
+    return {outcome.state_after for outcome in outcomes} - {GONE}
+
+
+def _as_it_is(outcome: MemberOutcome) -> Member:
+    return replace(outcome.member, state=outcome.state_after, displacement=outcome.displacement)
+
+
+def _unknown(member: Member) -> MemberOutcome:
+    return MemberOutcome(member, member.state, UNKNOWN if is_alive(member.identity) else GONE)
+
+
+def _displacement(
+    outcome: MemberOutcome, listed: set[str], pairs: tuple[GpuPair, ...]
+) -> tuple[GpuPair, ...]:
+    """Where the driver has a member's content: NVML's word, or else where the restore would have led it."""
+    member = outcome.member
+    if not pairs or outcome.state_after not in (RUNNING, LOCKED):
+        return member.displacement
+    if listed and listed == placed(member, member.displacement) != placed(member, pairs):
+        return member.displacement
+    return pairs
+
+
+def _is_at(outcome: MemberOutcome, pairs: tuple[GpuPair, ...]) -> bool:
+    return placed(outcome.member, outcome.displacement) == placed(outcome.member, pairs)
+
+
+def _interruption(kind: str, workloads: Sequence[Workload], problem: OperationError | None) -> OperationError:
+    found = "; ".join(
+        f"workload {workload.name} is {WorkloadState.Name(workload.state).removeprefix('WORKLOAD_STATE_')}"
+        for workload in workloads
+    )
+    why = f" ({problem.message})" if problem else ""
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the {kind}: now {found}{why}"
+    )

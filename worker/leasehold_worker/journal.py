@@ -1,0 +1,189 @@
+"""What the worker must not forget, written in the order in which it happened and told only then.
+
+Nothing is told to the coordinator that is not on disk, so no restart takes back a word. While the disk
+refuses, new commands and new phases are refused, and what is held goes to disk as soon as that is possible.
+"""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.journal_file import Contents, JournalFile, Statement
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 10.0
+"""How long the end of the worker waits for the disk."""
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    statements: list[Statement]
+    then: list[Callable[[], None]] = field(default_factory=list)
+    refused: Callable[[OperationError], None] | None = None
+    """Called instead where the disk refuses; without it the write is tried until it succeeds."""
+
+
+@final
+class Journal:
+    """The journal of one worker. Made by :func:`open_journal`, which runs its writer."""
+
+    def __init__(self, file: JournalFile) -> None:
+        self._file = file
+        self._waiting: dict[tuple[str, str], _Write] = {}
+        self._wake = trio.Event()
+        self._settled = trio.Event()
+        self._settled.set()
+        self._last: Sequence[tuple[tuple[str, str], _Write]] = ()
+        self.refusal: OperationError | None = None
+        """Why nothing can be written. None: it can, as far as is known."""
+
+    @property
+    def contents(self) -> Contents:
+        """What an earlier start of the worker kept."""
+        return self._file.contents
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that was put is on disk."""
+        return self._settled.is_set()
+
+    def put(
+        self,
+        key: tuple[str, str],
+        statements: list[Statement],
+        then: Callable[[], None] | None = None,
+        *,
+        refused: Callable[[OperationError], None] | None = None,
+    ) -> None:
+        """Writes after everything that was put before, and then calls ``then``.
+
+        What still waits under the same key is replaced, and its ``then`` is called with the new one's.
+
+        Args:
+            key: Table and row.
+            statements: What to write.
+            then: Called once that is on disk, in the order of the writes.
+            refused: Called instead where the disk refuses. Without it, it is tried until it succeeds.
+        """
+        write = self._waiting.pop(key, None) or _Write([])
+        write.statements = statements
+        write.refused = refused
+        if then is not None:
+            write.then.append(then)
+        self._waiting[key] = write
+        self._settled = trio.Event() if self._settled.is_set() else self._settled
+        self._wake.set()
+
+    def after_all(self, then: Callable[[], None]) -> None:
+        """Calls this once everything that was put before is on disk: at once where that is so."""
+        if self.is_settled:
+            then()
+        elif self._waiting:
+            next(reversed(self._waiting.values())).then.append(then)
+        else:
+            self._last[-1][1].then.append(then)
+
+    async def write(self, key: tuple[str, str], statements: list[Statement]) -> None:
+        """Writes, and returns once that is on disk.
+
+        Raises:
+            OperationError: STORAGE_UNAVAILABLE, and it was not written.
+        """
+        done = trio.Event()
+        failure: list[OperationError] = []
+
+        def fail(error: OperationError) -> None:
+            failure.append(error)
+            done.set()
+
+        self.put(key, statements, done.set, refused=fail)
+        await done.wait()
+        if failure:
+            raise failure[0]
+
+    async def wait_settled(self) -> None:
+        """Waits until everything is on disk."""
+        while not self.is_settled:
+            await self._settled.wait()
+
+    async def run(self) -> None:
+        """Writes what is put, for as long as the worker lives."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._waiting:
+                await self._write_waiting()
+            self._settled.set()
+
+    async def _write_waiting(self) -> None:
+        batch = self._last = list(self._waiting.items())
+        self._waiting = {}
+        try:
+            await trio.to_thread.run_sync(
+                self._file.commit,
+                [statement for _, write in batch for statement in write.statements],
+                abandon_on_cancel=True,
+            )
+        except sqlite3.Error as error:
+            await self._refuse(batch, error)
+            return
+        if self.refusal is not None:
+            logger.warning("the journal can be written again")
+            self.refusal = None
+        for _, write in batch:
+            for then in write.then:
+                then()
+
+    async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: sqlite3.Error) -> None:
+        refusal = OperationError(
+            errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+            f"the worker's journal can't be written ({error}): look at the disk of its state directory",
+        )
+        if self.refusal is None:
+            logger.error("%s; no command is taken in until it can", refusal.message)
+        self.refusal = refusal
+        newer, self._waiting = self._waiting, {}
+        for key, write in batch:
+            if write.refused is not None:
+                write.refused(refusal)
+            elif key in newer:
+                newer[key].then[:0] = write.then
+            else:
+                self._waiting[key] = write
+        self._waiting |= newer
+        if self._waiting:
+            await trio.sleep(RETRY_S)
+
+
+@asynccontextmanager
+async def open_journal(path: Path) -> AsyncIterator[Journal]:
+    """Opens the journal and runs its writer. What waits at the end is written, in bounded time.
+
+    Raises:
+        StartError: It can't be used, and is left as it is.
+    """
+    file = await trio.to_thread.run_sync(JournalFile, path)
+    journal = Journal(file)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            try:
+                yield journal
+            finally:
+                with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                    await journal.wait_settled()
+                nursery.cancel_scope.cancel()
+    finally:
+        with contextlib.suppress(sqlite3.Error):
+            file.close()

@@ -1,0 +1,209 @@
+"""After a start: the workloads and commands of the worker's earlier life, as they are found now.
+
+What the journal holds is only where to look. Leases are rebuilt before anybody can claim; then every workload
+is asked for, and every command that was under way ends with what the driver, /proc and NVML show.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.command_ledger import Entry
+from leasehold_worker.commands import Commands
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError
+from leasehold_worker.intents import Intent
+from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.journal import Journal
+from leasehold_worker.journal_records import WorkloadRecord
+from leasehold_worker.launching import abandon, exit_record, launched
+from leasehold_worker.parts import Parts
+from leasehold_worker.pool import Lease
+from leasehold_worker.processes import boot_id, is_alive
+from leasehold_worker.sizes import size_text
+from leasehold_worker.workloads import ENDED, FAILED, OUTPUT_FILE, Workload
+
+logger = logging.getLogger(__name__)
+
+FOUND_RUNNING: Final = "the worker restarted while the program was started, and found it"
+END_TIMEOUT_S: Final = 30.0
+"""How long what is left of a workload may take to end."""
+
+
+@final
+class Recovery:
+    """Puts one worker's parts back to where an earlier start of it left them.
+
+    Args:
+        parts: The parts, empty.
+        journal: What the earlier start kept.
+        commands: Its commands, of which open ones wait to be settled.
+    """
+
+    def __init__(self, parts: Parts, journal: Journal, commands: Commands) -> None:
+        self._parts = parts
+        self._commands = commands
+        self._contents = journal.contents
+        self._interrupted = Interrupted(parts)
+
+    def rebuild(self) -> None:
+        """Takes back workloads and leases, before anybody claims and before hello."""
+        for record in self._contents.workloads:
+            self._take_back(record)
+        for entry in self._commands.open_entries:
+            intent = self._contents.intents.get(entry.command_id)
+            if intent is not None and intent.phase != "run":
+                for lease in intent.reserved:
+                    self._parts.pool.adopt(lease, reserved=True)
+            elif intent is not None and entry.command.workload_id not in self._parts.workloads:
+                self._take_back_started(entry, intent)
+        crash_point("leases-rebuilt")
+
+    def _take_back(self, record: WorkloadRecord) -> None:
+        workload = _workload(record, self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE)
+        if workload.state in ENDED:
+            self._parts.workloads.add(workload, self._parts.nursery)
+            return
+        if record.boot_id != boot_id():
+            self._end_by_reboot(workload, record)
+            return
+        if record.lease is not None:
+            workload.lease = self._adopt(workload, record.lease)
+        workload.generation += 1
+        self._parts.workloads.add(workload, self._parts.nursery)
+        logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
+
+    def _adopt(self, workload: Workload, lease: Lease) -> Lease | None:
+        adopted = self._parts.pool.adopt(lease)
+        if missing := set(lease.gpu_uuids) - set(adopted.gpu_uuids):
+            logger.error(
+                "workload %s holds %s, which this host no longer has", workload.name, ", ".join(missing)
+            )
+        return adopted if adopted.gpu_uuids else None
+
+    def _end_by_reboot(self, workload: Workload, record: WorkloadRecord) -> None:
+        held = [f"held {', '.join(record.lease.gpu_uuids)}"] if record.lease else []
+        if record.parked is not None:
+            parked_bytes = sum(record.parked.device_memory_bytes.values())
+            held.append(f"had {size_text(parked_bytes)} parked in the host's memory, which are lost")
+        error = OperationError(
+            errors_pb2.ERROR_REASON_HOST_REBOOTED,
+            f"the host was restarted while workload {workload.name} {' and '.join(held) or 'ran'}: run it "
+            "again",
+        )
+        logger.error("%s", error.message)
+        workload.end_time = datetime.now(UTC)
+        self._parts.workloads.end(workload, FAILED, error)
+        self._parts.workloads.add(workload, self._parts.nursery)
+
+    def _take_back_started(self, entry: Entry, intent: Intent) -> None:
+        """Finds the program of a run that was under way, or makes sure that it is never started."""
+        workload_id, run = entry.command.workload_id, entry.command.operation.run
+        folder = self._parts.workloads.folder(workload_id)
+        if abandon(folder):
+            return
+        who, ended = launched(folder), exit_record(folder)
+        if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
+            return
+        lease = self._parts.pool.adopt(intent.reserved[0]) if intent.reserved else None
+        workload = Workload(
+            workload_id, run.name, run.spec, who.program, folder / OUTPUT_FILE, datetime.now(UTC), lease
+        )
+        self._parts.workloads.add(workload, self._parts.nursery)
+
+    async def settle(self) -> None:
+        """Looks at every workload, ends the commands that were begun, and begins those that were not."""
+        begun = {
+            entry.command_id: intent
+            for entry in self._commands.open_entries
+            if (intent := self._contents.intents.get(entry.command_id)) is not None
+        }
+        waiting = [entry for entry in self._commands.open_entries if entry.command_id not in begun]
+        concerned = {
+            party.workload_id
+            for intent in begun.values()
+            if intent.phase != "run"
+            for party in intent.parties
+        }
+        async with trio.open_nursery() as nursery:
+            for entry in self._commands.open_entries:
+                if entry.command_id in begun:
+                    nursery.start_soon(self._settle_command, entry, begun[entry.command_id])
+            for workload in self._parts.workloads.all():
+                if workload.state not in ENDED and workload.workload_id not in concerned:
+                    nursery.start_soon(self._interrupted.look_at, workload)
+        for entry in waiting:
+            self._commands.resume(entry)
+
+    async def _settle_command(self, entry: Entry, intent: Intent) -> None:
+        if intent.phase == "run":
+            error, warning = self._settle_run(entry)
+        else:
+            error, warning = await self._settle_move(entry, intent)
+        self._commands.settle(entry.command_id, error, warning)
+        crash_point("command-settled")
+
+    def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
+        if entry.command.workload_id in self._parts.workloads:
+            return None, FOUND_RUNNING
+        record = exit_record(self._parts.workloads.folder(entry.command.workload_id))
+        name = entry.command.operation.run.name
+        if record is not None and record.error:
+            return OperationError(
+                errors_pb2.ERROR_REASON_SPAWN_FAILED, f"{name} could not be started: {record.error}"
+            ), ""
+        return OperationError(
+            errors_pb2.ERROR_REASON_INTERRUPTED,
+            f"{name} was certainly not started, since the worker restarted before: run it again",
+        ), ""
+
+    async def _settle_move(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        workloads = [
+            self._parts.workloads.get(party.workload_id)
+            for party in intent.parties
+            if party.workload_id in self._parts.workloads
+        ]
+        if gone := await _ended(workloads):
+            for lease in intent.reserved:
+                self._parts.pool.release(lease)
+            names = ", ".join(workload.name for workload in gone)
+            reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
+            return OperationError(reason, f"the worker restarted, and workload {names} has ended"), ""
+        kind = entry.command.operation.WhichOneof("kind") or "command"
+        return await self._interrupted.settle(intent, workloads, kind)
+
+
+async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
+    """Those of the workloads that are over, once whoever watches them has seen it."""
+    with trio.move_on_after(END_TIMEOUT_S):
+        for workload in workloads:
+            if not is_alive(workload.root):
+                await workload.ended.wait()
+    return [workload for workload in workloads if workload.state in ENDED]
+
+
+def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
+    """The workload as it was told last, without its lease."""
+    error = record.error
+    return Workload(
+        workload_id=record.workload_id,
+        name=record.name,
+        spec=record.spec,
+        root=record.root,
+        output_path=output_path,
+        start_time=record.start_time,
+        lease=None,
+        state=record.state,
+        generation=record.generation,
+        members=record.members,
+        parked=record.parked,
+        end_time=record.end_time,
+        returncode=record.returncode,
+        error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
+        restored=record.restored,
+    )

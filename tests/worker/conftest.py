@@ -1,5 +1,7 @@
 """A simulated GPU host for the worker's parts that run in the test's own process."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -105,12 +107,30 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
 
+    def kill(self) -> None:
+        """Ends it at once. Its workloads go on."""
+        self.process.kill()
+        self.process.wait(timeout=30)
+
+
+def end_leftovers(state_directory: Path) -> None:
+    """Kills the programs that a worker left running."""
+    for path in state_directory.glob("workloads/*/process"):
+        if not path.read_text().startswith("{"):
+            continue  # its start was given up
+        facts = json.loads(path.read_text())
+        for pid in (facts["pid"], facts["launcher_pid"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
 
 @pytest.fixture
 def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[Callable[..., WorkerProcess]]:
     started: list[WorkerProcess] = []
 
-    def start(host: SimulatedHost | None, state: str = "state", **options: str) -> WorkerProcess:
+    def start(
+        host: SimulatedHost | None, state: str = "state", crash_point: str = "", **options: str
+    ) -> WorkerProcess:
         log = tmp_path / f"worker{len(started)}.log"
         settings = {
             "coordinator": coordinator.address,
@@ -124,7 +144,11 @@ def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[C
                 [sys.executable, "-c", "from leasehold_worker.cli import command; command()", *arguments],
                 stderr=file,
                 stdout=file,
-                env={**os.environ, **(host.environment() if host else {})},
+                env={
+                    **os.environ,
+                    **(host.environment() if host else {}),
+                    "LEASEHOLD_CRASH_POINT": crash_point,
+                },
             )
         started.append(WorkerProcess(process, log))
         return started[-1]
@@ -133,6 +157,8 @@ def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[C
     for worker in started:
         if worker.process.poll() is None:
             worker.stop()
+    for state in tmp_path.glob("state*"):
+        end_leftovers(state)
 
 
 @pytest.fixture

@@ -1,0 +1,377 @@
+"""A worker that is killed and started again on the same state directory."""
+
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.command_pb2 import (
+    Move,
+    RemapOperation,
+    RestoreOperation,
+    RunOperation,
+    StopOperation,
+    SuspendOperation,
+)
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold_simgpu import SimulatedHost, SimulatedProcess, Timing
+
+from .conftest import WorkerProcess
+from .counters import counter_run, counts, read_output, wait_counting
+from .scripted_coordinator import ScriptedCoordinator, Session, make_command
+
+SUCCEEDED, FAILED, REJECTED = (
+    command_pb2.COMMAND_STATE_SUCCEEDED,
+    command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_REJECTED,
+)
+RUNNING, SUSPENDED, EXITED = (
+    workload_pb2.WORKLOAD_STATE_RUNNING,
+    workload_pb2.WORKLOAD_STATE_SUSPENDED,
+    workload_pb2.WORKLOAD_STATE_EXITED,
+)
+FREE, LEASED = lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_LEASED
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+def counters(host: SimulatedHost) -> list[SimulatedProcess]:
+    """The programs on GPUs; the worker's helpers have no memory there."""
+    return [process for process in host.processes() if process.gpu_bytes]
+
+
+def slots(session: Session) -> list[int]:
+    """What hello says of each GPU."""
+    return [lease.state for lease in session.hello.gpu_leases]
+
+
+def workload(session: Session, workload_id: str) -> workload_pb2.Workload:
+    """What hello says of a workload."""
+    return next(found for found in session.hello.workloads if found.workload_id == workload_id)
+
+
+def until(session: Session, workload_id: str, state: int) -> workload_pb2.Workload:
+    """The workload once it is told to be in a state."""
+    if any(w.workload_id == workload_id and w.status.state == state for w in session.hello.workloads):
+        return workload(session, workload_id)
+    event = session.wait(
+        lambda frame: (
+            frame.workload_event.workload.workload_id == workload_id
+            and frame.workload_event.workload.status.state == state
+        )
+    )
+    return event.workload_event.workload
+
+
+def test_workloads_and_leases_outlive_the_worker(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    session.run("c2", "w2", run=counter_run("two", 2))
+    wait_counting(session, "w1")
+    wait_counting(session, "w2")
+    parked = session.run("c3", "w1", suspend=SuspendOperation()).workloads[0].status
+    before = session.run("c4", "w2", suspend=SuspendOperation(lock_timeout=duration_pb2.Duration()))
+    assert before.state == REJECTED
+    for command_id in ("c1", "c2", "c3", "c4"):
+        session.acknowledge(command_id)
+    worker.kill()
+
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.hello.instance_id != session.hello.instance_id
+    assert slots(again) == [FREE, LEASED, LEASED, FREE]
+    assert not again.hello.commands_in_flight
+    assert workload(again, "w1").status.state == SUSPENDED
+    assert workload(again, "w1").status.parked_bytes == parked.parked_bytes
+    assert workload(again, "w1").status.generation > parked.generation
+    two = workload(again, "w2")
+    assert two.name == "two"
+    assert two.spec.arguments == before.workloads[0].spec.arguments
+    assert two.status.lease.lease_id == before.workloads[0].status.lease.lease_id
+    assert two.status.lease.fencing_token == before.workloads[0].status.lease.fencing_token
+    text = wait_counting(again, "w2")
+    assert counts(text) == list(range(counts(text)[0], counts(text)[-1] + 1))
+    restored = again.run("c5", "w1", restore=RestoreOperation())
+    assert restored.state == SUCCEEDED, restored
+    text = wait_counting(again, "w1")
+    assert counts(text) == list(range(counts(text)[0], counts(text)[-1] + 1))
+    stopped = again.run("c6", "w2", stop=StopOperation())
+    assert stopped.workloads[0].status.HasField("exit"), "the launcher has kept it"
+
+
+def test_a_graceful_stop_leaves_the_workloads(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host, stop_workloads="leave")
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    assert worker.stop() == 0
+    assert len(counters(host)) == 1
+    start_worker(host)
+    wait_counting(coordinator.next_session(), "w1")
+
+
+def test_a_stop_can_park_the_workloads(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host, stop_workloads="park")
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    assert worker.stop() == 0
+    assert [process.state.name for process in counters(host)] == ["CHECKPOINTED"]
+    start_worker(host)
+    again = coordinator.next_session()
+    assert slots(again) == [FREE] * 4
+    assert workload(again, "w1").status.state == SUSPENDED
+
+
+def test_how_a_workload_ended_while_the_worker_was_away_is_told(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    gate = tmp_path / "gate"
+    spec = workload_pb2.WorkloadSpec(
+        arguments=["sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done; echo late; exit 7"]
+    )
+    session.run("c1", "w1", run=RunOperation(name="one", spec=spec))
+    worker.kill()
+    gate.touch()
+    start_worker(None)
+    again = coordinator.next_session()
+    assert until(again, "w1", EXITED).status.exit.code == 7
+    assert read_output(again, "w1") == "late\n"
+
+
+def test_after_a_reboot_everything_is_reported_gone(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    session.run("c2", "w2", run=counter_run("two"))
+    wait_counting(session, "w2")
+    session.run("c3", "w2", suspend=SuspendOperation())
+    worker.kill()
+    with sqlite3.connect(tmp_path / "state/journal.sqlite3") as journal:
+        journal.execute(
+            "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
+            (session.hello.boot_id,),
+        )
+    journal.close()
+    start_worker(host)
+    again = coordinator.next_session()
+    assert slots(again) == [FREE] * 4
+    for workload_id, held in (("w1", host.gpus[0].uuid), ("w2", "parked")):
+        status = workload(again, workload_id).status
+        assert status.state == workload_pb2.WORKLOAD_STATE_FAILED
+        assert status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+        assert held in status.error.message
+
+
+def test_a_repeated_command_is_answered_from_the_journal(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    first = session.run("c1", "w1", run=counter_run("one"))
+    worker.kill()
+    start_worker(host)
+    again = coordinator.next_session()
+    assert list(again.hello.commands_unacknowledged) == ["c1"]
+    assert again.outcome("c1").result == first.result
+    again.acknowledge("c1")
+    seen = len(again.frames)
+    again.send(make_command("c1", "w1", run=counter_run("one")))
+    again.run("c2", "w2", run=counter_run("two"))
+    repeated = [f.command_update for f in again.frames[seen:] if f.command_update.command_id == "c1"]
+    assert [update.state for update in repeated] == [SUCCEEDED]
+    assert len(counters(host)) <= 2
+
+
+CRASHES_OF_RUN = [
+    "command-received",
+    "command-journaled",
+    "intent-run",
+    "program-started",
+    "operation-ended",
+    "outcome-journaled",
+    "outcome-told",
+]
+
+
+@pytest.mark.parametrize("crash_point", CRASHES_OF_RUN)
+def test_a_run_is_done_once_wherever_the_worker_dies(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, crash_point: str
+) -> None:
+    worker = start_worker(host, crash_point=crash_point)
+    session = coordinator.next_session()
+    command = make_command("c1", "w1", run=counter_run("one"))
+    session.send(command)
+    assert worker.process.wait(timeout=30) == -signal.SIGKILL
+    start_worker(host)
+    again = coordinator.next_session()
+    again.send(command)
+    outcome = again.outcome("c1")
+    running = outcome.state == SUCCEEDED
+    if running:
+        wait_counting(again, "w1")
+    else:
+        assert outcome.error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+        assert crash_point == "intent-run"
+    load = again.wait(lambda frame: frame.HasField("worker_load")).worker_load
+    assert [lease.state for lease in load.gpu_pool] == [LEASED if running else FREE, FREE, FREE, FREE]
+    assert len(counters(host)) == running
+
+
+@pytest.fixture
+def crash(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> Callable[..., tuple[Session, CommandUpdate]]:
+    """A worker with a running counter and perhaps a parked one, that dies in a command and comes back."""
+
+    def run(crash_point: str, parked: bool = False, **operation: object) -> tuple[Session, CommandUpdate]:
+        doomed = start_worker(host, crash_point=crash_point)
+        session = coordinator.next_session()
+        session.run("c1", "w1", run=counter_run("one"))
+        wait_counting(session, "w1")
+        if parked:
+            session.run("c2", "w1", suspend=SuspendOperation())
+        session.send(make_command("c3", "w1", **operation))
+        assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+        start_worker(host)
+        again = coordinator.next_session()
+        assert "c3" in [*again.hello.commands_in_flight, *again.hello.commands_unacknowledged]
+        return again, again.outcome("c3")
+
+    return run
+
+
+def check_whole(again: Session, host: SimulatedHost, outcome: CommandUpdate, gpu: int | None) -> None:
+    """The workload is where the outcome says, on one side, and has lost nothing.
+
+    Args:
+        again: The session after the restart.
+        host: The host.
+        outcome: Of the command.
+        gpu: Where it is to be; None where it is to be parked.
+    """
+    status = outcome.workloads[0].status
+    (process,) = counters(host)
+    assert status.state == (SUSPENDED if gpu is None else RUNNING), outcome
+    assert process.state.name == ("CHECKPOINTED" if gpu is None else "RUNNING")
+    assert list(status.lease.gpu_uuids) == ([] if gpu is None else [host.gpus[gpu].uuid])
+    wanted = [LEASED if slot == gpu else FREE for slot in range(4)]
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == wanted)
+    if gpu is None:
+        restored = again.run("c4", "w1", restore=RestoreOperation())
+        assert restored.state == SUCCEEDED, restored
+    text = wait_counting(again, "w1", None if gpu is None else host.gpus[gpu].uuid)
+    assert counts(text) == list(range(counts(text)[0], counts(text)[-1] + 1))
+    assert again.run("c5", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+
+
+Crash = Callable[..., tuple[Session, CommandUpdate]]
+
+
+@pytest.mark.parametrize(
+    ("crash_point", "done"),
+    [
+        ("command-journaled:2", True),
+        ("intent-lock", False),
+        ("phase-lock", False),
+        ("intent-checkpoint", False),
+        ("phase-checkpoint", False),
+        ("phase-verify", True),
+        ("operation-ended:2", True),
+        ("outcome-journaled:2", True),
+        ("outcome-told:2", True),
+    ],
+)
+def test_a_suspend_ends_on_one_side_wherever_the_worker_dies(
+    crash: Crash, host: SimulatedHost, crash_point: str, done: bool
+) -> None:
+    again, outcome = crash(crash_point, suspend=SuspendOperation())
+    assert outcome.state == (SUCCEEDED if done else FAILED), outcome
+    assert done or outcome.error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    check_whole(again, host, outcome, None if done else 0)
+
+
+@pytest.mark.parametrize(
+    ("crash_point", "done"),
+    [
+        ("command-journaled:3", True),
+        ("intent-restore", False),
+        ("phase-restore", False),
+        ("phase-unlock", True),
+        ("phase-verify:2", True),
+        ("operation-ended:3", True),
+        ("outcome-journaled:3", True),
+        ("outcome-told:3", True),
+    ],
+)
+def test_a_restore_ends_on_one_side_wherever_the_worker_dies(
+    crash: Crash, host: SimulatedHost, crash_point: str, done: bool
+) -> None:
+    elsewhere = RestoreOperation(gpu_uuids=[host.gpus[2].uuid])
+    again, outcome = crash(crash_point, parked=True, restore=elsewhere)
+    assert outcome.state == (SUCCEEDED if done else FAILED), outcome
+    assert done or outcome.error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    check_whole(again, host, outcome, 2 if done else None)
+
+
+@pytest.mark.parametrize(
+    ("crash_point", "gpu"),
+    [
+        ("intent-lock", 0),
+        ("intent-checkpoint", 0),
+        ("phase-checkpoint", 0),
+        ("phase-verify", None),
+        ("intent-restore", None),
+        ("phase-restore", None),
+        ("phase-unlock", 2),
+        ("phase-verify:2", 2),
+        ("operation-ended:2", 2),
+        ("outcome-journaled:2", 2),
+    ],
+)
+def test_a_remap_ends_on_one_side_wherever_the_worker_dies(
+    crash: Crash, host: SimulatedHost, crash_point: str, gpu: int | None
+) -> None:
+    pair = gpu_pb2.GpuPair(old_uuid=host.gpus[0].uuid, new_uuid=host.gpus[2].uuid)
+    remap = RemapOperation(moves=[Move(workload_id="w1", pairs=[pair])])
+    again, outcome = crash(crash_point, remap=remap)
+    assert outcome.state == (SUCCEEDED if gpu == 2 else FAILED), outcome
+    check_whole(again, host, outcome, gpu)
+
+
+@pytest.mark.parametrize("crash_point", ["leases-rebuilt", "workload-probed", "command-settled"])
+def test_a_worker_that_dies_while_it_settles_settles_at_the_next_start(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, crash_point: str
+) -> None:
+    worker = start_worker(host, crash_point="phase-checkpoint")
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    session.send(make_command("c3", "w1", suspend=SuspendOperation()))
+    assert worker.process.wait(timeout=30) == -signal.SIGKILL
+    doomed = start_worker(host, crash_point=crash_point, coordinator="127.0.0.1:9")
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    start_worker(host)
+    again = coordinator.next_session()
+    outcome = again.outcome("c3")
+    assert outcome.state == FAILED
+    check_whole(again, host, outcome, 0)

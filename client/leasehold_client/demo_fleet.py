@@ -76,7 +76,7 @@ class DemoFleet:
         """Starts a worker on a simulated host of its own."""
         host = ("simgpu", "exec", "--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--")
         worker = ("worker", "--coordinator", self.address, "--name", name)
-        state = ("--state-dir", str(self._folder / name))
+        state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
 
     def _start(self, name: str, *arguments: str) -> None:

@@ -58,6 +58,7 @@ class Fleet:
         host = self.hosts[name]
         state = str(self.folder / name)
         options = ["--coordinator", self.address, "--state-dir", state, "--name", name]
+        options += ["--stop-workloads", "stop"]
         self._start(name, "worker", *options, environment=host.environment())
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host

@@ -123,6 +123,23 @@ def test_the_worker_with_the_most_free_gpus_is_chosen(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.leases() == {"alpha/0": "a", "alpha/1": "b", "alpha/2": "c", "beta/0": "d"})
 
 
+def test_a_workload_goes_on_while_its_worker_is_dead(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    fleet.cli("suspend", "two")
+    leases = fleet.leases()
+    worker = fleet.processes.pop("alpha")
+    worker.kill()
+    worker.wait(30)
+    assert worker.stdout is not None
+    worker.stdout.close()
+    fleet.start_worker("alpha")
+    fleet.wait_counting("one")
+    assert fleet.leases() == leases
+    fleet.cli("restore", "two")
+    fleet.wait_counting("two")
+
+
 def test_a_worker_that_leaves_and_comes_back(fleet: Fleet) -> None:
     fleet.run_counter("one")
     worker = fleet.processes.pop("alpha")

@@ -106,7 +106,7 @@ class Validator:
     async def _start(self, gpu_uuid: str) -> Workload:
         size = self._validation.size_bytes
         arguments = [sys.executable, "-m", "leasehold_worker.validation_target"]
-        arguments += ["--file", str(self._file), "--bytes", str(size), "--parent", str(os.getpid())]
+        arguments += ["--file", str(self._file), "--bytes", str(size), "--validator", str(os.getpid())]
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=workload_pb2.Resources(gpu_count=1))
         run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
         before, began = await self._witness.usage(), time.monotonic()

@@ -2,12 +2,13 @@
 
 It counts rounds in device memory. In each it reads the whole buffer back, compares it with what it wrote, and
 replaces the file that it was given with what it has seen. Parked, it stands still in the middle of a round.
-SIGTERM ends it, and so does the end of whoever started it.
+SIGTERM ends it, and so does the end of whoever validates.
 """
 
 import argparse
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -26,9 +27,8 @@ SHIFT_BYTES: Final = 65537
 """How far the pattern is shifted from one chunk to the next: none holds what another does."""
 
 INTERVAL_S: Final = 0.02
-WATCH_INTERVAL_S: Final = 0.5
 LAST_ROUND_S: Final = 10.0
-"""How long a program whose parent has ended may take to end in order. One that is parked can't."""
+"""How long a program whose validator has ended may take to end in order. One that is parked can't."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -62,10 +62,9 @@ def chunks(total: int) -> Iterator[tuple[int, memoryview]]:
         yield begin, twice[shift : shift + min(CHUNK_BYTES, total - begin)]
 
 
-def end_with(parent_pid: int, stop: threading.Event) -> None:
-    """Waits for the end of the parent, and then ends the program: nobody else would."""
-    while os.getppid() == parent_pid:
-        time.sleep(WATCH_INTERVAL_S)
+def end_with(validator_pidfd: int, stop: threading.Event) -> None:
+    """Waits for the end of whoever validates, and then ends the program: nobody else would."""
+    select.select([validator_pidfd], [], [])
     stop.set()
     time.sleep(LAST_ROUND_S)
     os._exit(1)
@@ -76,11 +75,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--validator", type=int, required=True)
     options = parser.parse_args()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=end_with, args=(options.parent, stop), daemon=True).start()
+    watched = os.pidfd_open(options.validator)
+    threading.Thread(target=end_with, args=(watched, stop), daemon=True).start()
     call(driver.cuInit, 0)
     device = call(driver.cuDeviceGet, 0)
     call(driver.cuCtxSetCurrent, call(driver.cuDevicePrimaryCtxRetain, device))

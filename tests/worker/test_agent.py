@@ -64,6 +64,7 @@ def test_hello_tells_everything(session: Session, host: SimulatedHost) -> None:
         "cuda_suspend": True,
         "gpu_remap": True,
         "checkpoint_image": False,
+        "commands": True,
     }
     assert hello.driver_version == host.driver_version
     assert hello.cuda_version == 13000
@@ -321,7 +322,7 @@ def test_a_host_without_gpus_serves_cpu_workloads(
     start_worker(None)
     session = coordinator.next_session()
     assert not session.hello.gpu_pool
-    assert all(not capability.available for capability in session.hello.capabilities)
+    assert [c.name for c in session.hello.capabilities if c.available] == ["commands"]
     spec = workload_pb2.WorkloadSpec(arguments=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
     assert session.run("c1", "w1", run=RunOperation(name="cpu", spec=spec)).state == SUCCEEDED
     session.wait(lambda f: f.workload_event.kind == worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED)

@@ -79,7 +79,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
                 nursery,
                 tell_command,
             )
-            reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands)
+            reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands, journal)
             planning = Planning(parts.operations.preflight)
             link = Link(
                 config.coordinator,

@@ -7,7 +7,7 @@ method blocks for some milliseconds: call it in a thread.
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -26,7 +26,7 @@ _VALUE_NOT_AVAILABLE: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What does not change about a GPU. Field names and units are those of ``gpu.proto``."""
+    """What seldom changes about a GPU. Field names and units are those of ``gpu.proto``."""
 
     uuid: str
     name: str
@@ -148,8 +148,9 @@ class Inventory:
         return frozenset(pids)
 
     def read(self) -> dict[str, GpuReading]:
-        """Measures every GPU."""
+        """Measures every GPU, and looks at those facts that an operator may change."""
         with self._lock:
+            self.gpus = tuple(_with_modes(gpu, self._handles[gpu.uuid]) for gpu in self.gpus)
             return {uuid: _read_sample(handle) for uuid, handle in self._handles.items()}
 
     def free_bytes(self, own_pids: Collection[int]) -> dict[str, int]:
@@ -211,10 +212,8 @@ def _read_facts(uuid: str, handle: Any) -> GpuFacts:
     memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
     capability = _soft(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     pci = _soft(pynvml.nvmlDeviceGetPciInfo_v3, handle)
-    mig = _soft(pynvml.nvmlDeviceGetMigMode, handle)
-    persistence = _soft(pynvml.nvmlDeviceGetPersistenceMode, handle)
     serial = _soft(pynvml.nvmlDeviceGetSerial, handle)
-    return GpuFacts(
+    facts = GpuFacts(
         uuid=uuid,
         name=_soft(pynvml.nvmlDeviceGetName, handle) or "unknown",
         memory_total_bytes=memory and memory.total,
@@ -223,10 +222,22 @@ def _read_facts(uuid: str, handle: Any) -> GpuFacts:
         pci_device_id=pci and f"0x{pci.pciDeviceId:08X}",
         # Boards without one report "0".
         serial=serial if serial != "0" else None,
-        mig_enabled=None if mig is None else mig[0] == 1,
-        persistence_mode=None if persistence is None else persistence == 1,
+        mig_enabled=None,
+        persistence_mode=None,
         numa_node=_numa_node(_text(pci.busId)) if pci else None,
         minor_number=_soft(pynvml.nvmlDeviceGetMinorNumber, handle),
+    )
+    return _with_modes(facts, handle)
+
+
+def _with_modes(facts: GpuFacts, handle: Any) -> GpuFacts:
+    """The facts with the modes as they are now. One that NVML can't tell now stays as it was."""
+    mig = _soft(pynvml.nvmlDeviceGetMigMode, handle)
+    persistence = _soft(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    return replace(
+        facts,
+        mig_enabled=facts.mig_enabled if mig is None else mig[0] == 1,
+        persistence_mode=facts.persistence_mode if persistence is None else persistence == 1,
     )
 
 

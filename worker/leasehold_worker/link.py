@@ -1,18 +1,16 @@
 """The stream to the coordinator: connect, say hello, pump frames both ways, connect again.
 
-gRPC's synchronous stub is bridged to trio: one thread reads responses and hands them over through the trio
-token, and gRPC's own thread takes frames from the outbox. A worker that loses its coordinator fails static:
-workloads stay as they are.
+A worker that loses its coordinator fails static: workloads stay as they are.
 """
 
 import logging
 import random
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol, cast, final
+from collections.abc import Mapping
+from typing import Final, cast, final
 
 import grpc
 import trio
-from leasehold.v1 import worker_session_pb2
+from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
     ConnectResponse,
@@ -22,11 +20,19 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
     Welcome,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 
+from leasehold_worker.bridge import (
+    REFUSED_BACKOFF_S,
+    Incoming,
+    SessionEndError,
+    open_stream,
+    violation,
+)
 from leasehold_worker.channel import open_channel
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import GpuReading
 from leasehold_worker.journal import Journal
 from leasehold_worker.outbox import Outbox, OutboxFullError
 from leasehold_worker.output import read_output
@@ -38,7 +44,6 @@ from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 
-INBOX_LIMIT: Final = 256
 WELCOME_TIMEOUT_S: Final = 10.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 JOURNAL_TIMEOUT_S: Final = 5.0
@@ -55,39 +60,14 @@ PLANS_AT_ONCE: Final = 1
 
 BACKOFF_MIN_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
-REFUSED_BACKOFF_S: Final = 60.0
-"""After an answer that trying again does not change."""
-
 HEALTHY_AFTER_S: Final = 60.0
 """A stream that lived this long resets the back-off."""
 
-_FINAL_CODES: Final = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 _FINAL_GOODBYES: Final = {
     worker_session_pb2.GOODBYE_REASON_SUPERSEDED,
     worker_session_pb2.GOODBYE_REASON_REFUSED,
     worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
 }
-
-
-class _Call(Protocol):
-    """What the bridge uses of a gRPC call."""
-
-    def __iter__(self) -> Iterator[ConnectResponse]: ...
-    def cancel(self) -> bool: ...
-
-
-class _SessionEnd(Exception):  # noqa: N818 - it is how every session ends, not always an error
-    """The session is over. ``retry_after_s`` is the time before the next, None for the usual back-off."""
-
-    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
-        super().__init__(why)
-        self.why = why
-        self.retry_after_s = retry_after_s
 
 
 @final
@@ -117,6 +97,8 @@ class Link:
         self._session_over = trio.Event()
         self._leaving = False
         self._epoch = state_directory.last_epoch()
+        self._described = reporter.description()
+        self._ignored = 0
 
     def send(self, frame: ConnectRequest) -> None:
         """Sends a frame if there is a session. Without one it is dropped: the next hello tells all."""
@@ -144,10 +126,9 @@ class Link:
         """Holds a session, and another after it, until cancelled or left."""
         backoff_s = BACKOFF_MIN_S
         with open_channel(self._coordinator) as channel:
-            stub = WorkerSessionServiceStub(channel)
             while True:
                 began = trio.current_time()
-                end = await self._session(stub)
+                end = await self._session(channel)
                 if self._leaving:
                     return
                 if trio.current_time() - began > HEALTHY_AFTER_S:
@@ -157,41 +138,50 @@ class Link:
                 logger.warning("session ended: %s; connecting again in %.1f s", end.why, wait_s)
                 await trio.sleep(wait_s)
 
-    async def _session(self, stub: WorkerSessionServiceStub) -> _SessionEnd:
+    async def _session(self, channel: grpc.Channel) -> SessionEndError:
         """Holds one session to its end."""
         readings = await self._reporter.read_gpus()
         outbox = Outbox()
         with trio.move_on_after(JOURNAL_TIMEOUT_S):
             await self._journal.wait_settled()
         # No await from here to the put: nothing may come between the snapshot in hello and what follows.
-        hello = self._reporter.hello(readings, self._epoch)
-        outbox.put(ConnectRequest(hello=hello))
+        self._say_hello(outbox, readings)
         self._outbox = outbox
         self._session_over = trio.Event()
-        call = stub.Connect(outbox)
         try:
-            async with trio.open_nursery() as nursery:
-                try:
-                    frames = _start_reader(nursery, call)
-                    await self._converse(frames, outbox, nursery)
-                finally:
+            async with open_stream(channel, outbox) as frames:
+                end = await self._hold(frames, outbox)
+                if end.reason is not None:
+                    error = end.error.to_proto() if end.error else None
+                    self.send(ConnectRequest(goodbye=Goodbye(reason=end.reason, error=error)))
                     outbox.close()
-                    call.cancel()
-                    nursery.cancel_scope.cancel()
-        except* _SessionEnd as group:
-            first = group.exceptions[0]
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            end = first
+                    with trio.move_on_after(GOODBYE_TIMEOUT_S):
+                        await _wait_end(frames)
         finally:
             if self._outbox is outbox:
                 self._outbox = None
             self._session_over.set()
         return end
 
+    def _say_hello(self, outbox: Outbox, readings: Mapping[str, GpuReading]) -> None:
+        hello = self._reporter.hello(readings, self._epoch)
+        self._described = self._reporter.description()
+        outbox.put(ConnectRequest(hello=hello))
+
+    async def _hold(self, frames: trio.MemoryReceiveChannel[Incoming], outbox: Outbox) -> SessionEndError:
+        try:
+            async with trio.open_nursery() as nursery:
+                await self._converse(frames, outbox, nursery)
+        except* SessionEndError as group:
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            end = cast("SessionEndError", first)
+        return end
+
     async def _converse(
         self,
-        frames: trio.MemoryReceiveChannel[ConnectResponse | _SessionEnd],
+        frames: trio.MemoryReceiveChannel[Incoming],
         outbox: Outbox,
         nursery: trio.Nursery,
     ) -> None:
@@ -219,40 +209,50 @@ class Link:
                     raise _farewell(frame.goodbye)
                 case "drain":
                     wait_s = frame.drain.reconnect_after.ToTimedelta().total_seconds()
-                    raise _SessionEnd("the coordinator asked to connect again later", wait_s)
+                    raise SessionEndError("the coordinator asked to connect again later", wait_s)
                 case "welcome":
-                    raise _SessionEnd("the coordinator said welcome twice", REFUSED_BACKOFF_S)
+                    raise violation("welcome came twice: say it once per stream")
                 case "heartbeat":
                     pass
                 case None:
-                    logger.warning("ignored a frame of a newer coordinator")
+                    self._ignored += 1
+                    logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
 
-    async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[ConnectResponse | _SessionEnd]) -> Welcome:
+    async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[Incoming]) -> Welcome:
         frame = await _receive(frames, WELCOME_TIMEOUT_S)
         if frame.HasField("goodbye"):
             raise _farewell(frame.goodbye)
         if not frame.HasField("welcome"):
-            raise _SessionEnd("the coordinator's first frame is not welcome", REFUSED_BACKOFF_S)
+            raise violation("the first frame must be welcome")
         welcome = frame.welcome
-        if welcome.protocol_version.major != PROTOCOL_VERSION.major:
-            raise _SessionEnd(
-                f"the coordinator speaks protocol {welcome.protocol_version.major} and this worker "
-                f"{PROTOCOL_VERSION.major}: update the older one",
-                REFUSED_BACKOFF_S,
-            )
-        if welcome.epoch <= self._epoch:
-            raise _SessionEnd(
-                f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed"
-            )
-        if welcome.epoch >= EPOCH_LIMIT:
-            raise _SessionEnd(f"the epoch {welcome.epoch} was never given out", REFUSED_BACKOFF_S)
+        self._check(welcome)
         try:
             await trio.to_thread.run_sync(self._state_directory.save_epoch, welcome.epoch)
         except OSError as error:
-            raise _SessionEnd(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
+            raise SessionEndError(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
         self._epoch = welcome.epoch
         crash_point("epoch-saved")
         return welcome
+
+    def _check(self, welcome: Welcome) -> None:
+        """Refuses a coordinator that we can't talk to, or that is deposed."""
+        theirs = welcome.protocol_version
+        if theirs.major != PROTOCOL_VERSION.major:
+            ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
+            error = OperationError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
+                f"the coordinator speaks protocol {theirs_text} and the worker {ours_text}: update the older",
+                {"worker": ours_text, "coordinator": theirs_text},
+            )
+            raise SessionEndError(
+                error.message, REFUSED_BACKOFF_S, worker_session_pb2.GOODBYE_REASON_REFUSED, error
+            )
+        if not self._epoch < welcome.epoch < EPOCH_LIMIT:
+            error = OperationError(
+                errors_pb2.ERROR_REASON_STALE_EPOCH,
+                f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed",
+            )
+            raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Tells the load within every interval, and soon after each change of a lease."""
@@ -263,6 +263,8 @@ class Link:
                 await self._pool.wait_changed()
                 await trio.sleep(COALESCE_S)
             readings = await self._reporter.read_gpus()
+            if self._reporter.description() != self._described:
+                self._say_hello(outbox, readings)
             outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
             next_s = interval_s * random.uniform(0.9, 1.1)
 
@@ -277,63 +279,28 @@ class Link:
         self.send(ConnectRequest(plan_answer=answer))
 
 
-async def _receive(
-    frames: trio.MemoryReceiveChannel[ConnectResponse | _SessionEnd], timeout_s: float
-) -> ConnectResponse:
+async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float) -> ConnectResponse:
     """The next frame.
 
     Raises:
-        _SessionEnd: The stream ended, or nothing came in time.
+        SessionEndError: The stream ended, or nothing came in time.
     """
     with trio.move_on_after(timeout_s):
         frame = await frames.receive()
-        if isinstance(frame, _SessionEnd):
+        if isinstance(frame, SessionEndError):
             raise frame
         return frame
-    raise _SessionEnd(f"nothing came from the coordinator for {timeout_s:g} s")
+    raise SessionEndError(f"nothing came from the coordinator for {timeout_s:g} s")
 
 
-def _start_reader(
-    nursery: trio.Nursery, call: _Call
-) -> trio.MemoryReceiveChannel[ConnectResponse | _SessionEnd]:
-    """Starts the thread that reads responses. It ends when the call does, so the call must be cancelled."""
-    # One place more than frames may take: the end always fits.
-    send, receive = trio.open_memory_channel[ConnectResponse | _SessionEnd](INBOX_LIMIT + 1)
-    token = trio.lowlevel.current_trio_token()
-
-    def deliver(item: ConnectResponse | _SessionEnd) -> None:
-        waiting = send.statistics().current_buffer_used
-        if isinstance(item, _SessionEnd) or waiting < INBOX_LIMIT:
-            send.send_nowait(item)
-        else:
-            call.cancel()
-
-    def read() -> None:
-        token.run_sync_soon(
-            deliver, _read_to_the_end(call, lambda frame: token.run_sync_soon(deliver, frame))
-        )
-
-    async def read_in_thread() -> None:
-        await trio.to_thread.run_sync(read)
-
-    nursery.start_soon(read_in_thread)
-    return receive
+async def _wait_end(frames: trio.MemoryReceiveChannel[Incoming]) -> None:
+    while not isinstance(await frames.receive(), SessionEndError):
+        pass
 
 
-def _read_to_the_end(call: _Call, deliver: Callable[[ConnectResponse], None]) -> _SessionEnd:
-    try:
-        for frame in call:
-            deliver(frame)
-    except grpc.RpcError as error:
-        status = cast("grpc.Call", error)  # every error of a stub is its call too
-        why = f"{status.code().name}: {status.details()}"
-        return _SessionEnd(why, REFUSED_BACKOFF_S if status.code() in _FINAL_CODES else None)
-    return _SessionEnd("the coordinator closed the stream without a goodbye")
-
-
-def _farewell(goodbye: Goodbye) -> _SessionEnd:
+def _farewell(goodbye: Goodbye) -> SessionEndError:
     reason = GoodbyeReason.Name(goodbye.reason).removeprefix("GOODBYE_REASON_")
     why = f"the coordinator said goodbye ({reason})"
     if goodbye.HasField("error"):
         why += f": {goodbye.error.message}"
-    return _SessionEnd(why, REFUSED_BACKOFF_S if goodbye.reason in _FINAL_GOODBYES else None)
+    return SessionEndError(why, REFUSED_BACKOFF_S if goodbye.reason in _FINAL_GOODBYES else None)

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import worker_session_pb2, workload_pb2
+from leasehold.v1 import workload_pb2
+from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
 
 from leasehold_worker import __version__, processes, wire
@@ -18,6 +19,7 @@ from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.commands import Commands
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
 from leasehold_worker.inventory import GpuReading, Inventory
+from leasehold_worker.journal import Journal
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.workloads import ENDED, Workloads
 
@@ -62,6 +64,7 @@ class Reporter:
         pool: GpuPool,
         workloads: Workloads,
         commands: Commands,
+        journal: Journal,
     ) -> None:
         self._identity = identity
         self._inventory = inventory
@@ -69,6 +72,7 @@ class Reporter:
         self._pool = pool
         self._workloads = workloads
         self._commands = commands
+        self._journal = journal
         self._load_sequence = 0
 
     async def read_gpus(self) -> dict[str, GpuReading]:
@@ -98,7 +102,7 @@ class Reporter:
             host=_host_facts(),
             labels=self._identity.labels,
             capabilities=self._capabilities(),
-            gpu_pool=[wire.gpu(facts, slot) for slot, facts in enumerate(self._inventory.gpus)],
+            gpu_pool=self._gpus(),
             gpu_leases=wire.gpu_leases(self._pool.snapshot_leases(), readings),
             workloads=[
                 wire.workload(workload, self._identity.worker_id) for workload in self._workloads.all()
@@ -110,6 +114,13 @@ class Reporter:
             for workload in hello.workloads:
                 workload.ClearField("spec")
         return hello
+
+    def description(self) -> list[Gpu | Capability]:
+        """What of hello may change while the worker runs, and is then told again."""
+        return [*self._gpus(), *self._capabilities()]
+
+    def _gpus(self) -> list[Gpu]:
+        return [wire.gpu(facts, slot) for slot, facts in enumerate(self._inventory.gpus)]
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
         """Who holds which GPU now, under the next sequence number."""
@@ -131,8 +142,11 @@ class Reporter:
         return [
             self._driver_capability("cuda_suspend", SUSPEND_CUDA_VERSION, mig),
             self._driver_capability("gpu_remap", REMAP_CUDA_VERSION, mig),
-            worker_session_pb2.Capability(
-                name="checkpoint_image", available=False, reason="images on disk are not built yet"
+            Capability(name="checkpoint_image", available=False, reason="images on disk are not built yet"),
+            Capability(
+                name="commands",
+                available=self._journal.refusal is None,
+                reason=self._journal.refusal.message if self._journal.refusal else "",
             ),
         ]
 

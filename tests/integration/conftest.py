@@ -16,6 +16,8 @@ import pytest
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.worker.conftest import end_leftovers
+
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
 LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
 TIMEOUT_S = 30
@@ -161,6 +163,8 @@ def empty_fleet(tmp_path: Path) -> Iterator[Fleet]:
     started.start_coordinator()
     yield started
     started.stop()
+    for name in started.hosts:
+        end_leftovers(tmp_path / name)
 
 
 @pytest.fixture

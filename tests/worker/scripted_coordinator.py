@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, worker_session_pb2, worker_session_pb2_grpc
+from leasehold.v1 import command_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
     CommandAck,
     CommandFrame,
@@ -36,7 +36,7 @@ class Session:
 
     hello: Hello
     epoch: int
-    down: queue.Queue[ConnectResponse | None] = field(default_factory=queue.Queue)
+    down: queue.Queue[ConnectResponse | bytes | None] = field(default_factory=queue.Queue)
     frames: list[ConnectRequest] = field(default_factory=list)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     ended: bool = False
@@ -92,15 +92,26 @@ def make_command(command_id: str, workload_id: str, **operation: object) -> comm
     )
 
 
-class ScriptedCoordinator(worker_session_pb2_grpc.WorkerSessionServiceServicer):
+def _serialize(frame: ConnectResponse | bytes) -> bytes:
+    """A frame, or bytes of a test's choice."""
+    return frame if isinstance(frame, bytes) else frame.SerializeToString()
+
+
+class ScriptedCoordinator:
     """Welcomes every worker and hands its session to the test."""
 
     def __init__(self, address: str = "127.0.0.1:0") -> None:
         self.sessions: queue.Queue[Session] = queue.Queue()
         self.welcomes_major = 1
+        self.load_interval_s = 5.0
         self.first_answer: ConnectResponse | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
-        worker_session_pb2_grpc.add_WorkerSessionServiceServicer_to_server(self, self._server)
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.Connect, request_deserializer=ConnectRequest.FromString, response_serializer=_serialize
+        )
+        service = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+        methods = grpc.method_handlers_generic_handler(service, {"Connect": handler})
+        self._server.add_generic_rpc_handlers((methods,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         self._server.start()
 
@@ -116,7 +127,7 @@ class ScriptedCoordinator(worker_session_pb2_grpc.WorkerSessionServiceServicer):
         self,
         request_iterator: Iterator[ConnectRequest],
         context: grpc.ServicerContext,
-    ) -> Iterator[ConnectResponse]:
+    ) -> Iterator[ConnectResponse | bytes]:
         first = next(request_iterator)
         assert first.WhichOneof("frame") == "hello"
         session = Session(first.hello, first.hello.last_epoch + 1)
@@ -129,7 +140,9 @@ class ScriptedCoordinator(worker_session_pb2_grpc.WorkerSessionServiceServicer):
                 session_id=f"session-{session.epoch}",
                 epoch=session.epoch,
                 protocol_version=ProtocolVersion(major=self.welcomes_major),
-                load_interval=duration_pb2.Duration(seconds=5),
+                load_interval=duration_pb2.Duration(
+                    nanos=round(self.load_interval_s * 1e9) % 10**9, seconds=int(self.load_interval_s)
+                ),
                 silence_limit=duration_pb2.Duration(seconds=60),
             )
         )

@@ -91,13 +91,13 @@ async def open_stream(
     call = cast("_Call", connect(outbox))
     async with trio.open_nursery() as nursery:
         try:
-            yield _start_reader(nursery, call)
+            yield start_reader(nursery, call)
         finally:
             outbox.close()
             call.cancel()
 
 
-def _start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChannel[Incoming]:
+def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChannel[Incoming]:
     """Starts the thread that reads responses. It ends when the call does, so the call must be cancelled."""
     # One place more than frames may take: the end always fits.
     send, receive = trio.open_memory_channel[Incoming](INBOX_LIMIT + 1)

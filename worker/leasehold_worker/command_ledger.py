@@ -7,6 +7,7 @@ accepted is never forgotten, and an outcome that was told is never told differen
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, TypeAlias, final
 
 from leasehold.v1 import errors_pb2
@@ -27,6 +28,8 @@ RETENTION_S: Final = 86_400.0
 
 ACKNOWLEDGED_LIMIT: Final = 4096
 """Acknowledged commands that are remembered; the oldest go first."""
+
+FORGET_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell the coordinator at once: nothing was done, so nothing needs to be on disk."""
+
+    update: CommandUpdate
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Begin the operation."""
 
@@ -100,7 +110,7 @@ class Forget:
     command_ids: tuple[str, ...]
 
 
-Effect: TypeAlias = Keep | Tell | Start | Cancel | Forget
+Effect: TypeAlias = Keep | Tell | Refuse | Start | Cancel | Forget
 
 
 @final
@@ -112,21 +122,39 @@ class CommandLedger:
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._entries = {entry.command_id: entry for entry in entries}
+        self._open: dict[str, Entry] = {}
+        self._ended: dict[str, Entry] = {}
+        self._acknowledged: dict[str, Entry] = {}
+        for entry in sorted(entries, key=lambda entry: entry.acknowledged_s or 0.0):
+            self._put(entry)
 
     @property
     def open_entries(self) -> list[Entry]:
         """Commands that have not ended."""
-        return [entry for entry in self._entries.values() if entry.is_open]
+        return list(self._open.values())
 
     @property
     def unacknowledged(self) -> list[CommandUpdate]:
         """Outcomes that the coordinator has not acknowledged."""
-        return [
-            entry.update
-            for entry in self._entries.values()
-            if not entry.is_open and entry.acknowledged_s is None
-        ]
+        return [entry.update for entry in self._ended.values()]
+
+    def _find(self, command_id: str) -> Entry | None:
+        for entries in (self._open, self._ended, self._acknowledged):
+            if command_id in entries:
+                return entries[command_id]
+        return None
+
+    def _put(self, entry: Entry) -> Entry:
+        """Puts an entry where it belongs now. A command goes from open to ended to acknowledged."""
+        if entry.is_open:
+            self._open[entry.command_id] = entry
+        elif entry.acknowledged_s is None:
+            self._open.pop(entry.command_id, None)
+            self._ended[entry.command_id] = entry
+        else:
+            self._ended.pop(entry.command_id, None)
+            self._acknowledged[entry.command_id] = entry
+        return entry
 
     def receive(
         self, frame: CommandFrame, epoch: int, now_s: float, refusal: OperationError | None = None
@@ -140,13 +168,13 @@ class CommandLedger:
             refusal: Why no new command can be taken in. None: it can.
         """
         command = frame.command
-        entry = self._entries.get(command.command_id)
+        entry = self._find(command.command_id)
         if frame.epoch != epoch:
-            return [Tell(rejection(command.command_id, _stale(frame.epoch, epoch)))]
+            return [Refuse(rejection(command.command_id, _stale(frame.epoch, epoch)))]
         if entry is None:
             return self._take_in(frame, now_s, refusal)
         if frame.cancel and entry.is_open and not entry.cancel_requested:
-            self._entries[entry.command_id] = cancelled = replace(entry, cancel_requested=True)
+            cancelled = self._put(replace(entry, cancel_requested=True))
             return [Keep(cancelled), Cancel(entry.command_id)]
         return [Tell(entry.update)]
 
@@ -159,25 +187,24 @@ class CommandLedger:
             update = rejection(command.command_id, refusal)
         else:
             update = CommandUpdate(command_id=command.command_id, state=ACCEPTED)
-        entry = Entry(command, frame.epoch, now_s, update)
-        self._entries[command.command_id] = entry
-        kept: list[Effect] = [Keep(entry), Tell(update)]
-        return [*kept, Start(entry)] if update.state == ACCEPTED else kept
+        entry = self._put(Entry(command, frame.epoch, now_s, update))
+        if update.state != ACCEPTED:
+            return [Refuse(update)]
+        return [Keep(entry), Tell(update), Start(entry)]
 
     def _why_not(self, command: Command) -> OperationError | None:
-        unfinished = self.open_entries
         for workload_id in workload_ids(command):
-            if any(workload_id in workload_ids(entry.command) for entry in unfinished):
+            if any(workload_id in workload_ids(entry.command) for entry in self._open.values()):
                 return OperationError(
                     errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
                     f"workload {workload_id} has a command that has not ended: wait for it, or cancel it",
                 )
-        if len(unfinished) >= UNFINISHED_LIMIT:
+        if len(self._open) >= UNFINISHED_LIMIT:
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
             )
-        if len(self.unacknowledged) >= UNACKNOWLEDGED_LIMIT:
+        if len(self._ended) >= UNACKNOWLEDGED_LIMIT:
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"{UNACKNOWLEDGED_LIMIT} outcomes wait for the coordinator to store them: look at its store",
@@ -186,8 +213,8 @@ class CommandLedger:
 
     def refuse(self, command_id: str, error: OperationError) -> list[Effect]:
         """Takes back a command that could not be kept. It was not told accepted, and not begun."""
-        self._entries.pop(command_id, None)
-        return [Tell(rejection(command_id, error))]
+        self._open.pop(command_id, None)
+        return [Refuse(rejection(command_id, error))]
 
     def progress(self, command_id: str, phase: str) -> list[Effect]:
         """Notes what the operation is at. That is not kept: after a restart it is observed."""
@@ -202,36 +229,31 @@ class CommandLedger:
         return [Keep(self._change(outcome.command_id, outcome)), Tell(outcome)]
 
     def _change(self, command_id: str, update: CommandUpdate) -> Entry:
-        entry = self._entries[command_id]
+        entry = self._find(command_id)
+        if entry is None:
+            raise ValueError(f"there is no command {command_id}")
         if update.state not in TRANSITIONS.get(entry.state, ()):
             states = f"{CommandState.Name(entry.state)} to {CommandState.Name(update.state)}"
             raise ValueError(f"a command can't go from {states}")
-        self._entries[command_id] = changed = replace(entry, update=update)
-        return changed
+        return self._put(replace(entry, update=update))
 
     def acknowledge(self, command_id: str, now_s: float) -> list[Effect]:
         """Notes that the coordinator has stored the outcome, and forgets what is old."""
-        entry = self._entries.get(command_id)
-        if entry is None or entry.is_open or entry.acknowledged_s is not None:
+        entry = self._ended.get(command_id)
+        if entry is None:
             return []
-        self._entries[command_id] = acknowledged = replace(entry, acknowledged_s=now_s)
-        return [Keep(acknowledged), *self._forget_old(now_s)]
+        return [Keep(self._put(replace(entry, acknowledged_s=now_s))), *self._forget_old(now_s)]
 
     def _forget_old(self, now_s: float) -> list[Effect]:
-        done = sorted(
-            (entry.acknowledged_s, entry.command_id)
-            for entry in self._entries.values()
-            if entry.acknowledged_s is not None
-        )
-        surplus = len(done) - ACKNOWLEDGED_LIMIT
-        old = tuple(
-            command_id
-            for place, (acknowledged_s, command_id) in enumerate(done)
-            if place < surplus or acknowledged_s < now_s - RETENTION_S
-        )
-        for command_id in old:
-            del self._entries[command_id]
-        return [Forget(old)] if old else []
+        forgotten: list[str] = []
+        surplus = len(self._acknowledged) - ACKNOWLEDGED_LIMIT
+        for entry in list(islice(self._acknowledged.values(), max(surplus, FORGET_AT_ONCE))):
+            old = entry.acknowledged_s is not None and entry.acknowledged_s < now_s - RETENTION_S
+            if not old and len(forgotten) >= surplus:
+                break
+            del self._acknowledged[entry.command_id]
+            forgotten.append(entry.command_id)
+        return [Forget(tuple(forgotten))] if forgotten else []
 
 
 def workload_ids(command: Command) -> Sequence[str]:

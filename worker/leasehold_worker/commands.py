@@ -22,6 +22,7 @@ from leasehold_worker.command_ledger import (
     Entry,
     Forget,
     Keep,
+    Refuse,
     Start,
     Tell,
     workload_ids,
@@ -175,7 +176,12 @@ class Commands:
 
     def _carry_out(self, effects: list[Effect]) -> None:
         """Does what the ledger says, in its order, and what follows a Keep only once that is on disk."""
-        if not effects or not isinstance(effects[0], Keep):
+        if not effects:
+            return
+        if isinstance(effects[0], Refuse):
+            self._do(effects)
+            return
+        if not isinstance(effects[0], Keep):
             self._journal.after_all(partial(self._do, effects))
             return
         entry, following = effects[0].entry, effects[1:]
@@ -192,7 +198,7 @@ class Commands:
             match effect:
                 case Keep():
                     raise ValueError("a Keep comes first")
-                case Tell(update):
+                case Tell(update) | Refuse(update):
                     self._tell(update)
                 case Start(entry):
                     self._executions[entry.command_id] = execution = _Execution(entry)

@@ -37,10 +37,15 @@ CREATE TABLE commands (
 ) WITHOUT ROWID;
 CREATE TABLE intents (command_id TEXT PRIMARY KEY, intent BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE workloads (workload_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE probes (probe_id TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID;
 """
 
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 """SQL, and the values of its parameters."""
+
+
+PROBE: Final[list[Statement]] = [("INSERT OR REPLACE INTO probes VALUES ('', randomblob(8))", ())]
+"""Writes something that nobody needs, to see whether the disk takes it."""
 
 
 def keep_command(entry: Entry) -> list[Statement]:

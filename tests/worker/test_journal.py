@@ -1,0 +1,195 @@
+"""The journal on a real file, and a worker whose disk refuses."""
+
+import resource
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_worker import journal_file
+from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.journal import Journal, open_journal
+
+from .conftest import WorkerProcess
+from .counters import read_output
+from .scripted_coordinator import ScriptedCoordinator
+
+KEY = ("workloads", "w1")
+
+
+def workload(workload_id: str, record: bytes = b"{}") -> list[journal_file.Statement]:
+    return [("INSERT OR REPLACE INTO workloads VALUES (?, ?)", (workload_id, record))]
+
+
+def rows(path: Path) -> dict[str, bytes]:
+    with sqlite3.connect(path) as connection:
+        found = dict(connection.execute("SELECT workload_id, record FROM workloads"))
+    connection.close()
+    return found
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Nobody else can write to the file meanwhile."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    yield
+    other.execute("ROLLBACK")
+    other.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.journal.RETRY_S", 0.01)
+    return tmp_path / "journal.sqlite3"
+
+
+async def refusal(journal: Journal) -> OperationError:
+    """Why the journal can't be written, once it has found that out."""
+    with trio.fail_after(10):
+        while journal.refusal is None:  # noqa: ASYNC110 - it tells nobody
+            await trio.sleep(0.001)
+    return journal.refusal
+
+
+async def test_nothing_is_called_before_it_is_on_disk(path: Path) -> None:
+    seen: list[tuple[str, set[str]]] = []
+    async with open_journal(path) as journal:
+        for workload_id in ("w1", "w2"):
+            journal.put(
+                ("workloads", workload_id),
+                workload(workload_id),
+                lambda name=workload_id: seen.append((name, set(rows(path)))),  # type: ignore[misc]
+            )
+        journal.after_all(lambda: seen.append(("after", set(rows(path)))))
+        assert not seen
+        await journal.wait_settled()
+    assert [name for name, _ in seen] == ["w1", "w2", "after"]
+    assert all(found == {"w1", "w2"} for _, found in seen)
+
+
+async def test_of_one_row_the_newest_is_written_and_all_are_told(path: Path) -> None:
+    told: list[int] = []
+    async with open_journal(path) as journal:
+        for number in range(3):
+            content = str(number).encode()
+            journal.put(KEY, workload("w1", content), lambda n=number: told.append(n))  # type: ignore[misc]
+        await journal.wait_settled()
+        assert rows(path) == {"w1": b"2"}
+    assert told == [0, 1, 2]
+
+
+async def test_what_waits_at_the_end_is_written(path: Path) -> None:
+    async with open_journal(path) as journal:
+        journal.put(KEY, workload("w1"))
+    assert set(rows(path)) == {"w1"}
+
+
+async def test_a_disk_that_refuses_refuses_what_is_new_and_loses_nothing(path: Path) -> None:
+    told: list[str] = []
+    refused: list[OperationError] = []
+    async with open_journal(path) as journal:
+        with refusing(path):
+            journal.put(KEY, workload("w1"), lambda: told.append("w1"))
+            journal.put(("commands", "c1"), workload("c1"), lambda: told.append("c1"), refused=refused.append)
+            assert (await refusal(journal)).reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            with pytest.raises(OperationError, match="locked"):
+                await journal.write(("intents", "c2"), workload("c2"))
+            assert not told
+        with trio.fail_after(10):
+            await journal.wait_settled()
+        assert journal.refusal is None
+    assert told == ["w1"]
+    assert len(refused) == 1
+    assert set(rows(path)) == {"w1"}
+
+
+async def test_a_newer_state_replaces_the_one_that_could_not_be_written(path: Path) -> None:
+    told: list[str] = []
+    async with open_journal(path) as journal:
+        with refusing(path):
+            journal.put(KEY, workload("w1", b"old"), lambda: told.append("old"))
+            await refusal(journal)
+            journal.put(KEY, workload("w1", b"new"), lambda: told.append("new"))
+        with trio.fail_after(10):
+            await journal.wait_settled()
+        assert rows(path) == {"w1": b"new"}
+    assert told == ["old", "new"]
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda path: path.write_bytes(b"this is no database, and never was one" * 100),
+        lambda path: path.write_bytes(path.read_bytes()[:5000] + b"\xff" * 3000 + path.read_bytes()[8000:]),
+        lambda path: sqlite3.connect(path).execute("PRAGMA user_version = 99"),
+        lambda path: _set_record(path, b"{"),
+    ],
+    ids=["foreign", "damaged", "newer", "unreadable record"],
+)
+def test_a_journal_that_cannot_be_used_is_left_as_it_is(
+    path: Path, break_it: Callable[[Path], object]
+) -> None:
+    file = journal_file.JournalFile(path)
+    for number in range(50):
+        file.commit(workload(str(number), b"x" * 500))
+    file.close()
+    break_it(path)
+    before = path.read_bytes()
+    with pytest.raises(StartError, match="can't be used"):
+        journal_file.JournalFile(path)
+    assert path.read_bytes() == before
+
+
+def _set_record(path: Path, record: bytes) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE workloads SET record = ?", (record,))
+    connection.close()
+
+
+def test_a_worker_whose_disk_is_full_takes_in_nothing_and_goes_on_afterwards(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    ticking = WorkloadSpec(
+        arguments=["sh", "-c", "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"]
+    )
+    run = RunOperation(name="one", spec=ticking)
+    assert session.run("c1", "w1", run=run).state == command_pb2.COMMAND_STATE_SUCCEEDED
+    limits = resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
+    refused = session.run("c2", "w2", run=run)
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+    assert refused.error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+    assert "journal can't be written" in refused.error.message
+    told = session.wait(
+        lambda frame: any(c.name == "commands" and not c.available for c in frame.hello.capabilities)
+    )
+    assert [found.workload_id for found in told.hello.workloads] == ["w1"]
+    again = session.run("c3", "w3", run=run)
+    assert again.error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, limits)
+    session.wait(lambda frame: any(c.name == "commands" and c.available for c in frame.hello.capabilities))
+    assert session.run("c4", "w4", run=run).state == command_pb2.COMMAND_STATE_SUCCEEDED
+    assert read_output(session, "w1") == "up\n"
+    assert not any(found.workload_id in ("w2", "w3") for found in told.hello.workloads)
+
+
+def test_a_corrupt_journal_is_one_line_and_the_workloads_go_on(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    journal = tmp_path / "state/journal.sqlite3"
+    journal.parent.mkdir()
+    journal.write_bytes(b"not a journal" * 1000)
+    worker = start_worker(None)
+    assert worker.process.wait(timeout=30) == 2
+    (line,) = worker.log.read_text().splitlines()
+    assert "journal.sqlite3 can't be used" in line
+    assert journal.read_bytes() == b"not a journal" * 1000

@@ -1,0 +1,154 @@
+"""The worker's side of a session: who it talks to, what it refuses, and how it comes back."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from google.protobuf import duration_pb2
+from leasehold.v1 import command_pb2, errors_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.worker_session_pb2 import ConnectResponse, Drain, Goodbye, Heartbeat, Welcome
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.bridge import INBOX_LIMIT, SessionEndError, start_reader
+
+from .conftest import WorkerProcess
+from .scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
+
+Start = Callable[..., WorkerProcess]
+PROTOCOL_ERROR = worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+REFUSED = worker_session_pb2.GOODBYE_REASON_REFUSED
+SLEEPER = workload_pb2.WorkloadSpec(arguments=["sleep", "300"])
+
+
+def goodbye(session: Session, reason: worker_session_pb2.GoodbyeReason.ValueType) -> Goodbye:
+    """The worker's goodbye for this reason."""
+    return session.wait(is_goodbye(reason)).goodbye
+
+
+def test_a_second_welcome_ends_the_session_with_its_reason(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    session.down.put(ConnectResponse(welcome=Welcome(epoch=99)))
+    error = goodbye(session, PROTOCOL_ERROR).error
+    assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+    assert "welcome came twice" in error.message
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x7f", b"no frame at all"])
+def test_bytes_that_are_no_frame_end_the_session_with_a_typed_goodbye(
+    start_worker: Start, coordinator: ScriptedCoordinator, data: bytes
+) -> None:
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    session.down.put(data)
+    assert goodbye(session, PROTOCOL_ERROR).error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+    assert worker.process.poll() is None
+
+
+def test_another_major_version_is_refused_and_both_are_named(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.welcomes_major = 2
+    start_worker(None)
+    error = goodbye(coordinator.next_session(), REFUSED).error
+    assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VERSION
+    assert error.metadata["coordinator"] == "2.0"
+    assert error.metadata["worker"].startswith("1.")
+
+
+@pytest.mark.parametrize("epoch", [0, 2**62])
+def test_a_coordinator_with_an_impossible_epoch_is_refused(
+    start_worker: Start, coordinator: ScriptedCoordinator, epoch: int
+) -> None:
+    coordinator.first_answer = ConnectResponse(
+        welcome=Welcome(
+            epoch=epoch, protocol_version=worker_session_pb2.ProtocolVersion(major=1), session_id="s"
+        )
+    )
+    start_worker(None)
+    error = goodbye(coordinator.next_session(), REFUSED).error
+    assert error.reason == errors_pb2.ERROR_REASON_STALE_EPOCH
+
+
+def test_frames_of_a_newer_coordinator_are_ignored(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    session.down.put(ConnectResponse())
+    unknown = Heartbeat.FromString(b"\x7a\x02hi" + Heartbeat(applied_load_sequence=1).SerializeToString())
+    session.down.put(ConnectResponse(heartbeat=unknown))
+    assert session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER)).state
+
+
+def test_a_drained_worker_comes_back_later(start_worker: Start, coordinator: ScriptedCoordinator) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    session.down.put(ConnectResponse(drain=Drain(reconnect_after=duration_pb2.Duration(nanos=10_000_000))))
+    again = coordinator.next_session()
+    assert again.epoch == session.epoch + 1
+    assert [workload.name for workload in again.hello.workloads] == ["one"]
+
+
+def test_a_command_of_an_older_session_is_not_obeyed(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(None)
+    first = coordinator.next_session()
+    first.end()
+    second = coordinator.next_session()
+    command = make_command("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    second.send(command, epoch=first.epoch)
+    assert second.outcome("c1").error.reason == errors_pb2.ERROR_REASON_STALE_EPOCH
+    third = make_command("c2", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    second.send(third)
+    assert second.outcome("c2").state == command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+def test_hello_comes_again_when_the_inventory_changes(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    host = SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
+    coordinator.load_interval_s = 0.1
+    start_worker(host)
+    session = coordinator.next_session()
+    host.set_readings(1, mig_enabled=1)
+    hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpu_pool)).hello
+    assert hello.instance_id == session.hello.instance_id
+    assert {c.name: c.available for c in hello.capabilities}["cuda_suspend"] is False
+
+
+class Flood:
+    """A call whose other side sends more than anybody reads, until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[ConnectResponse | bytes]:
+        for _ in range(3 * INBOX_LIMIT):
+            yield ConnectResponse(heartbeat=Heartbeat())
+        self.cancelled.wait()
+
+    def cancel(self) -> bool:
+        self.cancelled.set()
+        return True
+
+
+async def test_what_waits_for_a_slow_worker_is_bounded() -> None:
+    call = Flood()
+    async with trio.open_nursery() as nursery:
+        frames = start_reader(nursery, call)
+        with trio.fail_after(10):
+            while frames.statistics().current_buffer_used <= INBOX_LIMIT:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        seen = [frames.receive_nowait() for _ in range(INBOX_LIMIT + 1)]
+        call.cancel()
+    assert all(isinstance(frame, ConnectResponse) for frame in seen[:-1])
+    end = seen[-1]
+    assert isinstance(end, SessionEndError)
+    assert end.reason == PROTOCOL_ERROR

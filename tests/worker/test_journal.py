@@ -156,6 +156,7 @@ def _set_record(path: Path, record: bytes) -> None:
 def test_a_worker_whose_disk_is_full_takes_in_nothing_and_goes_on_afterwards(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator
 ) -> None:
+    coordinator.load_interval_s = 0.1
     worker = start_worker(None)
     session = coordinator.next_session()
     ticking = WorkloadSpec(

@@ -1,0 +1,201 @@
+"""Many light workers in one process: real streams and frames, and nothing behind them.
+
+Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, says
+hello with eight GPUs, sends a load in every interval, answers every command at once, and connects again as a
+real worker does. Every 0.2 s a line of JSON on standard output says how many are welcomed. With ``--echo``
+they talk to a bare echo server instead, which gives back every message.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+
+import grpc
+import uvloop
+from leasehold.v1 import command_pb2, lease_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1.gpu_pb2 import Gpu, GpuSample
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_session_pb2 import (
+    CommandUpdate,
+    ConnectRequest,
+    ConnectResponse,
+    Hello,
+    HostFacts,
+    ProtocolVersion,
+    WorkerLoad,
+)
+from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+
+GPUS = 8
+REPORT_S = 0.2
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 15.0
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+ECHO = "/bench.Echo/Echo"
+
+
+def leases(number: int, taken: int = 0) -> list[GpuLease]:
+    """Lease entries of a worker's GPUs, of which the first are taken, as full as real ones are."""
+    return [
+        GpuLease(
+            gpu_uuid=f"GPU-{number:08x}-0000-4000-8000-{slot:012x}",
+            slot=slot,
+            state=lease_pb2.SLOT_STATE_LEASED if slot < taken else lease_pb2.SLOT_STATE_FREE,
+            sample=GpuSample(
+                utilization_percent=random.randrange(100),
+                memory_used_bytes=random.randrange(2**36),
+                memory_total_bytes=2**36,
+                temperature_celsius=60,
+            ),
+        )
+        for slot in range(GPUS)
+    ]
+
+
+def hello(number: int, epoch: int) -> ConnectRequest:
+    """What a worker says first."""
+    entries = leases(number)
+    return ConnectRequest(
+        hello=Hello(
+            worker_id=f"worker-{number:06d}",
+            name=f"light-{number:06d}",
+            instance_id=f"instance-{number}",
+            boot_id=f"boot-{number}",
+            last_epoch=epoch,
+            protocol_version=ProtocolVersion(major=1, minor=1),
+            agent_version="bench",
+            host=HostFacts(hostname=f"host-{number}", cpu_count=64, memory_total_bytes=2**40),
+            gpu_pool=[
+                Gpu(uuid=lease.gpu_uuid, slot=lease.slot, name="H100", memory_total_bytes=2**36)
+                for lease in entries
+            ],
+            gpu_leases=entries,
+        )
+    )
+
+
+Call = grpc.aio.StreamStreamCall[ConnectRequest, ConnectResponse]
+
+
+class LightWorker:
+    """One worker."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self._address = address
+        self._number = number
+        self._epoch = 0
+        self._sequence = 0
+        self.welcomed = False
+        self.sessions = 0
+
+    async def run(self) -> None:
+        """Holds a session, and another after it."""
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            began = time.monotonic()
+            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._session(channel)
+            self.welcomed = False
+            if time.monotonic() - began > 60:
+                backoff_s = BACKOFF_MIN_S
+            await asyncio.sleep(random.uniform(0, backoff_s))
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        call: Call = WorkerSessionServiceStub(channel).Connect()
+        await call.write(hello(self._number, self._epoch))
+        ticking: asyncio.Task[None] | None = None
+        try:
+            while isinstance(frame := await call.read(), ConnectResponse):
+                match frame.WhichOneof("frame"):
+                    case "welcome":
+                        self._epoch = frame.welcome.epoch
+                        self.welcomed = True
+                        self.sessions += 1
+                        ticking = asyncio.create_task(self._tick(call, frame.welcome))
+                    case "command":
+                        await self._obey(call, frame.command.command)
+        finally:
+            call.cancel()
+            if ticking is not None:
+                ticking.cancel()
+
+    async def _tick(self, call: Call, welcome: worker_session_pb2.Welcome) -> None:
+        interval_s = welcome.load_interval.ToTimedelta().total_seconds()
+        await asyncio.sleep(random.uniform(0, interval_s))
+        while True:
+            self._sequence += 1
+            load = WorkerLoad(
+                session_id=welcome.session_id, sequence=self._sequence, gpu_pool=leases(self._number)
+            )
+            await call.write(ConnectRequest(worker_load=load))
+            await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
+
+    async def _obey(self, call: Call, command: command_pb2.Command) -> None:
+        workload = workload_pb2.Workload(
+            workload_id=command.workload_id,
+            name=command.operation.run.name,
+            status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=2),
+        )
+        for state in (
+            command_pb2.COMMAND_STATE_ACCEPTED,
+            command_pb2.COMMAND_STATE_RUNNING,
+            command_pb2.COMMAND_STATE_SUCCEEDED,
+        ):
+            ended = state == command_pb2.COMMAND_STATE_SUCCEEDED
+            update = CommandUpdate(
+                command_id=command.command_id, state=state, workloads=[workload] if ended else []
+            )
+            await call.write(ConnectRequest(command_update=update))
+
+
+class EchoWorker(LightWorker):
+    """The same load to a server that gives it back."""
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ECHO)()
+        self.welcomed = True
+        await asyncio.sleep(random.uniform(0, 5.0))
+        while True:
+            self._sequence += 1
+            load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_pool=leases(self._number))
+            await call.write(ConnectRequest(worker_load=load).SerializeToString())
+            await call.read()
+            await asyncio.sleep(5.0 * random.uniform(0.9, 1.1))
+
+
+async def main() -> None:
+    """Runs until it is killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("count", type=int)
+    parser.add_argument("first", type=int)
+    parser.add_argument("--echo", action="store_true")
+    options = parser.parse_args()
+    kind = EchoWorker if options.echo else LightWorker
+    workers = [kind(options.address, options.first + number) for number in range(options.count)]
+    async with asyncio.TaskGroup() as tasks:
+        for number, worker in enumerate(workers):
+            tasks.create_task(worker.run())
+            if number % 50 == 49:
+                await asyncio.sleep(0.05)
+        while True:
+            welcomed = sum(worker.welcomed for worker in workers)
+            sys.stdout.write(json.dumps({"welcomed": welcomed}) + "\n")
+            sys.stdout.flush()
+            await asyncio.sleep(REPORT_S)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

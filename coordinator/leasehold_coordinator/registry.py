@@ -149,6 +149,11 @@ class Registry:
         self._workers[hello.worker_id] = known
         return known
 
+    def describe(self, known: KnownWorker, hello: Hello) -> None:
+        """Takes in a hello that came again, with another inventory or other capabilities."""
+        known.hello = hello
+        known.leases = list(hello.gpu_leases)
+
     def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
         """Notes that a frame came: any is proof of life."""
         known.last_seen, known.last_seen_time = now, time

@@ -29,7 +29,7 @@ from leasehold_coordinator.sessions import Session
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=0)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=1)
 HELLO_TIMEOUT_S: Final = 5.0
 FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12
@@ -194,11 +194,21 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)
                 session.end()
             case "hello":
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "hello came twice: say it once per stream"
-                )
+                await self._take_hello(session, frame.hello)
             case None:
                 logger.warning("ignored a frame of a newer worker %s", session.hello.name)
+
+    async def _take_hello(self, session: Session, hello: Hello) -> None:
+        """Takes in what has changed of a worker's inventory or capabilities, under the same session."""
+        ids = (session.hello.worker_id, session.hello.instance_id)
+        if (hello.worker_id, hello.instance_id) != ids or session.known is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"hello came again with other ids than {ids[0]} and {ids[1]}: connect anew for that",
+            )
+        self._fleet.registry.describe(session.known, hello)
+        await self._fleet.save_worker(hello, session.epoch)
+        self._fleet.publish_worker(session.known)
 
     async def _beat(self, session: Session) -> None:
         while True:

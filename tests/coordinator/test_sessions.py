@@ -5,7 +5,7 @@ import time
 
 import pytest
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2
-from leasehold.v1.fleet_pb2 import GetWorkerRequest, ListGpusRequest, WatchFleetRequest
+from leasehold.v1.fleet_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequest, WatchFleetRequest
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
@@ -90,7 +90,7 @@ def test_frames_out_of_order_end_that_session_alone(
     assert first.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     beta = coordinator.connect(make_hello("beta"))
     beta.welcome()
-    beta.up.put(ConnectRequest(hello=make_hello("beta")))
+    beta.up.put(ConnectRequest(hello=make_hello("gamma")))
     assert beta.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
     worker.up.put(ConnectRequest())  # a frame of a newer worker
     taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
@@ -99,6 +99,20 @@ def test_frames_out_of_order_end_that_session_alone(
     while coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_hello_that_comes_again_changes_what_is_known(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    hello = make_hello()
+    hello.gpu_pool[1].mig_enabled = True
+    worker.up.put(ConnectRequest(hello=hello))
+    deadline = time.monotonic() + 20
+    while not coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.gpu.mig_enabled:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not worker.ended
+    assert sum(frame.HasField("welcome") for frame in worker.frames) == 1
 
 
 def test_only_a_goodbye_proves_a_clean_leave(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:

@@ -72,7 +72,7 @@ class CommandService(CommandServiceServicer):
         return CancelCommandResponse(command=await finish(self._dispatcher.cancel(command)))
 
     async def _find(self, command_id: str) -> Command:
-        stored = self._fleet.commands.get(command_id)
+        stored = self._fleet.ledger.commands.get(command_id)
         command = stored.command if stored else await self._fleet.store.find_command(command_id)
         if command is None:
             raise FleetError(

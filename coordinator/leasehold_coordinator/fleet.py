@@ -6,6 +6,7 @@ here runs on the event loop's thread, and no state changes across an await but b
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2, fleet_pb2, workload_pb2
@@ -15,11 +16,11 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.operations import workload_ids
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import Store, StoredCommand, command_row, worker_row, workload_row
+from leasehold_coordinator.store import Row, Store, command_row, worker_row, workload_row
 from leasehold_coordinator.watch import Hub
 from leasehold_coordinator.workload_states import is_ended
 
@@ -42,8 +43,8 @@ class Fleet:
         """Live sessions by worker id."""
         self.workloads: dict[str, Workload] = {}
         """Workloads that have not ended, by id."""
-        self.commands: dict[str, StoredCommand] = {}
-        """Commands that have not ended, by id, oldest first."""
+        self.ledger = CommandLedger()
+        """Commands that have not ended."""
         self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
         self.workload_hub: Hub[Workload] = Hub()
         self.command_hub: Hub[Command] = Hub()
@@ -54,7 +55,7 @@ class Fleet:
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
         self.workloads = {workload.workload_id: workload for workload in await self.store.live_workloads()}
-        self.commands = {stored.command.command_id: stored for stored in await self.store.open_commands()}
+        self.ledger = CommandLedger(await self.store.open_commands())
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""
@@ -187,18 +188,11 @@ class Fleet:
         failed.status.ClearField("lease")
         await self.save_workload(failed)
 
-    async def save_command(self, command: Command, instance_id: str) -> None:
-        """Stores a command as it is now, and then tells watchers."""
-        await self.store.write(command_row(command, instance_id))
-        self.command_hub.publish(command.command_id, command)
+    async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
+        """Stores a command as it is now, together with other rows, and then tells watchers."""
+        await self.store.write(command_row(stored), *rows)
+        self.command_hub.publish(stored.command.command_id, stored.command)
 
-    def open_commands_of(
-        self, *, worker_id: str | None = None, workload_id: str | None = None
-    ) -> list[StoredCommand]:
-        """Commands that have not ended, of a worker or naming a workload, oldest first."""
-        return [
-            stored
-            for stored in self.commands.values()
-            if worker_id in (None, stored.command.worker_id)
-            and (workload_id is None or workload_id in workload_ids(stored.command))
-        ]
+    def workloads_of(self, worker_id: str) -> list[Workload]:
+        """Workloads of a worker that have not ended."""
+        return [workload for workload in self.workloads.values() if workload.worker_id == worker_id]

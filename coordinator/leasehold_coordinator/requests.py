@@ -128,9 +128,9 @@ class Requests:
         """What an earlier request with this id created."""
         if not request_id:
             return None
-        for stored in self._fleet.commands.values():
-            if stored.command.request_id == request_id:
-                return stored.command
+        stored = self._fleet.ledger.of_request(request_id)
+        if stored is not None:
+            return stored.command
         return await self._fleet.store.find_request(request_id)
 
     def _new_workload(self, request: CreateWorkloadRequest) -> Workload:
@@ -192,7 +192,7 @@ class Requests:
 
     def _free_gpus(self, known: KnownWorker) -> dict[str, bool]:
         """Whether each GPU of a worker is free and not named by a command that has not ended."""
-        opened = self._fleet.open_commands_of(worker_id=known.hello.worker_id)
+        opened = self._fleet.ledger.of_worker(known.hello.worker_id)
         named = {uuid for stored in opened for uuid in named_gpus(stored.command.operation)}
         free = set(known.free_gpu_uuids) - named
         return {gpu.gpu.uuid: gpu.gpu.uuid in free for gpu in self._fleet.registry.gpus(known)}
@@ -200,7 +200,7 @@ class Requests:
     def _promised(self, known: KnownWorker) -> int:
         """Free GPUs of a worker that commands which have not ended may still take, without naming them."""
         promised = 0
-        for stored in self._fleet.open_commands_of(worker_id=known.hello.worker_id):
+        for stored in self._fleet.ledger.of_worker(known.hello.worker_id):
             command = stored.command
             settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
             promised += max(0, self._wanted_gpus(command) - settled)

@@ -39,9 +39,15 @@ commands: Final = Table(
     Column("workload_id", String, nullable=False, index=True),
     Column("worker_id", String, nullable=False),
     Column("instance_id", String, nullable=False),
+    Column("accepted", Boolean, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
     Column("ended", Boolean, nullable=False),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index("commands_by_end_and_time", "ended", "create_time_ns"),
 )
-"""Commands as ``leasehold.v1.Command``, with the worker's instance that it was last sent to ('' before)."""
+"""Commands as ``leasehold.v1.Command``.
+
+Beside it: the worker's instance that it was last sent to ('' before), whether the worker has said that it has
+it, and whether somebody asked to cancel it.
+"""

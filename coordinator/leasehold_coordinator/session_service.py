@@ -128,7 +128,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
 
     def _welcome_frame(self, session: Session) -> Welcome:
         interval_s = self._fleet.registry.load_interval_s
-        opened = self._fleet.open_commands_of(worker_id=session.hello.worker_id)
+        opened = self._fleet.ledger.of_worker(session.hello.worker_id)
         return Welcome(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -166,6 +166,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (frame := await _next(context)) is not None:
+                if self._fleet.sessions.get(session.hello.worker_id) is not session:
+                    continue  # a newer stream of the worker has taken over
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
                 await finish(self._take(session, frame))
@@ -178,8 +180,10 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     async def _take(self, session: Session, frame: ConnectRequest) -> None:
         match frame.WhichOneof("frame"):
             case "worker_load":
-                known = session.known
-                if known is not None and self._fleet.registry.apply_load(known, frame.worker_load):
+                known, load = session.known, frame.worker_load
+                if load.session_id not in ("", session.session_id):
+                    logger.warning("ignored a load of another session of worker %s", session.hello.name)
+                elif known is not None and self._fleet.registry.apply_load(known, load):
                     self._fleet.publish_worker(known)
             case "command_update":
                 await self._dispatcher.update(session, frame.command_update)

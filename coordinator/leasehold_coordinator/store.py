@@ -26,6 +26,7 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator import schema
+from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.workload_states import is_ended
@@ -37,14 +38,6 @@ QUEUE_LIMIT: Final = 10_000
 
 BATCH_LIMIT: Final = 100
 BUSY_TIMEOUT_S: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCommand:
-    """A command, and the instance of the worker that it was last sent to ('' before)."""
-
-    command: Command
-    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +83,9 @@ def workload_row(workload: Workload) -> Row:
     )
 
 
-def command_row(command: Command, instance_id: str) -> Row:
+def command_row(stored: StoredCommand) -> Row:
     """A command's row."""
+    command = stored.command
     return Row(
         schema.commands,
         {
@@ -99,7 +93,9 @@ def command_row(command: Command, instance_id: str) -> Row:
             "request_id": command.request_id or None,
             "workload_id": command.workload_id,
             "worker_id": command.worker_id,
-            "instance_id": instance_id,
+            "instance_id": stored.instance_id,
+            "accepted": stored.accepted,
+            "cancel_requested": stored.cancel_requested,
             "ended": is_terminal(command.state),
             "create_time_ns": command.create_time.ToNanoseconds(),
             "record": command.SerializeToString(),
@@ -236,7 +232,10 @@ class Store:
         """Commands that have not ended, oldest first."""
         table = schema.commands
         rows = await self._select(sa.select(table).where(~table.c.ended).order_by(table.c.create_time_ns))
-        return [StoredCommand(Command.FromString(row.record), row.instance_id) for row in rows]
+        return [
+            StoredCommand(Command.FromString(row.record), row.instance_id, row.accepted, row.cancel_requested)
+            for row in rows
+        ]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:
         """The workload with this id, or the newest with this name."""

@@ -149,12 +149,14 @@ def test_an_outcome_that_comes_twice_is_acknowledged_twice_and_stored_once(
     assert ended(coordinator, command_id).revision == revision
 
 
-def test_a_command_that_a_new_instance_does_not_know_is_interrupted(
+def test_a_command_that_was_accepted_and_is_not_in_the_journal_is_interrupted(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     start(coordinator, worker)
     command = suspend(coordinator)
     worker.command("suspend")
+    worker.update(command.command_id, ACCEPTED)
+    wait_command(coordinator, command.command_id, ACCEPTED)
     coordinator.connect(make_hello(instance_id="instance-2")).welcome()
     outcome = ended(coordinator, command.command_id)
     assert (outcome.state, outcome.error.reason) == (FAILED, 39)

@@ -55,7 +55,7 @@ class Bench:
             operation=Operation(suspend=SuspendOperation()),
         )
         await self.dispatcher.create(command)
-        return self.fleet.commands[command_id].command
+        return self.fleet.ledger.commands[command_id].command
 
     def sent(self) -> list[ConnectResponse]:
         frames = []
@@ -106,7 +106,7 @@ def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it
                 with pytest.raises(FleetError, match="disk is full"):
                     await bench.update(SUCCEEDED, workload(EXITED, 2))
         assert bench.sent() == []
-        assert list(bench.fleet.commands) == ["c-1"]
+        assert list(bench.fleet.ledger.commands) == ["c-1"]
         assert bench.fleet.workloads["w-1"] == workload(RUNNING, 1)
         await bench.update(SUCCEEDED, workload(EXITED, 2))
         assert [frame.command_ack.command_id for frame in bench.sent()] == ["c-1"]
@@ -115,7 +115,7 @@ def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it
         assert stored.state == SUCCEEDED
         ended = await bench.store.find_workload("w-1")
         assert ended == workload(EXITED, 2)
-        assert not bench.fleet.commands
+        assert not bench.fleet.ledger.commands
         assert not bench.fleet.workloads
 
     on_bench(tmp_path, scenario)
@@ -129,9 +129,9 @@ def test_a_step_that_cannot_be_stored_was_not_taken(tmp_path: Path, state: Comma
             bench.fail_writes(monkeypatch)
             with pytest.raises(FleetError):
                 await bench.update(state)
-        assert bench.fleet.commands["c-1"].command == before
+        assert bench.fleet.ledger.commands["c-1"].command == before
         await bench.update(state)
-        assert bench.fleet.commands["c-1"].command.state == state
+        assert bench.fleet.ledger.commands["c-1"].command.state == state
 
     on_bench(tmp_path, scenario)
 
@@ -142,7 +142,7 @@ def test_a_command_that_cannot_be_stored_was_not_created(tmp_path: Path) -> None
             bench.fail_writes(monkeypatch)
             with pytest.raises(FleetError):
                 await bench.send()
-        assert not bench.fleet.commands
+        assert not bench.fleet.ledger.commands
         assert bench.sent() == []
         assert await bench.store.find_command("c-1") is None
 
@@ -166,7 +166,7 @@ def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
                     assert change.message.state == SUCCEEDED
                     break
                 assert bench.session.frames.get_nowait() is not None
-        assert not bench.fleet.commands
+        assert not bench.fleet.ledger.commands
 
     on_bench(tmp_path, scenario)
 
@@ -177,7 +177,7 @@ def test_states_that_workers_do_not_report_are_ignored(tmp_path: Path, state: Co
         before = await bench.send()
         bench.sent()
         await bench.update(state)
-        assert bench.fleet.commands["c-1"].command == before
+        assert bench.fleet.ledger.commands["c-1"].command == before
         assert bench.sent() == []
 
     on_bench(tmp_path, scenario)
@@ -190,7 +190,7 @@ def test_an_outcome_is_final(tmp_path: Path) -> None:
             await bench.update(state)
         stored = await bench.store.find_command("c-1")
         assert stored is not None
-        assert (stored.state, stored.revision) == (SUCCEEDED, 3)
+        assert (stored.state, stored.revision) == (SUCCEEDED, 2)
 
     on_bench(tmp_path, scenario)
 

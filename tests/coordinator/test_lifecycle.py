@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperation
@@ -16,11 +15,13 @@ from leasehold.v1.fleet_pb2 import (
     WatchCommandRequest,
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
+from leasehold_coordinator.command_ledger import StoredCommand
+from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.store import Row, Store, command_row, worker_row, workload_row
 
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
-from .test_commands import ended, refusal, start, suspend
+from .test_commands import ended, start, suspend
 
 PENDING, DISPATCHED, ACCEPTED, RUNNING, SUCCEEDED, CANCELLED, EXPIRED = (
     command_pb2.COMMAND_STATE_PENDING,
@@ -50,7 +51,9 @@ def store_pending(coordinator: CoordinatorProcess, timeout_s: int) -> None:
     )
     for message in (workload, command):
         message.create_time.GetCurrentTime()
-    write(coordinator, worker_row(7, make_hello()), workload_row(workload), command_row(command, ""))
+    write(
+        coordinator, worker_row(7, make_hello()), workload_row(workload), command_row(StoredCommand(command))
+    )
     coordinator.start()
 
 
@@ -114,7 +117,7 @@ def test_a_command_that_was_never_sent_is_cancelled_at_once(coordinator: Coordin
     assert not coordinator.connect().welcome().open_command_ids
 
 
-def test_a_cancel_that_nobody_can_be_asked_for_is_refused(
+def test_a_cancel_that_nobody_can_be_asked_for_is_remembered(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     started = start(coordinator, worker)
@@ -122,13 +125,12 @@ def test_a_cancel_that_nobody_can_be_asked_for_is_refused(
     worker.command("suspend")
     coordinator.restart()
     request = CancelCommandRequest(command_id=command.command_id)
-    refused = refusal(lambda: coordinator.commands.CancelCommand(request))
-    assert refused == (grpc.StatusCode.FAILED_PRECONDITION, "WORKER_UNAVAILABLE")
+    assert not is_terminal(coordinator.commands.CancelCommand(request).command.state)
+    coordinator.restart()
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
     running = Workload(workload_id=started.workload_id, name="one", status=status)
     back = coordinator.connect(make_hello(workloads=[running]))
     back.command("suspend")
-    coordinator.commands.CancelCommand(request)
     assert back.command("suspend", cancel=True).command.command_id == command.command_id
     back.update(command.command_id, CANCELLED)
     assert ended(coordinator, command.command_id).state == CANCELLED

@@ -12,6 +12,7 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.schema import METADATA
 from leasehold_coordinator.store import Store, command_row, worker_row, workload_row
@@ -58,8 +59,8 @@ def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
             worker_row(3, hello),
             workload_row(workload(1, RUNNING)),
             workload_row(workload(2, EXITED)),
-            command_row(command(1, PENDING, "r1"), "i1"),
-            command_row(command(2, SUCCEEDED), "i1"),
+            command_row(StoredCommand(command(1, PENDING, "r1"), "i1")),
+            command_row(StoredCommand(command(2, SUCCEEDED), "i1")),
         )
         await store.write(worker_row(4, hello))
 
@@ -110,9 +111,12 @@ def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
-        await store.write(command_row(command(1, PENDING, "same"), ""))
-        good = [store.write(command_row(command(n, PENDING), "")) for n in range(10, 20)]
-        bad = store.write(command_row(command(2, PENDING, "same"), ""), command_row(command(3, PENDING), ""))
+        await store.write(command_row(StoredCommand(command(1, PENDING, "same"))))
+        good = [store.write(command_row(StoredCommand(command(n, PENDING)))) for n in range(10, 20)]
+        bad = store.write(
+            command_row(StoredCommand(command(2, PENDING, "same"))),
+            command_row(StoredCommand(command(3, PENDING), "")),
+        )
         results = await asyncio.gather(*good[:5], bad, *good[5:], return_exceptions=True)
         (error,) = [result for result in results if result is not None]
         assert isinstance(error, FleetError)

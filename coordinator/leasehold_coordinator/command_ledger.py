@@ -1,0 +1,335 @@
+"""The commands that have not ended, as values: what comes in, and what is to be done about it, in order.
+
+Nothing here waits, reads a clock or touches the store. Effects must be carried out in their order: what is
+sent or acknowledged was stored before. The ledger holds a command as it is to be stored; where the store
+refuses, :meth:`CommandLedger.revert` takes the step back.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+
+from leasehold_coordinator.command_states import (
+    ACCEPTED,
+    CANCELLED,
+    DISPATCHED,
+    EXPIRED,
+    FAILED,
+    OUTCOMES,
+    PENDING,
+    RUNNING,
+    UNKNOWN,
+    is_terminal,
+    may_follow,
+)
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.operations import workload_ids
+
+UNFINISHED_LIMIT: Final = 8
+"""Commands of one worker that may be unfinished."""
+
+REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
+"""The states that workers report."""
+
+LEAST_TIMEOUT_NS: Final = 1_000_000
+"""What is sent of a timeout that is over: none at all would mean that there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """A command, and what the coordinator must remember beside it.
+
+    Attributes:
+        command: As clients see it.
+        instance_id: The instance of the worker that it was last sent to; '' before.
+        accepted: The worker has said that it has the command.
+        cancel_requested: Somebody asked to cancel it.
+    """
+
+    command: Command
+    instance_id: str = ""
+    accepted: bool = False
+    cancel_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Put the command on disk, and tell those who watch it. ``before`` is None for one that is new."""
+
+    before: StoredCommand | None
+    after: StoredCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Tell those who watch the command. After a restart the worker says it again."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the command to its worker, or its cancellation."""
+
+    stored: StoredCommand
+    cancel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the worker that the outcome is on disk."""
+
+    worker_id: str
+    command_id: str
+
+
+Effect: TypeAlias = Store | Show | Send | Acknowledge
+
+
+@final
+class CommandLedger:
+    """The commands that have not ended, by id, worker and workload.
+
+    Args:
+        stored: Those that the store holds, oldest first.
+    """
+
+    def __init__(self, stored: Iterable[StoredCommand] = ()) -> None:
+        self.commands: dict[str, StoredCommand] = {}
+        """By id, oldest first."""
+        self._by_worker: dict[str, dict[str, None]] = {}
+        self._by_workload: dict[str, dict[str, None]] = {}
+        self._by_request: dict[str, str] = {}
+        for one in stored:
+            self._put(one)
+
+    def _put(self, stored: StoredCommand) -> StoredCommand:
+        command = stored.command
+        if command.command_id not in self.commands:
+            self._by_worker.setdefault(command.worker_id, {})[command.command_id] = None
+            for workload_id in workload_ids(command):
+                self._by_workload.setdefault(workload_id, {})[command.command_id] = None
+            if command.request_id:
+                self._by_request[command.request_id] = command.command_id
+        self.commands[command.command_id] = stored
+        return stored
+
+    def _drop(self, stored: StoredCommand) -> None:
+        command = stored.command
+        if self.commands.pop(command.command_id, None) is None:
+            return
+        self._by_request.pop(command.request_id, None)
+        places = [(self._by_worker, command.worker_id)]
+        places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
+        for index, key in places:
+            index[key].pop(command.command_id, None)
+            if not index[key]:
+                del index[key]
+
+    def of_worker(self, worker_id: str) -> list[StoredCommand]:
+        """Commands of a worker, oldest first."""
+        return [self.commands[command_id] for command_id in self._by_worker.get(worker_id, ())]
+
+    def of_workload(self, workload_id: str) -> list[StoredCommand]:
+        """Commands that name a workload, oldest first."""
+        return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
+
+    def of_request(self, request_id: str) -> StoredCommand | None:
+        """The command that a request created, while it has not ended."""
+        command_id = self._by_request.get(request_id)
+        return self.commands[command_id] if command_id is not None else None
+
+    def current(self, effect: Store) -> StoredCommand | None:
+        """What is to be stored for an effect by now. None: the command has gone on, and that is stored."""
+        if is_terminal(effect.after.command.state):
+            return effect.after
+        return self.commands.get(effect.after.command.command_id)
+
+    def revert(self, effect: Store) -> None:
+        """Takes a step back that could not be stored, unless another came after it."""
+        ended = is_terminal(effect.after.command.state)
+        if effect.before is None:
+            self._drop(effect.after)
+        elif self.commands.get(effect.after.command.command_id) is (None if ended else effect.after):
+            self._put(effect.before)
+
+    def create(self, command: Command, now: Timestamp, instance_id: str | None) -> list[Effect]:
+        """Takes in a new command.
+
+        Args:
+            command: The command, without state.
+            now: The time.
+            instance_id: Of its worker, which is connected. None: it isn't, so the command waits.
+        """
+        command.state = PENDING if instance_id is None else DISPATCHED
+        command.revision = 1
+        command.create_time.CopyFrom(now)
+        command.update_time.CopyFrom(now)
+        stored = self._put(StoredCommand(command, instance_id or ""))
+        kept: list[Effect] = [Store(None, stored)]
+        return kept if instance_id is None else [*kept, Send(stored)]
+
+    def welcome(self, worker_id: str, instance_id: str, held: set[str], now: Timestamp) -> list[Effect]:
+        """What is to be done when a worker connects, whose frames of older sessions count no more.
+
+        Args:
+            worker_id: The worker.
+            instance_id: Its present instance.
+            held: Ids of the commands that it has.
+            now: The time.
+        """
+        effects: list[Effect] = []
+        for stored in self.of_worker(worker_id):
+            unknown_there = stored.command.command_id not in held
+            if stored.accepted and unknown_there:
+                effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
+            elif unknown_there and _is_overdue(stored.command, now):
+                effects += self._end(stored, EXPIRED, now, _NEVER_RECEIVED.to_proto())
+            else:
+                effects += self._send(stored, instance_id, now)
+        return effects
+
+    def _send(self, stored: StoredCommand, instance_id: str, now: Timestamp) -> list[Effect]:
+        command = stored.command
+        if command.state == PENDING:
+            command = _changed(command, DISPATCHED, now)
+        sent = replace(stored, command=command, instance_id=instance_id)
+        effects: list[Effect] = []
+        if sent != stored:
+            effects.append(Store(stored, self._put(sent)))
+        effects.append(Send(sent))
+        if sent.cancel_requested:
+            effects.append(Send(sent, cancel=True))
+        return effects
+
+    def update(self, worker_id: str, update: CommandUpdate, now: Timestamp) -> list[Effect]:
+        """Takes in what a worker says of a command. What can't be, changes nothing."""
+        stored = self.commands.get(update.command_id)
+        acknowledgement = Acknowledge(worker_id, update.command_id)
+        if stored is None:  # its outcome is stored, or nobody will ever ask for it
+            return [acknowledgement] if is_terminal(update.state) else []
+        if stored.command.worker_id != worker_id or not may_follow(stored.command.state, update.state):
+            return []
+        if is_terminal(update.state):
+            error = update.error if update.HasField("error") else None
+            result = update.result if update.HasField("result") else None
+            return [*self._end(stored, update.state, now, error, result), acknowledgement]
+        command = _changed(stored.command, update.state, now, update.phase)
+        after = self._put(replace(stored, command=command, accepted=True))
+        return [Show(command)] if stored.accepted else [Store(stored, after)]
+
+    def _end(
+        self,
+        stored: StoredCommand,
+        state: CommandState.ValueType,
+        now: Timestamp,
+        error: errors_pb2.Error | None = None,
+        result: command_pb2.CommandResult | None = None,
+    ) -> list[Effect]:
+        self._drop(stored)
+        command = _changed(stored.command, state, now)
+        command.end_time.CopyFrom(now)
+        if error is not None:
+            command.error.CopyFrom(error)
+        if result is not None:
+            command.result.CopyFrom(result)
+        return [Store(stored, replace(stored, command=command))]
+
+    def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
+        """Cancels a command: at once where it was not sent, else by asking its worker, now or later."""
+        stored = self.commands.get(command_id)
+        if stored is None:
+            return []
+        if stored.command.state == PENDING:
+            return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())
+        asked = self._put(replace(stored, cancel_requested=True))
+        return [Store(stored, asked), Send(asked, cancel=True)]
+
+    def tick(
+        self,
+        now: Timestamp,
+        instance_of: Callable[[str], str | None],
+        is_out_of_contact: Callable[[str], bool],
+    ) -> list[list[Effect]]:
+        """What the passing of time brings, for each command that it concerns.
+
+        Args:
+            now: The time.
+            instance_of: The instance of a worker that has a session. None: it has none.
+            is_out_of_contact: Whether a worker is given up for the moment.
+        """
+        steps: list[list[Effect]] = []
+        for stored in list(self.commands.values()):
+            command = stored.command
+            overdue = _is_overdue(command, now)
+            instance_id = instance_of(command.worker_id)
+            if command.state == PENDING:
+                if overdue:
+                    steps.append(self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto()))
+                elif instance_id is not None:  # it could not be stored as sent
+                    steps.append(self._send(stored, instance_id, now))
+            elif (
+                command.state != UNKNOWN
+                and instance_id is None
+                and (overdue or is_out_of_contact(command.worker_id))
+            ):
+                unknown = _changed(command, UNKNOWN, now)
+                unknown.error.CopyFrom(_OUT_OF_CONTACT.to_proto())
+                steps.append([Store(stored, self._put(replace(stored, command=unknown)))])
+        return steps
+
+
+def frame_of(stored: StoredCommand, epoch: int, now: Timestamp, *, cancel: bool) -> CommandFrame:
+    """The command as it goes down. Its timeout is what is left of it, since the worker counts anew."""
+    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=cancel)
+    for field in ("result", "error"):
+        frame.command.ClearField(field)
+    timeout_ns = stored.command.timeout.ToNanoseconds()
+    if timeout_ns > 0:
+        left_ns = timeout_ns - _age_ns(stored.command, now)
+        frame.command.timeout.FromNanoseconds(min(timeout_ns, max(LEAST_TIMEOUT_NS, left_ns)))
+    return frame
+
+
+def _changed(command: Command, state: CommandState.ValueType, now: Timestamp, phase: str = "") -> Command:
+    changed = Command()
+    changed.CopyFrom(command)
+    changed.state = state
+    changed.phase = phase
+    changed.ClearField("error")
+    changed.revision += 1
+    changed.update_time.CopyFrom(now)
+    return changed
+
+
+def _age_ns(command: Command, now: Timestamp) -> int:
+    return now.ToNanoseconds() - command.create_time.ToNanoseconds()
+
+
+def _is_overdue(command: Command, now: Timestamp) -> bool:
+    return 0 < command.timeout.ToNanoseconds() < _age_ns(command, now)
+
+
+_JOURNAL_LOST: Final = FleetError(
+    errors_pb2.ERROR_REASON_INTERRUPTED,
+    "the worker had accepted the command, and its journal does not have it any more: what became of it is "
+    "not known, so look at the workload",
+)
+_NEVER_RECEIVED: Final = FleetError(
+    errors_pb2.ERROR_REASON_EXPIRED,
+    "it did not reach its worker in time: it was certainly not executed",
+)
+_NEVER_SENT: Final = FleetError(
+    errors_pb2.ERROR_REASON_EXPIRED,
+    "its worker was not in contact in time: it was certainly not executed",
+)
+_CANCELLED_UNSENT: Final = FleetError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before it was sent")
+_OUT_OF_CONTACT: Final = FleetError(
+    errors_pb2.ERROR_REASON_OUTCOME_UNKNOWN,
+    "the worker is out of contact: the outcome is known when it returns",
+)

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test check bench faults protos lock clean
+.PHONY: demo test check bench faults chaos protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,12 @@ N ?= 300
 faults: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build
 	$(BIN)/python -m tests.faults.runner --cases $(N)
+
+# Commands that are asked for while everything breaks: make chaos N=1000. Root makes network namespaces too.
+chaos: N = 200
+chaos: $(VENV)/.installed
+	$(BIN)/leasehold simgpu build
+	$(BIN)/python -m tests.chaos.runner --commands $(N)
 
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write

@@ -21,6 +21,7 @@ from leasehold_coordinator.command_ledger import (
     frame_of,
 )
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
+from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import GONE, Fleet
 from leasehold_coordinator.sessions import Session
@@ -69,6 +70,7 @@ class Dispatcher:
 
     async def create(self, command: Command, workload: Workload | None = None) -> None:
         """Stores a command, with the workload that it starts if any, and sends it."""
+        crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
         effects = self._fleet.ledger.create(command, now_timestamp(), instance_id)
@@ -93,6 +95,7 @@ class Dispatcher:
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
         worker_id = session.hello.worker_id
+        crash_point("update-received")
         if update.state not in REPORTED:
             logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
             return
@@ -163,10 +166,12 @@ class Dispatcher:
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
                         frame = frame_of(stored, to.epoch, now_timestamp(), cancel=cancel)
                         to.send(ConnectResponse(command=frame))
+                        crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):
                     to = session or self._fleet.sessions.get(worker_id)
                     if to is not None:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
+                        crash_point("outcome-acknowledged")
 
     async def _store(self, effect: Store, rows: Sequence[Row]) -> None:
         stored = self._fleet.ledger.current(effect)
@@ -178,6 +183,7 @@ class Dispatcher:
         if failed_run and command.operation.HasField("run") and workload is not None:
             await self._fleet.fail_workload(workload, command.error)
         await self._fleet.save_command(stored, rows)
+        crash_point("outcome-stored" if is_terminal(command.state) else "command-stored")
 
     async def reconcile_workloads(self, hello: Hello) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""

@@ -13,6 +13,7 @@ from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import duration, now_timestamp
+from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.finishing import finish
@@ -77,6 +78,7 @@ class Requests:
             if request.validate_only:
                 return workload, None
             await self._dispatcher.create(command, workload)
+            crash_point("request-answered")
             return workload, command
 
     async def operate(
@@ -120,6 +122,7 @@ class Requests:
                 if expected_generation is not None:
                     command.expected_generation = expected_generation
                 await self._dispatcher.create(command)
+                crash_point("request-answered")
                 return command
 
         return await finish(create())

@@ -21,6 +21,7 @@ from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 
 from leasehold_coordinator import __version__
 from leasehold_coordinator.clock import duration, now_timestamp
+from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
@@ -110,6 +111,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     async def _welcome(self, session: Session) -> None:
         """Lets the worker in: the epoch is stored first, and an older stream of it is superseded."""
         fleet, hello = self._fleet, session.hello
+        crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
         older = fleet.sessions.get(hello.worker_id)
         session.known = fleet.registry.welcome(
@@ -121,10 +123,12 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         if older is not None:
             older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
         await fleet.save_worker(hello, session.epoch)
+        crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(hello)
         await self._dispatcher.welcome(session, hello)
         fleet.publish_worker(session.known)
+        crash_point("welcomed")
 
     def _welcome_frame(self, session: Session) -> Welcome:
         interval_s = self._fleet.registry.load_interval_s

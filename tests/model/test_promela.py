@@ -1,4 +1,4 @@
-"""The Promela model of docs/protocol, checked by spin, and its mutations, in which spin must find an error."""
+"""The Promela model of docs/protocol, checked by spin, and mutations, in which spin must find an error."""
 
 import re
 import shutil

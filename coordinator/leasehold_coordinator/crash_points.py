@@ -1,0 +1,39 @@
+"""Places where a test can kill this process for good. Nothing happens at them unless one is armed."""
+
+import os
+import signal
+from typing import Final
+
+VARIABLE: Final = "LEASEHOLD_CRASH_POINT"
+"""Names the point that is armed, as NAME, or NAME:N for the Nth time that it is passed."""
+
+CRASH_POINTS: Final = (
+    "request-checked",
+    "command-stored",
+    "command-sent",
+    "request-answered",
+    "update-received",
+    "outcome-stored",
+    "outcome-acknowledged",
+    "hello-received",
+    "epoch-stored",
+    "welcomed",
+)
+"""Every point, in the order in which a coordinator may come to them."""
+
+
+class _Armed:
+    def __init__(self, text: str) -> None:
+        self.name, _, count = text.partition(":")
+        self.passes_left = int(count or 1)
+
+
+_armed: Final = _Armed(os.environ.get(VARIABLE, ""))
+
+
+def crash_point(name: str) -> None:
+    """Kills this process by SIGKILL if the point is armed."""
+    if name == _armed.name:
+        _armed.passes_left -= 1
+        if _armed.passes_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)

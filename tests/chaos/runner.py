@@ -1,0 +1,138 @@
+"""Asks for many commands while everything breaks, and counts. One JSON object is printed.
+
+python -m tests.chaos.runner --commands 1000 --seed 1
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from leasehold.v1 import command_pb2, errors_pb2
+
+from .fleet import WORKERS, ChaosFleet, chaos_fleet
+from .judge import Seen, Verdict, judge
+from .load import Client, look
+from .namespaces import partition, separated_fleet
+from .scenarios import TROUBLES, Trouble, crash_at, crash_points, why_no_namespaces
+
+CLIENTS_PER_WORKER = 1
+ROUND_COMMANDS = 6
+"""What one client asks for in one round."""
+
+AGREE_TIMEOUT_S = 30.0
+"""How long loads may take to tell what outcomes have told."""
+
+
+def play(fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_COMMANDS) -> Verdict:
+    """One round: clients ask, something goes wrong, everything heals, and all is compared."""
+    clients = [
+        Client(fleet, worker, number, commands, seed)
+        for worker in WORKERS
+        for number in range(CLIENTS_PER_WORKER)
+    ]
+    for client in clients:
+        client.start()
+    trouble(fleet, random.Random(seed))
+    fleet.heal()
+    for client in clients:
+        client.join()
+        if client.problem is not None:
+            raise client.problem
+    deadline = time.monotonic() + AGREE_TIMEOUT_S
+    while True:
+        seen = [one for client in clients for one in look(fleet, client.lives, client.name.split("-")[0])]
+        verdict = judge(seen)
+        if not verdict.wrong or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    verdict.refused += sum(client.refused for client in clients)
+    for name in fleet.everybody:
+        if "Traceback" in fleet.log(name):
+            verdict.wrong.append(f"the log of {name} has a traceback")
+    _count_outcomes(seen)
+    fleet_is_cleared(fleet, clients)
+    return verdict
+
+
+OUTCOMES: Counter[str] = Counter()
+
+
+def _count_outcomes(seen: Sequence[Seen]) -> None:
+    for one in seen:
+        for asked in one.asked:
+            state = command_pb2.CommandState.Name(command_pb2.CommandState.ValueType(asked.state))
+            reason = errors_pb2.ErrorReason.Name(errors_pb2.ErrorReason.ValueType(asked.reason))
+            text = state.removeprefix("COMMAND_STATE_")
+            OUTCOMES[f"{text} {reason.removeprefix('ERROR_REASON_')}" if asked.reason else text] += 1
+
+
+def fleet_is_cleared(fleet: ChaosFleet, clients: Sequence[Client]) -> None:
+    """Stops what the round has left, so that the next one finds free GPUs."""
+    for client in clients:
+        for life in client.lives:
+            client.stop_for_good(life)
+
+
+def rounds(commands: int, reached: set[str]) -> list[tuple[str, Trouble]]:
+    """The scenarios of a run, in turn: every crash point first, then the others over and over."""
+    planned = [(f"crash {name} {point}", crash_at(name, point, reached)) for name, point in crash_points()]
+    wanted = max(1, commands // (ROUND_COMMANDS * len(WORKERS) * CLIENTS_PER_WORKER))
+    others = list(TROUBLES.items())
+    while len(planned) < wanted:
+        planned.append(others[len(planned) % len(others)])
+    return planned[:wanted]
+
+
+def main() -> None:
+    """Runs, prints, and exits with 1 where something was lost, doubled, left open or wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commands", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    began = time.monotonic()
+    total, wrong = Counter[str](), list[str]()
+    by_scenario, reached = Counter[str](), set[str]()
+
+    def add(name: str, verdict: Verdict) -> None:
+        by_scenario[name.split()[0]] += verdict.asked
+        for field in ("asked", "done_once", "refused", "unknown_at_end", "lost", "doubled"):
+            total[field] += getattr(verdict, field)
+        wrong.extend(f"{name}: {text}" for text in verdict.wrong)
+        sys.stderr.write(f"{name}: {verdict.asked} asked, {len(verdict.wrong)} wrong\n")
+
+    with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder, chaos_fleet(Path(folder)) as fleet:
+        for number, (name, trouble) in enumerate(rounds(options.commands, reached)):
+            add(name, play(fleet, trouble, options.seed * 1000 + number))
+    skipped = why_no_namespaces()
+    if not skipped:
+        with (
+            tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder,
+            separated_fleet(Path(folder)) as fleet,
+        ):
+            for number in range(max(1, options.commands // 200)):
+                add("partition", play(fleet, partition, options.seed * 1000 + 500 + number))
+    document = {
+        **{field: total[field] for field in ("asked", "done_once", "refused")},
+        **{field: total[field] for field in ("unknown_at_end", "lost", "doubled")},
+        "by_scenario": dict(by_scenario),
+        "by_outcome": dict(OUTCOMES.most_common()),
+        "crash_points_reached": len(reached),
+        "crash_points": len(crash_points()),
+        "partitions_skipped": skipped,
+        "wrong": wrong,
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": options.seed,
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    bad = total["unknown_at_end"] + total["lost"] + total["doubled"] + len(wrong)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

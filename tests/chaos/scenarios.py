@@ -1,0 +1,127 @@
+"""What goes wrong, by name. Each scenario lasts a while, during which clients go on asking."""
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from leasehold_coordinator import crash_points as coordinator_points
+from leasehold_worker import crash_points as worker_points
+
+from .fleet import WORKERS, ChaosFleet
+from .proxy import Proxy
+
+Trouble: TypeAlias = Callable[[ChaosFleet, random.Random], None]
+
+CRASH_TIMEOUT_S: Final = 8.0
+"""How long a process may take to come to its crash point. One that does not is killed."""
+
+
+def crash_at(name: str, point: str, reached: set[str]) -> Trouble:
+    """Restarts a process with a crash point armed, and again once it has died there."""
+
+    def trouble(fleet: ChaosFleet, _: random.Random) -> None:
+        if fleet.is_alive(name):
+            fleet.kill(name)
+        if point == "phase-rollback":
+            for host in fleet.hosts.values():
+                for process in host.processes():
+                    host.set_fault("checkpoint", process.pid, error=801, times=1)
+        fleet.start(name, point)
+        deadline = time.monotonic() + CRASH_TIMEOUT_S
+        while fleet.is_alive(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if fleet.is_alive(name):
+            fleet.kill(name)
+        else:
+            reached.add(point)
+        fleet.start(name)
+
+    return trouble
+
+
+def kill_anybody(fleet: ChaosFleet, choose: random.Random) -> None:
+    """kill -9 of one, two or all at a random time."""
+    time.sleep(choose.uniform(0, 0.5))
+    chosen = choose.sample(fleet.everybody, choose.randint(1, 3))
+    for name in chosen:
+        if fleet.is_alive(name):
+            fleet.kill(name)
+    time.sleep(choose.uniform(0, 0.5))
+    for name in chosen:
+        fleet.start(name)
+
+
+def freeze_somebody(fleet: ChaosFleet, choose: random.Random) -> None:
+    """SIGSTOP, and later SIGCONT."""
+    name = choose.choice(fleet.everybody)
+    fleet.send_signal(name, signal.SIGSTOP)
+    time.sleep(choose.uniform(0.2, 4))
+    fleet.send_signal(name, signal.SIGCONT)
+
+
+def restart_both_sides(fleet: ChaosFleet, choose: random.Random) -> None:
+    """Coordinator and workers end in order, and come back."""
+    time.sleep(choose.uniform(0, 0.5))
+    for name in fleet.everybody:
+        fleet.send_signal(name, signal.SIGTERM)
+    for name in fleet.everybody:
+        fleet.processes[name].wait(90)
+        fleet.start(name)
+
+
+def bad_network(fleet: ChaosFleet, choose: random.Random) -> None:
+    """Delay, then cuts, then nothing at all, between one worker and the coordinator."""
+    name = choose.choice(WORKERS)
+    proxy = Proxy(fleet.address)
+    try:
+        fleet.kill(name)
+        fleet.worker_address[name] = proxy.address
+        fleet.start(name)
+        proxy.delay_s = choose.uniform(0, 0.05)
+        time.sleep(choose.uniform(0.5, 1.5))
+        for _ in range(3):
+            proxy.cut()
+            time.sleep(choose.uniform(0, 0.3))
+        proxy.refusing = True
+        proxy.cut()
+        time.sleep(choose.uniform(0.2, 2))
+        proxy.refusing = False
+        time.sleep(0.5)
+    finally:
+        fleet.kill(name)
+        proxy.stop()
+        fleet.worker_address[name] = fleet.address
+        fleet.start(name)
+
+
+def crash_points() -> list[tuple[str, str]]:
+    """Every crash point, with who is to die there."""
+    return [
+        *(("alpha", point) for point in worker_points.CRASH_POINTS),
+        *(("coordinator", point) for point in coordinator_points.CRASH_POINTS),
+    ]
+
+
+TROUBLES: Final[dict[str, Trouble]] = {
+    "kill": kill_anybody,
+    "freeze": freeze_somebody,
+    "restart": restart_both_sides,
+    "network": bad_network,
+}
+"""The scenarios that any fleet can have."""
+
+
+def why_no_namespaces() -> str:
+    """Why network namespaces can't be made here. Empty: they can."""
+    if shutil.which("ip") is None:
+        return "there is no ip command"
+    probe = ["ip", "netns", "add", "leasehold-probe"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return f"network namespaces can't be made: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", "leasehold-probe"], check=False)
+    return ""

@@ -80,12 +80,13 @@ class Fleet:
 
     def publish_silent_workers(self) -> None:
         """Tells watchers of workers whose state has changed by the passing of time."""
-        for known in self.registry.all():
-            worker = self.worker(known)
-            if self._published_states.get(worker.worker_id) != worker.state:
-                logger.info("worker %s is %s", worker.name, WorkerState.Name(worker.state))
-                self._published_states[worker.worker_id] = worker.state
-                self.fleet_hub.publish(worker.worker_id, worker)
+        now = time.monotonic()
+        for known in self.registry:
+            worker_id, state = known.hello.worker_id, self.registry.state(known, now)
+            if self._published_states.get(worker_id) != state:
+                logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
+                self._published_states[worker_id] = state
+                self.fleet_hub.publish(worker_id, self.worker(known))
 
     def is_in_contact(self, worker_id: str) -> bool:
         """Whether the worker has a session whose loads come in time."""

@@ -4,7 +4,7 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 a worker has reported, its GPUs are not known: that is not "none".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NewType, final
 
@@ -74,6 +74,10 @@ class Registry:
     def add_stored(self, hello: Hello, epoch: int) -> None:
         """Adds a worker from the store: known, and not heard of yet."""
         self._workers[hello.worker_id] = KnownWorker(hello, epoch)
+
+    def __iter__(self) -> Iterator[KnownWorker]:
+        """Every worker, in no order."""
+        return iter(self._workers.values())
 
     def all(self) -> list[KnownWorker]:
         """Every worker, by name and id."""
@@ -159,13 +163,18 @@ class Registry:
         known.last_seen, known.last_seen_time = now, time
 
     def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
-        """Takes in a load. False: it is older than one that came before, and changes nothing."""
+        """Takes in a load, unless it is older than one that came before.
+
+        Returns:
+            Whether watchers are to know: who holds what has changed, and not only how busy it is.
+        """
         if load.sequence <= known.load_sequence:
             return False
+        before = _holdings(known.leases, known.load)
         known.load_sequence = load.sequence
         known.leases = list(load.gpu_pool)
         known.load = load
-        return True
+        return _holdings(known.leases, load) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
         """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
@@ -239,3 +248,9 @@ class Registry:
                 lease=leases.get(gpu.uuid),
                 report_time=known.last_seen_time,
             )
+
+
+def _holdings(leases: Sequence[GpuLease], load: WorkerLoad) -> tuple[object, ...]:
+    """What of a load is a change. Samples and free memory change all the time, and can be asked for."""
+    slots = [(lease.state, lease.lease_id, lease.workload_id, lease.health) for lease in leases]
+    return (load.pending_claimers, len(load.parked), slots)

@@ -95,7 +95,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchFleet(self, request, context):
-        """A snapshot of workers and GPUs, then each change once.
+        """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,7 @@ class FleetServiceStub:
     ListGpus: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListGpusRequest, _fleet_pb2.ListGpusResponse]
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]
-    """A snapshot of workers and GPUs, then each change once."""
+    """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -58,7 +58,7 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ListGpus: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListGpusRequest, _fleet_pb2.ListGpusResponse]  # type: ignore[assignment]
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]  # type: ignore[assignment]
-    """A snapshot of workers and GPUs, then each change once."""
+    """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """The workers and their GPUs."""
@@ -101,7 +101,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.WatchFleetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_pb2.WatchFleetResponse]]:
-        """A snapshot of workers and GPUs, then each change once."""
+        """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

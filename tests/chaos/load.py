@@ -61,7 +61,7 @@ class Client(threading.Thread):
         fleet: The fleet.
         worker: Where.
         number: Of the client; clients of one worker have different ones.
-        commands: How many to ask for.
+        commands: How many to ask for; it goes on until it is told that the trouble is over.
         seed: Of its choices.
     """
 
@@ -73,11 +73,12 @@ class Client(threading.Thread):
         self._random = random.Random(f"{seed}-{worker}-{number}")
         self.lives: list[Life] = []
         self.refused = 0
+        self.trouble_is_over = threading.Event()
         self.problem: BaseException | None = None
 
     def run(self) -> None:
         try:
-            while self._left > 0:
+            while self._left > 0 or not self.trouble_is_over.is_set():
                 self._step()
         except BaseException as error:  # told by whoever waits for the thread
             self.problem = error
@@ -171,8 +172,7 @@ class Client(threading.Thread):
             self.refused += 1
             if not seen:
                 time.sleep(REFUSED_S)
-                if self.refused < REFUSED_LIMIT:
-                    self._left += 1
+                self._left += self.refused < REFUSED_LIMIT
                 return
         get = fleet_pb2.GetCommandRequest(command_id=next(iter(seen)))
         deadline = time.monotonic() + TIMEOUT_S

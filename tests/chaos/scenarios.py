@@ -16,31 +16,61 @@ from .proxy import Proxy
 
 Trouble: TypeAlias = Callable[[ChaosFleet, random.Random], None]
 
-CRASH_TIMEOUT_S: Final = 8.0
+CRASH_TIMEOUT_S: Final = 25.0
 """How long a process may take to come to its crash point. One that does not is killed."""
+
+NEEDS_A_WORKLOAD: Final = frozenset(
+    {"leases-rebuilt", "workload-probed", "command-settled", "phase-rollback"}
+)
+"""Points that a worker comes to only where it has had one."""
 
 
 def crash_at(name: str, point: str, reached: set[str]) -> Trouble:
     """Restarts a process with a crash point armed, and again once it has died there."""
 
     def trouble(fleet: ChaosFleet, _: random.Random) -> None:
-        if fleet.is_alive(name):
-            fleet.kill(name)
-        if point == "phase-rollback":
-            for host in fleet.hosts.values():
-                for process in host.processes():
-                    host.set_fault("checkpoint", process.pid, error=801, times=1)
-        fleet.start(name, point)
-        deadline = time.monotonic() + CRASH_TIMEOUT_S
-        while fleet.is_alive(name) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if fleet.is_alive(name):
-            fleet.kill(name)
-        else:
+        if point in NEEDS_A_WORKLOAD:
+            _wait(lambda: bool(_counters(fleet, name)))
+        if point == "command-settled":
+            _die_at(fleet, name, "phase-checkpoint")
+        if _die_at(fleet, name, point):
             reached.add(point)
         fleet.start(name)
 
     return trouble
+
+
+def _die_at(fleet: ChaosFleet, name: str, point: str) -> bool:
+    """Starts a process anew with a crash point armed, and waits for its death there."""
+    if fleet.is_alive(name):
+        fleet.kill(name)
+    fleet.start(name, point)
+
+    def is_dead() -> bool:
+        if point == "phase-rollback":
+            for pid in _counters(fleet, name):
+                fleet.hosts[name].clear_faults(pid=pid)
+                fleet.hosts[name].set_fault("checkpoint", pid, error=801, times=1)
+        return not fleet.is_alive(name)
+
+    if _wait(is_dead):
+        return True
+    fleet.kill(name)
+    return False
+
+
+def _wait(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + CRASH_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _counters(fleet: ChaosFleet, name: str) -> list[int]:
+    """Processes of workloads that are on GPUs of a worker."""
+    return [process.pid for process in fleet.hosts[name].processes() if process.gpu_bytes]
 
 
 def kill_anybody(fleet: ChaosFleet, choose: random.Random) -> None:

@@ -1,0 +1,121 @@
+"""A sample of the chaos suite, and the judge before a doctored record. ``make chaos N=1000`` runs more."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold_coordinator.crash_points import CRASH_POINTS
+
+from .fleet import ChaosFleet, chaos_fleet
+from .judge import RUNNING, SUCCEEDED, SUSPENDED, Asked, Seen, judge
+from .namespaces import partition, separated_fleet
+from .runner import play
+from .scenarios import TROUBLES, crash_at, why_no_namespaces
+
+COMMANDS = 4
+UNKNOWN = workload_pb2.WORKLOAD_STATE_UNKNOWN
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[ChaosFleet]:
+    with chaos_fleet(tmp_path) as started:
+        yield started
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_a_coordinator_that_dies_anywhere_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
+    reached: set[str] = set()
+    assert not play(fleet, crash_at("coordinator", point, reached), 1, COMMANDS).wrong
+    assert reached == {point}
+
+
+@pytest.mark.parametrize("point", ["phase-rollback", "command-settled"])
+def test_a_worker_that_dies_on_the_way_back_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
+    reached: set[str] = set()
+    assert not play(fleet, crash_at("alpha", point, reached), 1, COMMANDS).wrong
+    assert reached == {point}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_whatever_happens_nothing_is_lost_or_doubled(fleet: ChaosFleet, name: str) -> None:
+    assert not play(fleet, TROUBLES[name], 7, COMMANDS).wrong
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
+def test_a_partition_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    with separated_fleet(tmp_path) as fleet:
+        assert not play(fleet, partition, 1, COMMANDS).wrong
+
+
+def test_workers_come_back_to_a_coordinator_that_has_lost_its_store(fleet: ChaosFleet) -> None:
+    assert not play(fleet, lambda *_: None, 1, 2).wrong
+    epochs = {name: (fleet.folder / name / "epoch").read_text() for name in fleet.hosts}
+    fleet.kill("coordinator")
+    for path in fleet.folder.glob("store.sqlite3*"):
+        path.unlink()
+    fleet.heal()
+    assert not play(fleet, lambda *_: None, 2, 2).wrong
+    for name, before in epochs.items():
+        assert int((fleet.folder / name / "epoch").read_text()) > int(before)
+
+
+RUN = Asked("run", frozenset({"c1"}), SUCCEEDED)
+SUSPEND = Asked("suspend", frozenset({"c2"}), SUCCEEDED)
+GPU = frozenset({"GPU-1"})
+WHOLE = Seen(
+    "w",
+    (RUN,),
+    RUNNING,
+    lease=GPU,
+    listed=GPU,
+    starts=1,
+    driver_state="RUNNING",
+    memory=GPU,
+    counts=(5, 6, 7),
+)
+
+
+def test_the_judge_finds_nothing_where_all_is_well() -> None:
+    parked = replace(
+        WHOLE,
+        asked=(RUN, SUSPEND),
+        state=SUSPENDED,
+        lease=frozenset(),
+        listed=frozenset(),
+        driver_state="CHECKPOINTED",
+        memory=frozenset(),
+    )
+    verdict = judge([WHOLE, parked])
+    assert (verdict.wrong, verdict.asked, verdict.done_once) == ([], 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("doctor", "found"),
+    [
+        (lambda seen: replace(seen, starts=2), "began 2 times"),
+        (lambda seen: replace(seen, starts=0), "began 0 times"),
+        (
+            lambda seen: replace(seen, asked=(replace(RUN, state=command_pb2.COMMAND_STATE_FAILED),)),
+            "run is not done",
+        ),
+        (lambda seen: replace(seen, asked=(replace(RUN, command_ids=frozenset({"a", "b"})),)), "became"),
+        (
+            lambda seen: replace(seen, asked=(replace(RUN, state=command_pb2.COMMAND_STATE_UNKNOWN),)),
+            "has not ended",
+        ),
+        (lambda seen: replace(seen, asked=(RUN, SUSPEND)), "suspend SUCCEEDED, and it is"),
+        (lambda seen: replace(seen, listed=frozenset()), "its lease is"),
+        (lambda seen: replace(seen, memory=frozenset({"GPU-2"})), "not a lease there"),
+        (lambda seen: replace(seen, driver_state="LOCKED"), "left LOCKED"),
+        (lambda seen: replace(seen, counts=(5, 7)), "counts are missing"),
+        (
+            lambda seen: replace(seen, state=workload_pb2.WORKLOAD_STATE_UNKNOWN),
+            "it is WORKLOAD_STATE_UNKNOWN",
+        ),
+        (lambda seen: replace(seen, state=SUSPENDED), "it is parked, and RUNNING"),
+    ],
+)
+def test_the_judge_finds_what_is_wrong(doctor: Callable[[Seen], Seen], found: str) -> None:
+    assert any(found in text for text in judge([doctor(WHOLE)]).wrong)

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, Self, final
 
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, events_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation
+from leasehold.v1.events_pb2 import Event
+from leasehold.v1.events_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse, Worker
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold.v1.plan_pb2 import Plan
@@ -57,6 +59,7 @@ class Client:
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)
         self._commands = CommandServiceStub(channel)
+        self._events = EventServiceStub(channel)
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +125,17 @@ class Client:
         with self._connection.decoded():
             request = fleet_pb2.ListCommandsRequest(page_size=limit)
             return list(self._commands.ListCommands(request, timeout=CALL_TIMEOUT_S).commands)
+
+    def events(self, workload: str = "", limit: int = 100) -> list[Event]:
+        """The newest events, newest first.
+
+        Args:
+            workload: Only those of the workload with this id or name. Empty: of everything.
+            limit: How many at most.
+        """
+        with self._connection.decoded():
+            request = events_pb2.ListEventsRequest(page_size=limit, workload=workload)
+            return list(self._events.ListEvents(request, timeout=CALL_TIMEOUT_S).events)
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""

@@ -20,7 +20,7 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads or commands, or show the one called NAME.",
+    "get": "List workers, GPUs, workloads, commands or events, or show the one called NAME.",
     "run": "Start a workload on a worker.",
     "suspend": "Park a workload: its device memory moves to host memory, and its GPUs are free for others.",
     "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",

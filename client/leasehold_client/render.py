@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, CommandState, PhaseTiming
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.events_pb2 import Event, EventKind
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import MemberState, Workload
 
@@ -128,6 +129,17 @@ def workload_state(workload: Workload) -> str:
             return f"{text}(signal {status.exit.signal_number})"
         case None:
             return text
+
+
+def echo_events(events: Iterable[Event]) -> None:
+    """Prints a table of events."""
+    echo_table(
+        ["TIME", "KIND", "MESSAGE"],
+        [
+            [_time(event.time), EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.message]
+            for event in events
+        ],
+    )
 
 
 def echo_commands(commands: Iterable[Command]) -> None:

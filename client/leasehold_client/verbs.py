@@ -22,13 +22,16 @@ Shown = TypeVar("Shown", bound=Message)
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["workers", "gpus", "workloads", "commands"]))
+@click.argument("kind", type=click.Choice(["workers", "gpus", "workloads", "commands", "events"]))
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Workloads that have ended too.")
 @output_option
 @verb
 def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
-    """List workers, GPUs, workloads or commands, or show the one called NAME."""
+    """List workers, GPUs, workloads, commands or events, or show the one called NAME.
+
+    Events are those of the workload called NAME.
+    """
     match kind:
         case "workers":
             workers = [client.worker(name)] if name else client.workers()
@@ -41,6 +44,9 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
             workloads = [client.workload(name)] if name else client.workloads(include_ended=include_ended)
             places = partial(render.echo_workloads, gpus=client.gpus())
             _show(kind, name, workloads, output, places)
+        case "events":
+            events = client.events(name or "")
+            _show(kind, None, events, output, render.echo_events)
         case _:
             commands = [client.command(name)] if name else client.commands()
             _show(kind, name, commands, output, render.echo_commands)

@@ -28,6 +28,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Path of the SQLite store, or a URL of SQLAlchemy."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
+    retention_s: float = 30 * 86_400.0
+    """How long commands and workloads that have ended are kept, from their creation."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -55,6 +57,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         raise StartError(
             f"the load interval {config.load_interval_s:g} s is out of range: give 0.05 to 3600 seconds"
         )
+    if not 60 <= config.retention_s < float("inf"):
+        raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
     return config
 
 

@@ -15,12 +15,14 @@ from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator import schema
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.events import Events
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import Row, Store, command_row, worker_row, workload_row
+from leasehold_coordinator.store import OldRows, Row, Store, command_row, worker_row, workload_row
 from leasehold_coordinator.watch import Hub
 from leasehold_coordinator.workload_states import is_ended
 
@@ -48,14 +50,28 @@ class Fleet:
         self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
         self.workload_hub: Hub[Workload] = Hub()
         self.command_hub: Hub[Command] = Hub()
+        self.events = Events(store)
         self._published_states: dict[str, WorkerState.ValueType] = {}
 
     async def load(self) -> None:
         """Brings back what the store holds."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
+        began = time.monotonic()
         self.workloads = {workload.workload_id: workload for workload in await self.store.live_workloads()}
         self.ledger = CommandLedger(await self.store.open_commands())
+        logger.info(
+            "%d workloads and %d open commands are back after %.2f s",
+            len(self.workloads),
+            len(self.ledger.commands),
+            time.monotonic() - began,
+        )
+
+    async def prune(self, retention_s: float) -> None:
+        """Deletes some of the events, ended commands and ended workloads that were created that long ago."""
+        before_ns = time.time_ns() - round(retention_s * 1e9)
+        tables = (schema.commands, schema.workloads, schema.events)
+        await self.store.write(*(OldRows(table, before_ns) for table in tables))
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""
@@ -73,6 +89,8 @@ class Fleet:
     def publish_worker(self, known: KnownWorker) -> None:
         """Tells watchers of a worker and its GPUs."""
         worker = self.worker(known)
+        if self._published_states.get(worker.worker_id) != worker.state:
+            self.events.worker(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
         self.fleet_hub.publish(worker.worker_id, worker)
         for gpu in self.gpus(known):
@@ -86,6 +104,7 @@ class Fleet:
             if self._published_states.get(worker_id) != state:
                 logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
                 self._published_states[worker_id] = state
+                self.events.worker(known, state)
                 self.fleet_hub.publish(worker_id, self.worker(known))
 
     def is_in_contact(self, worker_id: str) -> bool:
@@ -177,6 +196,8 @@ class Fleet:
                 self.workloads[workload.workload_id] = before
             raise
         self.workload_hub.publish(workload.workload_id, workload)
+        if before is None or before.status.state != workload.status.state:
+            self.events.workload(workload)
 
     async def fail_workload(self, workload: Workload, error: errors_pb2.Error) -> None:
         """Ends a workload that its worker did not start, or no longer has."""
@@ -193,6 +214,8 @@ class Fleet:
         """Stores a command as it is now, together with other rows, and then tells watchers."""
         await self.store.write(command_row(stored), *rows)
         self.command_hub.publish(stored.command.command_id, stored.command)
+        workload = self.workloads.get(stored.command.workload_id)
+        self.events.command(stored.command, workload.name if workload else stored.command.workload_id)
 
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""

@@ -51,3 +51,14 @@ commands: Final = Table(
 Beside it: the worker's instance that it was last sent to ('' before), whether the worker has said that it has
 it, and whether somebody asked to cancel it.
 """
+
+events: Final = Table(
+    "events",
+    METADATA,
+    Column("event_id", String, primary_key=True),
+    Column("worker_id", String, nullable=False, index=True),
+    Column("workload_id", String, nullable=False, index=True),
+    Column("create_time_ns", BigInteger, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+)
+"""Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""

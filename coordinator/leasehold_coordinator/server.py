@@ -11,9 +11,10 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from leasehold.v1 import fleet_pb2, fleet_pb2_grpc, worker_session_pb2
+from leasehold.v1 import events_pb2, events_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_session_pb2
 
 from leasehold_coordinator.api_commands import CommandService
+from leasehold_coordinator.api_events import EventService
 from leasehold_coordinator.api_fleet import FleetService
 from leasehold_coordinator.api_workloads import WorkloadService
 from leasehold_coordinator.config import CoordinatorConfig
@@ -30,10 +31,13 @@ from leasehold_coordinator.store import Store
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
-STOP_GRACE_S: Final = 3.0
+STOP_GRACE_S: Final = 1.0
+PRUNE_INTERVAL_S: Final = 10.0
+"""Each time 500 rows of each kind may go."""
 
 SERVICES: Final = (
     *(service.full_name for service in fleet_pb2.DESCRIPTOR.services_by_name.values()),
+    *(service.full_name for service in events_pb2.DESCRIPTOR.services_by_name.values()),
     *(service.full_name for service in worker_session_pb2.DESCRIPTOR.services_by_name.values()),
 )
 
@@ -61,9 +65,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         await server.start()
         on_listening(address)
         async with asyncio.TaskGroup() as tasks:
-            ticking = tasks.create_task(_tick(fleet, dispatcher))
+            background = [
+                tasks.create_task(_tick(fleet, dispatcher)),
+                tasks.create_task(_prune(fleet, config.retention_s)),
+            ]
             await stop.wait()
-            ticking.cancel()
+            for task in background:
+                task.cancel()
         logger.info("stopping")
         for session in list(fleet.sessions.values()):
             session.end(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
@@ -80,6 +88,7 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
     fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, server)
     fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
+    events_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), server)
     WorkerSessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
     for name in ("", *SERVICES):
@@ -123,12 +132,22 @@ def _check_address(address: str) -> None:
     raise StartError(f"can't listen on {address}: {why}; choose another with --listen") from last
 
 
+async def _prune(fleet: Fleet, retention_s: float) -> None:
+    while True:
+        await asyncio.sleep(PRUNE_INTERVAL_S)
+        try:
+            await fleet.prune(retention_s)
+        except FleetError as error:
+            logger.error("%s", error.message)
+
+
 async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         try:
             await dispatcher.tick()
             fleet.publish_silent_workers()
+            await fleet.events.flush()
         except FleetError as error:
             logger.error("%s", error.message)
         except Exception:  # a defect in one tick must not end the coordinator

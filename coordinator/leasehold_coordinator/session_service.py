@@ -60,6 +60,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             self._check(hello)
         except FleetError as error:
             logger.warning("refused a worker: %s", error.message)
+            self._fleet.events.refused(error)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
             return
@@ -69,6 +70,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             await self._converse(session, context)
         except FleetError as error:
             logger.error("worker %s can't be let in: %s", hello.name, error.message)
+            self._fleet.events.refused(error, hello.worker_id, hello.name)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
         finally:
@@ -177,6 +179,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 await finish(self._take(session, frame))
         except FleetError as error:
             logger.error("session of worker %s: %s", session.hello.name, error.message)
+            self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
             session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
         finally:
             session.end()

@@ -22,6 +22,7 @@ import alembic.util
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.events_pb2 import Event
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
@@ -37,6 +38,9 @@ QUEUE_LIMIT: Final = 10_000
 """Writes that may wait. More means a disk that does not keep up: new requests are refused."""
 
 BATCH_LIMIT: Final = 100
+DELETE_LIMIT: Final = 500
+"""Rows that are deleted at once, so that others do not wait for long."""
+
 BUSY_TIMEOUT_S: Final = 10
 
 
@@ -54,6 +58,14 @@ class Row:
 
     table: sa.Table
     values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """Rows to delete, a few at a time: those that were created before, and have ended if they can."""
+
+    table: sa.Table
+    created_before_ns: int
 
 
 def worker_row(epoch: int, hello: Hello) -> Row:
@@ -103,9 +115,23 @@ def command_row(stored: StoredCommand) -> Row:
     )
 
 
+def event_row(event: Event) -> Row:
+    """An event's row."""
+    return Row(
+        schema.events,
+        {
+            "event_id": event.event_id,
+            "worker_id": event.worker_id,
+            "workload_id": event.workload_id,
+            "create_time_ns": event.time.ToNanoseconds(),
+            "record": event.SerializeToString(),
+        },
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Write:
-    rows: Sequence[Row]
+    rows: Sequence[Row | OldRows]
     done: "Future[None]"
 
 
@@ -146,8 +172,8 @@ class Store:
             raise _unusable(database, why) from error
         return cls(engine, lock)
 
-    async def write(self, *rows: Row) -> None:
-        """Writes the rows in one transaction, and returns once they are on disk.
+    async def write(self, *rows: Row | OldRows) -> None:
+        """Writes or deletes the rows in one transaction, and returns once they are on disk.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE, nothing was written.
@@ -188,7 +214,7 @@ class Store:
             with connection.begin():
                 for write in batch:
                     for row in write.rows:
-                        _put(connection, row)
+                        _delete(connection, row) if isinstance(row, OldRows) else _put(connection, row)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
             if len(batch) > 1:  # one bad write must not fail the others
@@ -283,6 +309,19 @@ class Store:
         rows = await self._select(statement.offset(offset).limit(limit))
         return [Command.FromString(row.record) for row in rows]
 
+    async def list_events(
+        self, *, worker_id: str | None, workload_id: str | None, offset: int, limit: int
+    ) -> list[Event]:
+        """A page of events, newest first."""
+        table = schema.events
+        statement = sa.select(table.c.record).order_by(table.c.event_id.desc())
+        if worker_id is not None:
+            statement = statement.where(table.c.worker_id == worker_id)
+        if workload_id is not None:
+            statement = statement.where(table.c.workload_id == workload_id)
+        rows = await self._select(statement.offset(offset).limit(limit))
+        return [Event.FromString(row.record) for row in rows]
+
 
 def _unusable(database: str | Path, why: str | None) -> StartError:
     return StartError(f"the database {database} can't be used: {why}; choose another with --database")
@@ -308,6 +347,14 @@ def _lock_file(path: Path) -> IO[str]:
         lock.close()
         raise _unusable(path, "another coordinator uses it") from None
     return lock
+
+
+def _delete(connection: sa.Connection, rows: OldRows) -> None:
+    (key,) = rows.table.primary_key.columns
+    old = sa.select(key).where(rows.table.c.create_time_ns < rows.created_before_ns)
+    if "ended" in rows.table.c:
+        old = old.where(rows.table.c.ended)
+    connection.execute(sa.delete(rows.table).where(key.in_(old.limit(DELETE_LIMIT))))
 
 
 def _put(connection: sa.Connection, row: Row) -> None:

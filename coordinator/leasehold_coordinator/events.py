@@ -1,0 +1,111 @@
+"""What has happened, for people and audits: collected in memory, and stored a little later, all at once.
+
+Nothing depends on an event: where the store refuses, or a crash comes first, some are missing.
+"""
+
+import itertools
+import logging
+import time
+from collections import deque
+from typing import Final, final
+
+from leasehold.v1 import command_pb2, events_pb2, fleet_pb2
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.events_pb2 import Event, EventKind
+from leasehold.v1.fleet_pb2 import WorkerState
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.registry import KnownWorker
+from leasehold_coordinator.store import Store, event_row
+from leasehold_coordinator.workload_states import state_name
+
+logger = logging.getLogger(__name__)
+
+WAITING_LIMIT: Final = 10_000
+"""Events that may wait for the store; beyond that the oldest are dropped."""
+
+_OF_WORKERS: Final = {
+    fleet_pb2.WORKER_STATE_CONNECTED: (events_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
+    fleet_pb2.WORKER_STATE_STALE: (events_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
+    fleet_pb2.WORKER_STATE_LOST: (events_pb2.EVENT_KIND_WORKER_LOST, "is lost, and keeps what it leases"),
+    fleet_pb2.WORKER_STATE_DISCONNECTED: (events_pb2.EVENT_KIND_WORKER_LEFT, "has left"),
+}
+
+
+@final
+class Events:
+    """The events of one coordinator."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[Event] = deque(maxlen=WAITING_LIMIT)
+        self._numbers = itertools.count()
+
+    def worker(self, known: KnownWorker, state: WorkerState.ValueType) -> None:
+        """A worker is in another state."""
+        if state in _OF_WORKERS:
+            kind, what = _OF_WORKERS[state]
+            self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
+
+    def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
+        """A worker was not let in."""
+        self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
+
+    def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:
+        """A worker's session was ended, since it broke the protocol."""
+        self._add(events_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
+
+    def workload(self, workload: Workload) -> None:
+        """A workload is in another state."""
+        event = self._add(
+            events_pb2.EVENT_KIND_WORKLOAD_CHANGED,
+            f"workload {workload.name} is {state_name(workload.status.state)}",
+            workload.worker_id,
+        )
+        event.workload_id, event.workload_name = workload.workload_id, workload.name
+
+    def command(self, command: Command, workload_name: str) -> None:
+        """A command was stored, has ended, or can't be asked for."""
+        if command.revision == 1:
+            kind = events_pb2.EVENT_KIND_COMMAND_CREATED
+        elif is_terminal(command.state):
+            kind = events_pb2.EVENT_KIND_COMMAND_ENDED
+        elif command.state == command_pb2.COMMAND_STATE_UNKNOWN:
+            kind = events_pb2.EVENT_KIND_COMMAND_UNKNOWN
+        else:
+            return
+        operation = command.operation.WhichOneof("kind") or "operation"
+        state = CommandState.Name(command.state).removeprefix("COMMAND_STATE_")
+        why = f": {command.error.message}" if command.HasField("error") else ""
+        event = self._add(kind, f"{operation} of {workload_name} is {state}{why}", command.worker_id)
+        event.workload_id, event.workload_name = command.workload_id, workload_name
+        event.command_id = command.command_id
+
+    def _add(
+        self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
+    ) -> Event:
+        event = Event(
+            event_id=f"e-{time.time_ns():019d}-{next(self._numbers) % 10_000:04d}",
+            time=now_timestamp(),
+            kind=kind,
+            worker_id=worker_id,
+            worker_name=worker_name,
+            message=message,
+        )
+        self._waiting.append(event)
+        return event
+
+    async def flush(self) -> None:
+        """Stores what has been collected.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE; it is tried again with the next.
+        """
+        batch = list(self._waiting)
+        if batch:
+            await self._store.write(*map(event_row, batch))
+            for _ in batch:
+                self._waiting.popleft()

@@ -1,0 +1,89 @@
+"""What has happened is kept for a while, newest first."""
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+from leasehold.v1 import command_pb2, events_pb2, workload_pb2
+from leasehold.v1.events_pb2 import Event, ListEventsRequest
+from leasehold.v1.events_pb2_grpc import EventServiceStub
+from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold_coordinator import schema
+from leasehold_coordinator.command_ledger import StoredCommand
+from leasehold_coordinator.store import OldRows, Store, command_row, event_row
+
+from .conftest import CoordinatorProcess
+from .scripted_worker import ScriptedWorker, make_hello
+
+
+def listed(coordinator: CoordinatorProcess, **fields: str) -> list[Event]:
+    stub = EventServiceStub(coordinator.channel)
+    return list(stub.ListEvents(ListEventsRequest(**fields)).events)  # type: ignore[arg-type]  # by name
+
+
+def test_the_life_of_a_workload_is_told_newest_first(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
+    workload = coordinator.workloads.CreateWorkload(request).workload
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
+    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    coordinator.connect(make_hello("beta"))
+    told = [(event.kind, event.message) for event in listed(coordinator, workload="one")]
+    assert told == [
+        (events_pb2.EVENT_KIND_COMMAND_ENDED, "run of one is SUCCEEDED"),
+        (events_pb2.EVENT_KIND_WORKLOAD_CHANGED, "workload one is RUNNING"),
+        (events_pb2.EVENT_KIND_COMMAND_CREATED, "run of one is DISPATCHED"),
+    ]
+    worker.close()
+    deadline = time.monotonic() + 20
+    while events_pb2.EVENT_KIND_WORKER_STALE not in {event.kind for event in listed(coordinator)}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    kinds = [event.kind for event in listed(coordinator, worker="alpha")]
+    assert kinds[0] == events_pb2.EVENT_KIND_WORKER_STALE
+    assert kinds[-1] == events_pb2.EVENT_KIND_WORKER_CONNECTED
+    before = listed(coordinator)
+    coordinator.restart()
+    assert listed(coordinator)[-len(before) :] == before
+
+
+def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> None:
+    hello = make_hello()
+    hello.protocol_version.major = 9
+    coordinator.connect(hello).wait_end()
+    newest = listed(coordinator)[0]
+    assert newest.kind == events_pb2.EVENT_KIND_WORKER_REFUSED
+    assert "protocol 9.0" in newest.message
+
+
+async def fill(store: Store, count: int) -> None:
+    for number in range(count):
+        for state in (command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_PENDING):
+            command = command_pb2.Command(command_id=f"c{number}-{state}", state=state)
+            command.create_time.FromNanoseconds(number + 1)
+            event = Event(event_id=f"e{number}-{state}")
+            event.time.FromNanoseconds(number + 1)
+            await store.write(command_row(StoredCommand(command)), event_row(event))
+
+
+def test_what_is_old_and_has_ended_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+
+    async def scenario() -> None:
+        store = Store.open(str(path))
+        await fill(store, 4)
+        await store.write(OldRows(schema.commands, 3), OldRows(schema.events, 3))
+        store.close()
+
+    asyncio.run(scenario())
+    with sqlite3.connect(path) as connection:
+        commands = {row[0] for row in connection.execute("SELECT command_id FROM commands WHERE ended")}
+        opened = connection.execute("SELECT count(*) FROM commands WHERE NOT ended").fetchone()[0]
+        events = connection.execute("SELECT count(*) FROM events").fetchone()[0]
+    connection.close()
+    assert commands == {"c2-5", "c3-5"}
+    assert opened == 4
+    assert events == 4

@@ -66,13 +66,6 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """Tell those who watch the command. After a restart the worker says it again."""
-
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
 class Send:
     """Send the command to its worker, or its cancellation."""
 
@@ -88,7 +81,7 @@ class Acknowledge:
     command_id: str
 
 
-Effect: TypeAlias = Store | Show | Send | Acknowledge
+Effect: TypeAlias = Store | Send | Acknowledge
 
 
 @final
@@ -220,8 +213,7 @@ class CommandLedger:
             result = update.result if update.HasField("result") else None
             return [*self._end(stored, update.state, now, error, result), acknowledgement]
         command = _changed(stored.command, update.state, now, update.phase)
-        after = self._put(replace(stored, command=command, accepted=True))
-        return [Show(command)] if stored.accepted else [Store(stored, after)]
+        return [Store(stored, self._put(replace(stored, command=command, accepted=True)))]
 
     def _end(
         self,

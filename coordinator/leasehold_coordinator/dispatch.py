@@ -1,4 +1,4 @@
-"""The life of commands: what the ledger decides is stored, sent and shown here."""
+"""The life of commands: what the ledger decides is stored and sent here."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,6 @@ from leasehold_coordinator.command_ledger import (
     Acknowledge,
     Effect,
     Send,
-    Show,
     Store,
     frame_of,
 )
@@ -159,8 +158,6 @@ class Dispatcher:
                                 self._fleet.ledger.revert(left)
                         raise
                     rows = ()
-                case Show(command):
-                    self._fleet.command_hub.publish(command.command_id, command)
                 case Send(stored, cancel):
                     to = session or self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:

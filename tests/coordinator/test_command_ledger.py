@@ -9,7 +9,6 @@ from leasehold_coordinator.command_ledger import (
     CommandLedger,
     Effect,
     Send,
-    Show,
     Store,
     StoredCommand,
     frame_of,
@@ -87,7 +86,7 @@ def test_a_command_without_its_worker_waits() -> None:
 def test_an_outcome_is_stored_before_it_is_acknowledged_and_only_once() -> None:
     ledger = sent()
     assert kinds(told(ledger, ACCEPTED)) == [Store]
-    assert kinds(told(ledger, RUNNING, "lock")) == [Show]
+    assert kinds(told(ledger, RUNNING, "lock")) == [Store]
     assert kinds(told(ledger, SUCCEEDED)) == [Store, Acknowledge]
     assert kinds(told(ledger, SUCCEEDED)) == [Acknowledge]
     assert kinds(told(ledger, FAILED)) == [Acknowledge]

@@ -325,8 +325,9 @@ async def echo() -> None:
 @contextmanager
 def echo_server() -> Iterator[tuple[str, int]]:
     """The bare server as a process: its address and pid."""
-    command = [sys.executable, __file__, "--serve-echo"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "bench.fleet", "--serve-echo"]
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process.pid
         process.send_signal(signal.SIGKILL)
@@ -365,6 +366,7 @@ def main() -> None:
     sizes = []
     for count in options.workers:
         found = measure(count, options.seconds)
+        sys.stderr.write(json.dumps(found) + "\n")
         found["echo"] = measure_echo(count, options.seconds)
         sizes.append(found)
     facts = {

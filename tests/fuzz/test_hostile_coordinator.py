@@ -1,0 +1,50 @@
+"""A worker, spoken to by a coordinator that means harm or is broken.
+
+Bytes that are no frame are in ``tests/worker/test_sessions.py``: after them a worker keeps away for a minute.
+"""
+
+import random
+from collections.abc import Callable
+
+from hypothesis import given
+from leasehold.v1 import command_pb2
+from leasehold.v1.command_pb2 import RunOperation, StopOperation
+from leasehold.v1.worker_session_pb2 import ConnectResponse
+from leasehold.v1.workload_pb2 import WorkloadSpec
+
+from tests.worker.conftest import WorkerProcess, coordinator, start_worker  # noqa: F401 - fixtures
+from tests.worker.scripted_coordinator import ScriptedCoordinator
+
+from .messages import fill
+from .test_hostile_peers import SEEDS, SETTINGS
+
+OBEYED = ("goodbye", "drain", "welcome")
+"""Frames that end the session, as they should."""
+
+
+def test_hostile_frames_change_nothing_for_a_worker_and_its_workloads(
+    start_worker: Callable[..., WorkerProcess],  # noqa: F811
+    coordinator: ScriptedCoordinator,  # noqa: F811
+) -> None:
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    run = RunOperation(name="honest", spec=WorkloadSpec(arguments=["sleep", "300"]))
+    assert session.run("honest-1", "w-honest", run=run).state == command_pb2.COMMAND_STATE_SUCCEEDED
+
+    @SETTINGS
+    @given(SEEDS)
+    def play(seed: int) -> None:
+        choose = random.Random(seed)
+        frame = fill(ConnectResponse, choose)
+        if frame.WhichOneof("frame") in OBEYED:
+            return
+        if frame.HasField("command") and choose.random() < 0.7:
+            frame.command.epoch = session.epoch
+        session.down.put(frame)
+
+    play()
+    stopped = session.run("honest-2", "w-honest", stop=StopOperation())
+    assert stopped.state in (command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED)
+    assert not session.ended
+    assert worker.process.poll() is None
+    assert "Traceback" not in worker.log.read_text()

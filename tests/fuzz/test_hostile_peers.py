@@ -1,0 +1,140 @@
+"""The coordinator, spoken to by workers and clients that mean harm or are broken.
+
+``LEASEHOLD_FUZZ_EXAMPLES`` asks for more than the few that every run of the tests plays.
+"""
+
+import contextlib
+import os
+import random
+import threading
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf import message_factory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from leasehold.v1 import events_pb2, fleet_pb2
+from leasehold.v1.worker_session_pb2 import ConnectRequest
+from leasehold.v1.workload_pb2 import WorkloadSpec
+
+from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
+from tests.coordinator.scripted_worker import make_hello
+
+from .messages import fill
+
+EXAMPLES = int(os.environ.get("LEASEHOLD_FUZZ_EXAMPLES", "40"))
+SETTINGS = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+SEEDS = st.integers(0, 2**32)
+FINE = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""What a client may be answered: never UNKNOWN or INTERNAL, which are defects."""
+
+SERVICES = [
+    *fleet_pb2.DESCRIPTOR.services_by_name.values(),
+    *events_pb2.DESCRIPTOR.services_by_name.values(),
+]
+METHODS = [(service.full_name, method) for service in SERVICES for method in service.methods]
+
+
+def damaged(seed: int) -> bytes:
+    """A frame with any content, whole, cut off, or with some bytes changed."""
+    choose = random.Random(seed)
+    data = bytearray(fill(ConnectRequest, choose).SerializeToString()[:200_000])
+    match choose.randrange(4):
+        case 0:
+            del data[choose.randrange(len(data) + 1) :]
+        case 1:
+            for _ in range(3):
+                if data:
+                    data[choose.randrange(len(data))] = choose.randrange(256)
+    return bytes(data)
+
+
+def speak(
+    coordinator: CoordinatorProcess,  # noqa: F811
+    frames: list[bytes],
+) -> None:
+    """Sends raw frames on a stream of their own, and waits until the coordinator has answered or ended it."""
+    done = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        yield from frames
+        done.wait(0.2)
+
+    with grpc.insecure_channel(
+        coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        connect: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            "/leasehold.v1.WorkerSessionService/Connect"
+        )
+        call = connect(requests(), timeout=5)
+        with contextlib.suppress(grpc.RpcError):
+            for _ in call:
+                pass
+        done.set()
+        assert call.code() in FINE, call.details()
+
+
+def test_a_hostile_worker_harms_nobody_else(coordinator: CoordinatorProcess) -> None:  # noqa: F811
+    honest = coordinator.connect(make_hello("alpha"))
+    honest.welcome()
+
+    @SETTINGS
+    @given(SEEDS, st.booleans())
+    def play(seed: int, let_in: bool) -> None:
+        frames = [damaged(seed + number) for number in range(4)]
+        if let_in:
+            hello = ConnectRequest(hello=make_hello(f"hostile-{seed % 7}"))
+            frames.insert(0, hello.SerializeToString())
+        speak(coordinator, frames)
+        assert not honest.ended
+
+    play()
+    assert coordinator.process.poll() is None
+    spec = WorkloadSpec(arguments=["program"])
+    request = fleet_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
+    coordinator.workloads.CreateWorkload(request)
+    honest.succeed("run")
+
+
+def test_a_hostile_client_gets_a_typed_answer(coordinator: CoordinatorProcess) -> None:  # noqa: F811
+    honest = coordinator.connect(make_hello("alpha"))
+    honest.welcome()
+
+    @SETTINGS
+    @given(SEEDS, st.sampled_from(range(len(METHODS))))
+    def play(seed: int, number: int) -> None:
+        service, method = METHODS[number]
+        request = fill(message_factory.GetMessageClass(method.input_type), random.Random(seed))
+        path = f"/{service}/{method.name}"
+        data = request.SerializeToString()
+        call: grpc.Call
+        if method.server_streaming:
+            stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = coordinator.channel.unary_stream(path)
+            call = stream(data, timeout=0.3)
+            with contextlib.suppress(grpc.RpcError):
+                for _ in call:
+                    pass
+        else:
+            unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = coordinator.channel.unary_unary(path)
+            future = unary.future(data, timeout=2)
+            future.exception()
+            call = future
+        assert call.code() in FINE, (path, request, call.details())
+
+    play()
+    assert coordinator.process.poll() is None
+    assert not honest.ended

@@ -34,6 +34,9 @@ GONE: Final = FleetError(
 )
 
 
+SILENT: Final = (fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_LOST)
+
+
 @final
 class Fleet:
     """The state that sessions, dispatch and the client API share."""
@@ -104,6 +107,8 @@ class Fleet:
             if self._published_states.get(worker_id) != state:
                 logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
                 self._published_states[worker_id] = state
+                if state in SILENT:
+                    self.registry.note_silence(known)
                 self.events.worker(known, state)
                 self.fleet_hub.publish(worker_id, self.worker(known))
 

@@ -23,6 +23,9 @@ SessionId = NewType("SessionId", str)
 STALE_INTERVALS: Final = 2.5
 LOST_INTERVALS: Final = 4.0
 LOST_MIN_S: Final = 20.0
+LOADS_TO_COME_BACK: Final = 2
+"""A worker that was silent within a session counts as STALE until so many loads have come: it must not flap."""
+
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""
 
@@ -39,6 +42,7 @@ class KnownWorker:
         left: Whether it said goodbye.
         last_seen: When the last frame came.
         last_seen_time: The same for people.
+        loads_since_silence: Loads since it was last found silent.
     """
 
     hello: Hello
@@ -49,6 +53,7 @@ class KnownWorker:
     last_seen: float = 0.0
     last_seen_time: timestamp_pb2.Timestamp | None = None
     load_sequence: int = 0
+    loads_since_silence: int = LOADS_TO_COME_BACK
     leases: list[GpuLease] = field(default_factory=list)
     load: WorkerLoad = field(default_factory=WorkerLoad)
 
@@ -172,6 +177,7 @@ class Registry:
             return False
         before = _holdings(known.leases, known.load)
         known.load_sequence = load.sequence
+        known.loads_since_silence += 1
         known.leases = list(load.gpu_pool)
         known.load = load
         return _holdings(known.leases, load) != before
@@ -195,6 +201,10 @@ class Registry:
         known.left = left
         return True
 
+    def note_silence(self, known: KnownWorker) -> None:
+        """A worker was found silent: it has to come back by more than one frame."""
+        known.loads_since_silence = 0
+
     def state(self, known: KnownWorker, now: float) -> WorkerState.ValueType:
         """Whether the worker is in contact."""
         if not known.reported:
@@ -206,6 +216,8 @@ class Registry:
         if silent_s > max(LOST_INTERVALS * self.load_interval_s, LOST_MIN_S):
             return fleet_pb2.WORKER_STATE_LOST
         if known.session_id is None or silent_s > STALE_INTERVALS * self.load_interval_s:
+            return fleet_pb2.WORKER_STATE_STALE
+        if known.loads_since_silence < LOADS_TO_COME_BACK:
             return fleet_pb2.WORKER_STATE_STALE
         return fleet_pb2.WORKER_STATE_CONNECTED
 

@@ -129,6 +129,18 @@ def test_the_end_of_a_superseded_session_changes_nothing() -> None:
     assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_CONNECTED
 
 
+def test_a_worker_that_was_silent_comes_back_by_two_loads() -> None:
+    registry = Registry(5.0, started=0)
+    known = registry.welcome(hello(), 1, SessionId("s-1"), 0, Timestamp())
+    registry.note_silence(known)
+    for number, state in enumerate((fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_CONNECTED), 1):
+        registry.seen(known, 20 + number, Timestamp())
+        registry.apply_load(known, WorkerLoad(sequence=number))
+        assert registry.state(known, 20 + number) == state
+    again = registry.welcome(hello(), 2, SessionId("s-2"), 30, Timestamp())
+    assert registry.state(again, 30) == fleet_pb2.WORKER_STATE_CONNECTED, "hello tells all"
+
+
 def test_another_host_may_take_an_id_only_once_its_holder_is_silent() -> None:
     registry = Registry(INTERVAL_S, started=0)
     welcome(registry, hello())

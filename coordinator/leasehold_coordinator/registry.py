@@ -24,7 +24,7 @@ STALE_INTERVALS: Final = 2.5
 LOST_INTERVALS: Final = 4.0
 LOST_MIN_S: Final = 20.0
 LOADS_TO_COME_BACK: Final = 2
-"""A worker that was silent within a session counts as STALE until so many loads have come: it must not flap."""
+"""Loads after which one that was silent within a session is no longer STALE: it must not flap."""
 
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""

@@ -16,6 +16,7 @@ from leasehold.v1.worker_session_pb2 import (
     Hello,
     ProtocolVersion,
     Welcome,
+    WorkerLoad,
 )
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 
@@ -36,7 +37,8 @@ FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12
 """Load intervals without any frame after which a worker gives the coordinator up."""
 
-HEARTBEAT_INTERVALS: Final = 3
+HEARTBEAT_LOADS: Final = 3
+"""Loads after which a worker hears of us. A timer for each of thousands of streams would cost more."""
 
 EPOCH_LIMIT: Final = 2**62
 """More sessions than there can have been, and a number that every database takes."""
@@ -162,10 +164,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(session, context))
             writer = tasks.create_task(_write(session, context))
-            beats = tasks.create_task(self._beat(session))
             await session.ended.wait()
             reader.cancel()
-            beats.cancel()
             await asyncio.wait({writer}, timeout=FLUSH_TIMEOUT_S)
             writer.cancel()
 
@@ -187,11 +187,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     async def _take(self, session: Session, frame: ConnectRequest) -> None:
         match frame.WhichOneof("frame"):
             case "worker_load":
-                known, load = session.known, frame.worker_load
-                if load.session_id not in ("", session.session_id):
-                    logger.warning("ignored a load of another session of worker %s", session.hello.name)
-                elif known is not None and self._fleet.registry.apply_load(known, load):
-                    self._fleet.publish_worker(known)
+                self._take_load(session, frame.worker_load)
             case "command_update":
                 await self._dispatcher.update(session, frame.command_update)
             case "workload_event":
@@ -209,6 +205,20 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             case None:
                 logger.warning("ignored a frame of a newer worker %s", session.hello.name)
 
+    def _take_load(self, session: Session, load: WorkerLoad) -> None:
+        known = session.known
+        if load.session_id not in ("", session.session_id):
+            logger.warning("ignored a load of another session of worker %s", session.hello.name)
+            return
+        if known is None:
+            return
+        if self._fleet.registry.apply_load(known, load):
+            self._fleet.publish_worker(known)
+        session.loads += 1
+        if session.loads % HEARTBEAT_LOADS == 0:
+            beat = Heartbeat(applied_load_sequence=known.load_sequence)
+            session.send(ConnectResponse(heartbeat=beat))
+
     async def _take_hello(self, session: Session, hello: Hello) -> None:
         """Takes in what has changed of a worker's inventory or capabilities, under the same session."""
         ids = (session.hello.worker_id, session.hello.instance_id)
@@ -220,12 +230,6 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch)
         self._fleet.publish_worker(session.known)
-
-    async def _beat(self, session: Session) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_INTERVALS * self._fleet.registry.load_interval_s)
-            sequence = session.known.load_sequence if session.known is not None else 0
-            session.send(ConnectResponse(heartbeat=Heartbeat(applied_load_sequence=sequence)))
 
 
 def _parse(data: bytes) -> ConnectRequest | None:

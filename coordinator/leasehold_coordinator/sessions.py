@@ -36,6 +36,8 @@ class Session:
         self.epoch = 0
         self.left = False
         """Whether the worker said goodbye."""
+        self.loads = 0
+        """Loads that have come on this stream."""
         self.ended = asyncio.Event()
         self.frames: asyncio.Queue[ConnectResponse | None] = asyncio.Queue(FRAME_LIMIT + 2)
         """Frames to send; None ends the stream."""

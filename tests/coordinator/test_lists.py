@@ -94,8 +94,9 @@ def test_the_coordinator_shows_that_it_lives(coordinator: CoordinatorProcess) ->
     coordinator.restart()
     worker = coordinator.connect()
     assert worker.welcome().load_interval.nanos == 50_000_000
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=7)))
-    worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 7)
+    for sequence in (7, 8, 9):
+        worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence)))
+    worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 9)
 
 
 def test_a_message_that_is_too_large_is_refused_and_nobody_suffers(

@@ -1,0 +1,131 @@
+"""How long a coordinator takes to be back with a full store: 10,000 workloads and 100,000 commands.
+
+Of the commands one in a hundred has not ended. A real coordinator process is started on the store several
+times; what it says of its own loading is read from its log. Prints one JSON document.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold_coordinator.store import Store
+
+WORKERS = 1_000
+OPEN_SHARE = 100
+
+
+def fill(database: Path, workloads: int, commands: int) -> None:
+    """Puts the rows into a fresh store."""
+    Store.open(str(database)).close()
+    now_ns = time.time_ns()
+    with sqlite3.connect(database) as connection:
+        for number in range(workloads):
+            workload = workload_pb2.Workload(
+                workload_id=f"w-{number}",
+                name=f"workload-{number}",
+                worker_id=f"worker-{number % WORKERS}",
+                spec=workload_pb2.WorkloadSpec(arguments=["python", "train.py", "--size", "large"]),
+                status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=3),
+            )
+            connection.execute(
+                "INSERT INTO workloads VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    workload.workload_id,
+                    workload.name,
+                    workload.worker_id,
+                    False,
+                    now_ns,
+                    workload.SerializeToString(),
+                ),
+            )
+        for number in range(commands):
+            ended = number % OPEN_SHARE != 0
+            command = command_pb2.Command(
+                command_id=f"c-{number}",
+                worker_id=f"worker-{number % WORKERS}",
+                workload_id=f"w-{number % workloads}",
+                operation=command_pb2.Operation(suspend=command_pb2.SuspendOperation()),
+                state=command_pb2.COMMAND_STATE_SUCCEEDED if ended else command_pb2.COMMAND_STATE_RUNNING,
+            )
+            values = {
+                "command_id": command.command_id,
+                "workload_id": command.workload_id,
+                "worker_id": command.worker_id,
+                "instance_id": "i",
+                "accepted": True,
+                "cancel_requested": False,
+                "ended": ended,
+                "create_time_ns": now_ns,
+                "record": command.SerializeToString(),
+            }
+            columns, marks = ", ".join(values), ", ".join("?" * len(values))
+            connection.execute(
+                f"INSERT INTO commands ({columns}) VALUES ({marks})",  # noqa: S608 - our own names
+                tuple(values.values()),
+            )
+    connection.close()
+
+
+def start(database: Path) -> tuple[float, float]:
+    """Starts a coordinator: seconds until it serves, and those that it took to load."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "leasehold_client", "coordinator"),
+            *("--listen", "127.0.0.1:0", "--database", str(database)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        serving_s = time.monotonic() - began
+        process.terminate()
+        loaded = re.search(r"are back after ([\d.]+) s", process.stderr.read())
+    if loaded is None:
+        raise SystemExit("the coordinator did not say how long it took to load")
+    return serving_s, float(loaded[1])
+
+
+def main() -> None:
+    """Measures, and prints the document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", type=int, default=10_000)
+    parser.add_argument("--commands", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder:
+        empty, full = Path(folder) / "empty.sqlite3", Path(folder) / "full.sqlite3"
+        fill(full, options.workloads, options.commands)
+        times = [(start(empty), start(full)) for _ in range(options.rounds)]
+    document = {
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        },
+        "workloads": options.workloads,
+        "commands": options.commands,
+        "open_commands": options.commands // OPEN_SHARE,
+        "empty_serving_s": round(statistics.median(one[0] for one, _ in times), 2),
+        "full_serving_s": round(statistics.median(one[0] for _, one in times), 2),
+        "load_s": round(statistics.median(one[1] for _, one in times), 2),
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,13 @@
 """The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Final, Self, final
 
 from leasehold.v1 import command_pb2, events_pb2, fleet_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation
+from leasehold.v1.command_pb2 import Command, Operation
 from leasehold.v1.events_pb2 import Event
 from leasehold.v1.events_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse, Worker
@@ -19,6 +20,7 @@ from leasehold_client.connection import Connection
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_client.operations import Moves, duration, remapping, suspension
 from leasehold_client.resuming import is_outage, resume
+from leasehold_client.watching import Patience, watch_command
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
@@ -27,21 +29,6 @@ PLAN_TIMEOUT_S: Final = 35.0
 """Deadline of plans, for which a worker looks at processes: it has 30 s, and then the coordinator says so."""
 
 PAGE_SIZE: Final = 1000
-
-ENDED: Final = frozenset(
-    {
-        command_pb2.COMMAND_STATE_SUCCEEDED,
-        command_pb2.COMMAND_STATE_FAILED,
-        command_pb2.COMMAND_STATE_REJECTED,
-        command_pb2.COMMAND_STATE_CANCELLED,
-        command_pb2.COMMAND_STATE_EXPIRED,
-    }
-)
-
-
-def has_ended(state: CommandState.ValueType) -> bool:
-    """Whether a command in this state has ended."""
-    return state in ENDED
 
 
 @final
@@ -272,31 +259,32 @@ class Client:
         call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
         return self._connection.repeated(call).command
 
-    def watch(self, command: Command) -> Iterator[Command]:
+    def watch(self, command: Command, patience: Patience | None = None) -> Iterator[Command]:
         """The command as it is, and each time that it changes, until it has ended.
 
         A coordinator that goes away is waited for, for 30 s each time.
 
+        Args:
+            command: The command.
+            patience: How long it is waited for. None: until it has ended.
+
         Raises:
             NoCoordinatorError: It did not come back. The command goes on.
+            StillOpenError: The patience is over. The command goes on.
         """
-        revision = -1
-        for current in resume(lambda: self._watch_once(command.command_id)):
-            if current.revision > revision:
-                revision = current.revision
-                yield current
-            if has_ended(current.state):
-                return
+        return watch_command(partial(self._watch_once, command.command_id), patience)
 
-    def _watch_once(self, command_id: str) -> Iterator[Command]:
+    def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
         request = fleet_pb2.WatchCommandRequest(command_id=command_id)
-        for response in self._connection.stream(self._commands.WatchCommand(request)):
-            yield response.command
+        call = self._commands.WatchCommand(request, timeout=timeout_s)
+        with closing(self._connection.stream(call)) as stream:
+            for response in stream:
+                yield response.command
         raise NoCoordinatorError(f"{self.address} ended the watch of command {command_id}, which goes on")
 
-    def wait(self, command: Command) -> Command:
-        """The command once it has ended."""
-        for current in self.watch(command):
+    def wait(self, command: Command, patience: Patience | None = None) -> Command:
+        """The command once it has ended. Raises as :meth:`watch` does."""
+        for current in self.watch(command, patience):
             command = current
         return command
 

@@ -8,17 +8,19 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.plan_pb2 import Plan
 
 from leasehold_client import render, standard_output
-from leasehold_client.client import Client, has_ended
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.client import Client
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, StillOpenError
 from leasehold_client.exit_codes import EXIT_FAILED, error_line, interrupted
 from leasehold_client.plans_view import echo_plan
 from leasehold_client.progress import follow
+from leasehold_client.watching import Patience, Waiting, has_ended
 
 
-def conclude(client: Client, command: Command, workload: str, *, no_wait: bool, output: str) -> None:
+def conclude(client: Client, command: Command, workload: str, *, waiting: Waiting, output: str) -> None:
     """Waits for a command, prints what it did, and exits with 1 unless it succeeded."""
-    if not no_wait:
-        command = _wait(client, command)
+    no_wait = not waiting.wanted
+    if waiting.wanted:
+        command = _wait(client, command, waiting, output)
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if output == "json":
         render.echo_json(render.to_dict(command))
@@ -44,10 +46,10 @@ def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, outpu
         sys.exit(EXIT_FAILED)
 
 
-def conclude_cancel(client: Client, command: Command, *, no_wait: bool, output: str) -> None:
+def conclude_cancel(client: Client, command: Command, *, waiting: Waiting, output: str) -> None:
     """Waits for a command that is to be cancelled, and exits with 1 if it ended otherwise."""
-    if not no_wait and not has_ended(command.state):
-        command = _wait(client, command)
+    if waiting.wanted and not has_ended(command.state):
+        command = _wait(client, command, waiting, output)
     if output == "json":
         render.echo_json(render.to_dict(command))
     what = f"{command.command_id}: {render.operation_name(command)}"
@@ -70,12 +72,16 @@ def _fail(lines: list[str]) -> None:
     sys.exit(EXIT_FAILED)
 
 
-def _wait(client: Client, command: Command) -> Command:
+def _wait(client: Client, command: Command, waiting: Waiting, output: str) -> Command:
     goes_on = f"command {command.command_id} goes on: `leasehold get commands {command.command_id}` shows it"
     try:
-        return follow(client, command)
+        return follow(client, command, Patience(command, waiting.limit_s))
     except KeyboardInterrupt:
         interrupted(goes_on)
+    except StillOpenError as error:
+        if output == "json":
+            render.echo_json(render.to_dict(error.command))
+        raise
     except NoCoordinatorError as error:
         raise NoCoordinatorError(f"{error.message}; {goes_on}") from error
 

@@ -1,7 +1,7 @@
 """The connection to a coordinator: calls, lists and streams whose errors are ours."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar, final
 
@@ -93,7 +93,7 @@ class Connection:
             if not (token := page.next_page_token):
                 return
 
-    def stream(self, call: "grpc._CallIterator[Response]") -> Iterator[Response]:
+    def stream(self, call: "grpc._CallIterator[Response]") -> Generator[Response]:
         """The responses of a call, which ends with the iteration."""
         try:
             with self.decoded():

@@ -6,6 +6,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from leasehold.v1.command_pb2 import Command
 
 DOMAIN: Final = "leasehold"
 
@@ -37,6 +38,18 @@ class LeaseholdError(Exception):
 
 class NoCoordinatorError(LeaseholdError):
     """There is no coordinator at the address, or it went away."""
+
+
+class StillOpenError(LeaseholdError):
+    """A command was waited for, and has not ended. It goes on.
+
+    Attributes:
+        command: As it was last seen.
+    """
+
+    def __init__(self, message: str, command: Command) -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class UsageError(LeaseholdError):

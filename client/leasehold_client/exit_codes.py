@@ -15,6 +15,9 @@ EXIT_USAGE: Final = 2
 """An option, a name, a pair or a configuration is wrong."""
 
 EXIT_NO_COORDINATOR: Final = 3
+EXIT_STILL_OPEN: Final = 4
+"""The command was waited for as long as asked, or its worker is out of contact: it has not ended."""
+
 EXIT_INTERRUPTED: Final = 130
 """What a shell says of a program that SIGINT ended."""
 
@@ -22,12 +25,14 @@ EXIT_INTERRUPTED: Final = 130
 def fail(error: "LeaseholdError") -> NoReturn:
     """Prints an error as one line, and exits with its code."""
     # Imported late: `leasehold --help` needs no gRPC.
-    from leasehold_client.errors import NoCoordinatorError, UsageError
+    from leasehold_client.errors import NoCoordinatorError, StillOpenError, UsageError
 
     click.echo(error_line(error.message, error.reason), err=True)
     match error:
         case NoCoordinatorError():
             sys.exit(EXIT_NO_COORDINATOR)
+        case StillOpenError():
+            sys.exit(EXIT_STILL_OPEN)
         case UsageError():
             sys.exit(EXIT_USAGE)
         case _:

@@ -12,18 +12,19 @@ from leasehold_client.moves import check_options, find_moves
 from leasehold_client.verb import (
     dry_run_option,
     lock_timeout_option,
-    no_wait_option,
     output_option,
     timeout_option,
     verb,
+    waiting_options,
 )
+from leasehold_client.watching import Waiting
 
 
 @click.command()
 @click.argument("workload")
 @dry_run_option
 @lock_timeout_option
-@no_wait_option
+@waiting_options()
 @timeout_option
 @output_option
 @verb
@@ -32,7 +33,7 @@ def suspend(
     workload: str,
     dry_run: bool,
     lock_timeout_s: float | None,
-    no_wait: bool,
+    waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
@@ -42,14 +43,14 @@ def suspend(
         conclude_plan(client, plan, workload, "suspend", output=output)
         return
     command = client.suspend(workload, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
-    conclude(client, command, workload, no_wait=no_wait, output=output)
+    conclude(client, command, workload, waiting=waiting, output=output)
 
 
 @click.command()
 @click.argument("workload")
 @click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")
 @dry_run_option
-@no_wait_option
+@waiting_options()
 @timeout_option
 @output_option
 @verb
@@ -58,7 +59,7 @@ def restore(
     workload: str,
     to: str | None,
     dry_run: bool,
-    no_wait: bool,
+    waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
@@ -69,7 +70,7 @@ def restore(
         conclude_plan(client, plan, workload, "restore", output=output)
         return
     command = client.restore(workload, gpu_uuids=uuids, timeout_s=timeout_s)
-    conclude(client, command, workload, no_wait=no_wait, output=output)
+    conclude(client, command, workload, waiting=waiting, output=output)
 
 
 @click.command()
@@ -85,7 +86,7 @@ def restore(
 @click.option("--swap", is_flag=True, help="Two workloads exchange their GPUs, in their order.")
 @dry_run_option
 @lock_timeout_option
-@no_wait_option
+@waiting_options()
 @timeout_option
 @output_option
 @verb
@@ -97,7 +98,7 @@ def remap(
     swap: bool,
     dry_run: bool,
     lock_timeout_s: float | None,
-    no_wait: bool,
+    waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
@@ -114,7 +115,7 @@ def remap(
         conclude_plan(client, plan, names, "remap", output=output)
         return
     command = client.remap(moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
-    conclude(client, command, names, no_wait=no_wait, output=output)
+    conclude(client, command, names, waiting=waiting, output=output)
 
 
 def known_gpus(client: Client) -> list[FleetGpu]:

@@ -7,18 +7,23 @@ from leasehold.v1.command_pb2 import Command
 
 from leasehold_client.client import Client
 from leasehold_client.render import command_state, operation_name
+from leasehold_client.watching import Patience
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def follow(client: Client, command: Command) -> Command:
-    """Waits until the command has ended, and returns it as it is then."""
+def follow(client: Client, command: Command, patience: Patience) -> Command:
+    """Waits until the command has ended, and returns it as it is then.
+
+    Raises:
+        StillOpenError: The patience is over.
+    """
     console = terminal()
     if console is None:
-        return client.wait(command)
+        return client.wait(command, patience)
     with console.status(operation_name(command)) as status:
-        for current in client.watch(command):
+        for current in client.watch(command, patience):
             command = current
             phase = command.phase or command_state(command).lower()
             status.update(f"{operation_name(command)}: {phase}")

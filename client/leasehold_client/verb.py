@@ -11,6 +11,7 @@ from leasehold_client.client import Client
 from leasehold_client.config import load_config, parse_address
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.exit_codes import fail, interrupted
+from leasehold_client.watching import Waiting
 
 Arguments = ParamSpec("Arguments")
 
@@ -44,9 +45,6 @@ output_option = click.option(
     show_default=True,
     help="How to print; json has the names of the protos.",
 )
-no_wait_option = click.option(
-    "--no-wait", is_flag=True, help="Return once the command is stored, before it is carried out."
-)
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
@@ -64,6 +62,29 @@ lock_timeout_option = click.option(
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show what would be done, and what refuses it; change nothing."
 )
+
+
+def waiting_options(
+    no_wait_help: str = "Return once the command is stored, before it is carried out.",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a verb the options of waiting for its command, as its argument ``waiting``."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @click.option("--no-wait", is_flag=True, help=no_wait_help)
+        @click.option(
+            "--wait-timeout",
+            "wait_timeout_s",
+            type=Seconds(min=0, max=YEAR_S),
+            metavar="SECONDS",
+            help="How long to wait for its end; then exit with 4, and it goes on.",
+        )
+        @wraps(function)
+        def call(*positional: Any, no_wait: bool, wait_timeout_s: float | None, **named: Any) -> None:
+            function(*positional, waiting=Waiting(not no_wait, wait_timeout_s), **named)
+
+        return call
+
+    return decorate
 
 
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:

@@ -16,7 +16,15 @@ from leasehold_client.errors import UsageError
 from leasehold_client.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moving import known_gpus, remap, restore, suspend
-from leasehold_client.verb import YEAR_S, Seconds, no_wait_option, output_option, timeout_option, verb
+from leasehold_client.verb import (
+    YEAR_S,
+    Seconds,
+    output_option,
+    timeout_option,
+    verb,
+    waiting_options,
+)
+from leasehold_client.watching import Waiting
 
 Shown = TypeVar("Shown", bound=Message)
 
@@ -75,7 +83,7 @@ def _show(
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
-@no_wait_option
+@waiting_options()
 @timeout_option
 @output_option
 @verb
@@ -86,7 +94,7 @@ def run(
     name: str,
     environment: Sequence[str],
     arguments: Sequence[str],
-    no_wait: bool,
+    waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
@@ -97,7 +105,7 @@ def run(
         resources=Resources(gpu_count=gpu_count),
     )
     workload, command = client.run(spec, name=name, worker=worker, timeout_s=timeout_s)
-    conclude(client, command, workload.name, no_wait=no_wait, output=output)
+    conclude(client, command, workload.name, waiting=waiting, output=output)
 
 
 @click.command()
@@ -114,7 +122,7 @@ def run(
     is_flag=True,
     help="Kill restored processes even if they can't be suspended first, which can hang their host.",
 )
-@no_wait_option
+@waiting_options()
 @timeout_option
 @output_option
 @verb
@@ -123,26 +131,26 @@ def stop(
     workload: str,
     grace_s: float | None,
     force: bool,
-    no_wait: bool,
+    waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
     """End a workload. One that is parked is killed at once, since it can't end by itself."""
     command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=timeout_s)
-    conclude(client, command, workload, no_wait=no_wait, output=output)
+    conclude(client, command, workload, waiting=waiting, output=output)
 
 
 @click.command()
 @click.argument("command_id", metavar="COMMAND")
-@click.option("--no-wait", is_flag=True, help="Return once it is asked for, before the command has ended.")
+@waiting_options("Return once it is asked for, before the command has ended.")
 @output_option
 @verb
-def cancel(client: Client, command_id: str, no_wait: bool, output: str) -> None:
+def cancel(client: Client, command_id: str, waiting: Waiting, output: str) -> None:
     """Cancel a command that has not ended.
 
     What it had begun is undone, unless it is so far that it is finished instead: then this fails.
     """
-    conclude_cancel(client, client.cancel(command_id), no_wait=no_wait, output=output)
+    conclude_cancel(client, client.cancel(command_id), waiting=waiting, output=output)
 
 
 @click.command()

@@ -27,7 +27,7 @@ ENDED: Final = frozenset(
 )
 
 OpenStream: TypeAlias = Callable[[float | None], Generator[Command]]
-"""Opens a watch of the command. Its end is an error: after so many seconds, DEADLINE_EXCEEDED. None: never."""
+"""Opens a watch, which ends with DEADLINE_EXCEEDED after so many seconds. None: never by time."""
 
 
 def has_ended(state: CommandState.ValueType) -> bool:
@@ -66,7 +66,9 @@ class Patience:
         self.saw(command)
 
     def saw(self, command: Command) -> None:
-        """Takes in how the command stands."""
+        """Takes in how the command stands, unless that is older than what is known."""
+        if command.revision < self._command.revision:
+            return
         self._command = command
         if command.state != command_pb2.COMMAND_STATE_UNKNOWN:
             self._unknown_since = None

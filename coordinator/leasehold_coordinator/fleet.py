@@ -60,15 +60,8 @@ class Fleet:
         """Brings back what the store holds."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
-        began = time.monotonic()
         self.workloads = {workload.workload_id: workload for workload in await self.store.live_workloads()}
         self.ledger = CommandLedger(await self.store.open_commands())
-        logger.info(
-            "%d workloads and %d open commands are back after %.2f s",
-            len(self.workloads),
-            len(self.ledger.commands),
-            time.monotonic() - began,
-        )
 
     async def prune(self, retention_s: float) -> None:
         """Deletes some of the events, ended commands and ended workloads that were created that long ago."""

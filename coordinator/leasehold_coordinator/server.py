@@ -5,6 +5,7 @@ import errno
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -58,11 +59,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
     store = Store.open(config.database)
     try:
         fleet = Fleet(store, config.load_interval_s)
+        began = time.monotonic()
         await fleet.load()
+        loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         server = await _build_server(fleet, dispatcher)
         address = _listen(server, config.listen)
         await server.start()
+        workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
+        logger.info("%d workloads and %d open commands are back after %.2f s", workloads, commands, loaded_s)
         on_listening(address)
         async with asyncio.TaskGroup() as tasks:
             background = [

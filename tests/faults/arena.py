@@ -226,15 +226,18 @@ class Arena:
         return outcome.error
 
     async def progresses(self, actor: Actor) -> bool:
-        """Whether every live member counts on, within a while."""
+        """Whether every member that lives, and goes on living, counts on within a while."""
         members = actor.members
         assert members is not None
-        live = {process.pid for process in self.live(actor)}
-        since = {member: members.rounds(member) for member, pid in enumerate(members.pids) if pid in live}
+        since = members.all_rounds()
+
+        def stand_still() -> bool:
+            pairs = zip(members.pids, since, members.all_rounds(), strict=True)
+            still = {pid for pid, then, now in pairs if now < then + PROGRESS_ROUNDS}
+            return bool(still) and any(process.pid in still for process in self.live(actor))
+
         with trio.move_on_after(PROGRESS_TIMEOUT_S):
-            while any(  # noqa: ASYNC110 - the members tell by a file
-                members.rounds(member) < then + PROGRESS_ROUNDS for member, then in since.items()
-            ):
+            while stand_still():  # noqa: ASYNC110 - the members tell by a file
                 await trio.sleep(POLL_S)
             return True
         return False

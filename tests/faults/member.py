@@ -61,10 +61,6 @@ class Members:
         """The process of each member; the first is the one that forked the others. 0: not forked yet."""
         return tuple(record.pid for record in self._open())
 
-    def rounds(self, member: int) -> int:
-        """How many rounds a member has finished."""
-        return self._open()[member].rounds
-
     def all_rounds(self) -> tuple[int, ...]:
         """How many rounds each member has finished."""
         return tuple(record.rounds for record in self._open())

@@ -117,7 +117,7 @@ async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
     for actor in stage.actors:
         is_parked_as_wanted = kind is Kind.SUSPEND and done.succeeded
         if not is_parked_as_wanted and (problem := await _not_recovered(arena, actor)):
-            problems.append(problem)
+            problems.append(f"{problem}; {describe(arena, stage)}")
     problems += wrong_places(arena, stage)
     return replace(done, problems=problems)
 

@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/leasehold/v1/*.proto)
-PYTEST_WORKERS ?= 2
+# Three even on two cores: tests wait more than they compute.
+PYTEST_WORKERS ?= 3
 
 .PHONY: demo test check bench faults chaos protos lock clean
 

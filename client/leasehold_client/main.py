@@ -14,6 +14,7 @@ Exit codes:
   1    the operation failed, or was refused
   2    bad usage: an option, a name, a pair or a configuration is wrong
   3    no coordinator answers
+  4    the command was waited for as long as it is allowed, and goes on
   130  interrupted; the command goes on
 
 LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.v1.fleet_pb2 import WorkerState
+from leasehold_client.client import Client
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
@@ -31,6 +33,7 @@ class Fleet:
     address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _client: Client | None = None
 
     def start_coordinator(self) -> None:
         """Starts the coordinator, on the address of an earlier one if there was one."""
@@ -65,10 +68,17 @@ class Fleet:
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
 
+    @property
+    def client(self) -> Client:
+        """A client, to look with: a process for each look would take most of the tests' time."""
+        if self._client is None:
+            self._client = Client(self.address)
+        return self._client
+
     def worker_state(self, name: str) -> str | None:
         """The state of a worker, if it is known."""
-        workers = self.json("get", "workers")["workers"]
-        return next((worker["state"] for worker in workers if worker["name"] == name), None)
+        states = (worker.state for worker in self.client.workers() if worker.name == name)
+        return next((WorkerState.Name(state) for state in states), None)
 
     def _start(
         self, name: str, *arguments: str, environment: dict[str, str] | None = None
@@ -121,7 +131,7 @@ class Fleet:
 
     def report(self, name: str) -> CounterReport:
         """What a counter has printed."""
-        return read_counter(self.cli("logs", name).stdout)
+        return read_counter(b"".join(self.client.output(name)).decode())
 
     def wait_counting(self, name: str) -> CounterReport:
         """Waits until a counter has counted on; nothing may be lost."""
@@ -134,9 +144,9 @@ class Fleet:
     def leases(self) -> dict[str, str]:
         """Name of the holder by worker/slot."""
         return {
-            f"{gpu['worker_name']}/{gpu['gpu'].get('slot', 0)}": gpu["workload_name"]
-            for gpu in self.json("get", "gpus")["gpus"]
-            if "workload_name" in gpu
+            f"{gpu.worker_name}/{gpu.gpu.slot}": gpu.workload_name
+            for gpu in self.client.gpus()
+            if gpu.workload_name
         }
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -144,9 +154,12 @@ class Fleet:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.processes}
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """Ends everything, workers first; each must end well."""
+        if self._client is not None:
+            self._client.close()
         for name, process in sorted(self.processes.items(), key=lambda item: item[0] == "coordinator"):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

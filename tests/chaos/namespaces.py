@@ -1,10 +1,13 @@
 """A fleet of which each process has a network namespace of its own, joined by a bridge."""
 
+import fcntl
 import random
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +31,20 @@ def inside(name: str) -> list[str]:
     return ["ip", "netns", "exec", f"{PREFIX}-{name}"]
 
 
-def make() -> None:
-    """Makes the bridge in our own namespace, and a namespace for each process."""
+@contextmanager
+def namespaces() -> Iterator[None]:
+    """A bridge in our own namespace, and a namespace for each process; one at a time on a host."""
+    with Path(tempfile.gettempdir(), f"{PREFIX}-namespaces.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _unmake()
+        try:
+            _make()
+            yield
+        finally:
+            _unmake()
+
+
+def _make() -> None:
     ip("link", "add", f"{PREFIX}0", "type", "bridge")
     ip("addr", "add", f"{NET}.254/24", "dev", f"{PREFIX}0")
     ip("link", "set", f"{PREFIX}0", "up")
@@ -42,8 +57,7 @@ def make() -> None:
         ip("-n", f"{PREFIX}-{name}", "link", "set", "lo", "up")
 
 
-def unmake() -> None:
-    """Takes all of it away."""
+def _unmake() -> None:
     for name, number in HOSTS.items():
         ip("link", "del", f"lh-{number}", check=False)
         ip("netns", "del", f"{PREFIX}-{name}", check=False)
@@ -53,35 +67,60 @@ def unmake() -> None:
 @contextmanager
 def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
     """A fleet whose processes reach each other over the bridge only."""
-    unmake()
-    make()
-    fleet = ChaosFleet(folder, f"{NET}.{HOSTS['coordinator']}:{PORT}")
-    try:
-        fleet.prefix = {name: inside(name) for name in HOSTS}
-        fleet.heal()
-        yield fleet
-    finally:
-        fleet.stop()
-        unmake()
+    with namespaces():
+        fleet = ChaosFleet(folder, f"{NET}.{HOSTS['coordinator']}:{PORT}")
+        try:
+            fleet.prefix = {name: inside(name) for name in HOSTS}
+            fleet.heal()
+            yield fleet
+        finally:
+            fleet.stop()
 
 
 def partition(_: ChaosFleet, choose: random.Random) -> None:
-    """Cuts one worker off: its link is down, or packets vanish one way, and come through again later."""
+    """Cuts one worker off for a while: its link is down, or packets vanish one way."""
     name = choose.choice(["alpha", "beta"])
     duration_s = choose.uniform(0.5, 8)
-    match choose.choice(["link", "down", "up"]):
-        case "link":
-            ip("link", "set", f"lh-{HOSTS[name]}", "down")
-            time.sleep(duration_s)
-            ip("link", "set", f"lh-{HOSTS[name]}", "up")
-        case "down":  # the worker hears nothing, and is heard
-            _black_hole("coordinator", name, duration_s)
-        case _:
-            _black_hole(name, "coordinator", duration_s)
+    sender, receiver = choose.choice([("coordinator", name), (name, "coordinator")])
+    with choose.choice(ways())(sender, receiver):
+        time.sleep(duration_s)
 
 
-def _black_hole(sender: str, receiver: str, duration_s: float) -> None:
+def ways() -> list[Callable[[str, str], AbstractContextManager[None]]]:
+    """The ways to keep what one process sends from another, as far as this host has the programs."""
+    return [link_down, blackhole, *([drop] if shutil.which("iptables") else [])]
+
+
+@contextmanager
+def link_down(sender: str, receiver: str) -> Iterator[None]:
+    """The worker hears nobody, and nobody hears it."""
+    worker = receiver if sender == "coordinator" else sender
+    ip("link", "set", f"lh-{HOSTS[worker]}", "down")
+    yield
+    ip("link", "set", f"lh-{HOSTS[worker]}", "up")
+
+
+@contextmanager
+def blackhole(sender: str, receiver: str) -> Iterator[None]:
+    """What is sent vanishes: the sender has no route."""
     route = ["blackhole", f"{NET}.{HOSTS[receiver]}/32"]
     ip("-n", f"{PREFIX}-{sender}", "route", "add", *route)
-    time.sleep(duration_s)
+    yield
     ip("-n", f"{PREFIX}-{sender}", "route", "del", *route)
+
+
+@contextmanager
+def drop(sender: str, receiver: str) -> Iterator[None]:
+    """What arrives vanishes, which its sender can't tell from a slow peer."""
+    rule = ["INPUT", "--source", f"{NET}.{HOSTS[sender]}", "--jump", "DROP"]
+    _iptables(receiver, "--append", *rule)
+    yield
+    _iptables(receiver, "--delete", *rule)
+
+
+def _iptables(name: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [*inside(name), "iptables", "--wait", *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"iptables {' '.join(arguments)}: {done.stderr.strip()}")

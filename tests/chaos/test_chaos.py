@@ -1,5 +1,7 @@
 """A sample of the chaos suite, and the judge before a doctored record. ``make chaos N=1000`` runs more."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from leasehold_coordinator.crash_points import CRASH_POINTS
 
 from .fleet import ChaosFleet, chaos_fleet
 from .judge import RUNNING, SUCCEEDED, SUSPENDED, Asked, Seen, judge
-from .namespaces import partition, separated_fleet
+from .namespaces import HOSTS, NET, PORT, inside, namespaces, partition, separated_fleet, ways
 from .runner import play
 from .scenarios import TROUBLES, crash_at, why_no_namespaces
 
@@ -47,6 +49,32 @@ def test_whatever_happens_nothing_is_lost_or_doubled(fleet: ChaosFleet, name: st
 def test_a_partition_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with separated_fleet(tmp_path) as fleet:
         assert not play(fleet, partition, 1, COMMANDS).wrong
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
+def test_each_way_of_a_partition_cuts_and_heals() -> None:
+    listen = (
+        f"import signal, socket; s = socket.create_server(('', {PORT})); print(flush=True); signal.pause()"
+    )
+    where = (f"{NET}.{HOSTS['coordinator']}", PORT)
+    connect = f"import socket; socket.create_connection({where!r}, timeout=0.3)"
+
+    def is_reached() -> bool:
+        command = [*inside("alpha"), sys.executable, "-c", connect]
+        return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+    server = [*inside("coordinator"), sys.executable, "-c", listen]
+    with namespaces(), subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            for way in ways():
+                for sender, receiver in (("alpha", "coordinator"), ("coordinator", "alpha")):
+                    with way(sender, receiver):
+                        assert not is_reached(), (way, sender)
+                    assert any(is_reached() for _ in range(20)), (way, sender)
+        finally:
+            process.kill()
 
 
 def test_workers_come_back_to_a_coordinator_that_has_lost_its_store(fleet: ChaosFleet) -> None:

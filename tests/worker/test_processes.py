@@ -1,15 +1,20 @@
 """Who a process is, on real processes."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold_worker.errors import OperationError
 from leasehold_worker.processes import (
     Pid,
     ProcessIdentity,
@@ -24,6 +29,7 @@ from leasehold_worker.processes import (
     missing_device_nodes,
     process_tree,
     send_signal,
+    wait_ended,
     why_blocked,
 )
 
@@ -64,6 +70,55 @@ def test_a_held_process_shows_its_end() -> None:
             assert not has_ended(pidfd)
             child.kill()
             wait_until(lambda: has_ended(pidfd))
+
+
+def start_sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"])
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """This process can open nothing more meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_that_can_not_be_held_is_not_taken_for_ended() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        identity = identity_of(child)
+        with no_descriptors_left(), pytest.raises(OperationError, match="Too many open files") as raised:
+            send_signal(identity, signal.SIGKILL)
+        assert raised.value.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+        assert child.poll() is None
+        child.kill()
+
+
+async def test_the_end_of_a_process_is_waited_for_while_descriptors_are_short(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasehold_worker.processes.HOLD_AGAIN_S", 0.01)
+    with start_sleeper() as child:
+        identity = identity_of(child)
+        seen: list[int | None] = []
+
+        async def watch() -> None:
+            await wait_ended(identity)
+            seen.append(child.poll())
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                with no_descriptors_left():
+                    nursery.start_soon(watch)
+                    while not caplog.records and not seen:  # noqa: ASYNC110 - the log is all that tells
+                        await trio.sleep(0.001)
+                assert not seen, "a live process was taken for ended"
+                child.kill()
+                child.wait()
+        assert seen == [-signal.SIGKILL]
 
 
 def test_the_tree_holds_children_and_orphans_of_the_session() -> None:
@@ -121,6 +176,8 @@ def test_a_thread_is_no_process() -> None:
         assert ready.wait(10)
         assert thread.native_id is not None
         assert identify(thread.native_id) is None
+        with held(ProcessIdentity(Pid(thread.native_id), 1)) as pidfd:
+            assert pidfd is None
         assert identify(me) is not None
     finally:
         done.set()

@@ -1,5 +1,7 @@
 """Processes of this host: who they are, which belong together, and facts from /proc."""
 
+import errno
+import logging
 import os
 import select
 import signal
@@ -7,16 +9,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NewType
+from typing import Final, NewType
 
 import msgspec
 import trio
+from leasehold.v1 import errors_pb2
 
 from leasehold_worker import cgroups
+from leasehold_worker.errors import OperationError
+
+logger = logging.getLogger(__name__)
 
 Pid = NewType("Pid", int)
 
+HOLD_AGAIN_S: Final = 1.0
+"""When a process is watched again that could not be held, for want of descriptors or memory."""
+
 _PROC = Path("/proc")
+
+_NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
+"""What pidfd_open(2) says of a pid that nobody has; the last two are for a thread's id, by kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +192,46 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
 
     Yields:
         The pidfd, readable once the process has ended; None where the pid is free, or means another by now.
+
+    Raises:
+        OperationError: PERMISSION_OR_OS, for want of descriptors or memory. The process may well live.
     """
+    pidfd = None
     try:
-        pidfd = os.pidfd_open(identity.pid)
-    except OSError:  # there is none, or it is a thread's id
-        yield None
-        return
-    try:
-        yield pidfd if is_alive(identity) else None
+        try:
+            pidfd = os.pidfd_open(identity.pid)
+            alive = is_alive(identity)
+        except OSError as error:
+            if error.errno not in _NO_PROCESS:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+                    f"process {identity.pid} can't be held ({error.strerror}): try again once the worker's "
+                    "host has free descriptors and memory",
+                    {"pid": str(identity.pid)},
+                ) from error
+            alive = False
+        yield pidfd if alive else None
     finally:
-        os.close(pidfd)
+        if pidfd is not None:
+            os.close(pidfd)
 
 
 async def wait_ended(identity: ProcessIdentity) -> None:
-    """Waits until that very process has ended; it need not be a child."""
-    with held(identity) as pidfd:
-        if pidfd is None:
-            await trio.lowlevel.checkpoint()
-        else:
-            await trio.lowlevel.wait_readable(pidfd)
+    """Waits until that very process has ended; it need not be a child.
+
+    One that can't be watched for the moment counts as alive: it is tried again.
+    """
+    while True:
+        try:
+            with held(identity) as pidfd:
+                if pidfd is None:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(pidfd)
+                return
+        except (OperationError, OSError) as error:
+            logger.warning("the end of process %d can't be waited for: %s", identity.pid, error)
+        await trio.sleep(HOLD_AGAIN_S)
 
 
 def has_ended(pidfd: int) -> bool:
@@ -209,7 +242,11 @@ def has_ended(pidfd: int) -> bool:
 
 
 def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
-    """Signals that very process; does nothing where it is gone."""
+    """Signals that very process; does nothing where it is gone.
+
+    Raises:
+        OperationError: It could not be held, and was not signalled.
+    """
     with held(identity) as pidfd:
         if pidfd is None:
             return

@@ -1,7 +1,11 @@
 """Groups: all members or none, whatever the driver does in between."""
 
+import errno
+import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -265,3 +269,70 @@ async def test_a_query_that_lies_once_does_not_hide_a_locked_member(
     with pytest.raises(OperationError, match="succeeded, but its state is"):
         await parties.suspend(1, nobody_new)
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+
+
+async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobody_locked(
+    driver: Driver, start_counter: StartCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = await start_members(driver, start_counter)
+    parties = make_group(driver, (await members_of(driver, counters))[:2])
+    warm = driver._idle.pop()
+    while driver._idle:
+        await driver._idle.pop().close()
+    driver._idle.append(warm)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        with pytest.raises(OperationError, match="no driver helper can be started") as raised:
+            await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 3
+    for counter in counters:
+        await counter.wait_count()
+
+
+@SEQUENTIAL
+@pytest.mark.parametrize(
+    ("error", "brought_back"),
+    [(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 3), (RuntimeError("can't start new thread"), 2)],
+    ids=["transient", "unforeseen"],
+)
+async def test_a_rollback_goes_through_all_members_whatever_one_does(
+    host: SimulatedHost,
+    driver: Driver,
+    start_counter: StartCounter,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    brought_back: int,
+    sequential: bool,
+) -> None:
+    monkeypatch.setattr("leasehold_worker.checkpoint.group.PAUSE_S", 0.01)
+    counters = await start_members(driver, start_counter)
+    troubled = counters[1].process.pid
+    errors: list[Exception] = []
+    pidfd_open = os.pidfd_open
+
+    def open_or_fail(pid: int) -> int:
+        if pid == troubled and errors:
+            raise errors.pop()
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", open_or_fail)
+    members = await members_of(driver, counters)
+    lanes = [members] if sequential else [[member] for member in members]
+
+    def on_phase(phase: str) -> None:
+        if phase == "rollback":
+            errors.append(error)
+
+    parties = Group(driver, Inventory(), Rates(), lanes, on_phase)
+    host.set_fault("checkpoint", counters[0].process.pid, error=801, times=1)
+    with pytest.raises(OperationError, match="CUDA_ERROR_NOT_SUPPORTED"):
+        await parties.suspend(1, nobody_new)
+    assert not errors
+    found = await states(driver, counters)
+    assert found.count(ProcessState.RUNNING) == brought_back, found
+    assert [outcome.rolled_back for outcome in parties.outcomes].count(True) == brought_back

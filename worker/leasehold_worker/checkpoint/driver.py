@@ -122,14 +122,22 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
     # Started from the main thread, not from one of trio's: the kernel ends the helper with the thread
     # that started it. The worker's own mask would hide GPUs from the driver that a map must name.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    process = subprocess.Popen(  # noqa: ASYNC220 - see above
-        [sys.executable, "-m", "leasehold_worker.checkpoint.helper", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    helper = _Helper(process)
+    try:
+        process = subprocess.Popen(  # noqa: ASYNC220 - see above
+            [sys.executable, "-m", "leasehold_worker.checkpoint.helper", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _not_started(error) from error
+    try:
+        helper = _Helper(process)
+    except OSError as error:
+        with process:  # which closes its pipes and reaps it
+            process.kill()
+        raise _not_started(error) from error
     try:
         with trio.fail_after(START_TIMEOUT_S):
             return helper, msgspec.json.decode(await helper.read_line(), type=Greeting)
@@ -140,6 +148,10 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
         if isinstance(error, EOFError):
             raise DriverUnavailableError("the driver helper ended; its last words are in the log") from error
         raise
+
+
+def _not_started(error: OSError) -> DriverUnavailableError:
+    return DriverUnavailableError(f"no driver helper can be started ({error.strerror}): try again later")
 
 
 @final

@@ -9,6 +9,7 @@ Members are called in parallel, because a call on one NCCL rank blocks while ano
 (NVIDIA/cuda-checkpoint issue 30), or one after the other where they share memory by CUDA IPC.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, final
@@ -25,6 +26,7 @@ from leasehold_worker.checkpoint.members import (
     LOCKED,
     PARALLEL_LIMIT,
     RUNNING,
+    UNKNOWN,
     Member,
     MemberOutcome,
     bytes_by_gpu,
@@ -32,10 +34,15 @@ from leasehold_worker.checkpoint.members import (
     state_name,
 )
 from leasehold_worker.checkpoint.rates import Rates
-from leasehold_worker.checkpoint.step import TRANSFERS, Step, Stepper
+from leasehold_worker.checkpoint.step import TRANSFERS, CallNotMadeError, Step, Stepper
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 1.0
+"""How long a rollback waits before it makes the calls that could not be made at first."""
 
 _WAYS_BACK: Final = (DriverCall.RESTORE, DriverCall.UNLOCK, DriverCall.LOCK, DriverCall.CHECKPOINT)
 """In this order every member gets from anywhere on the line to anywhere else."""
@@ -70,6 +77,8 @@ class Group:
         self._lanes = [[MemberOutcome.of(member) for member in lane] for lane in lanes]
         self.outcomes = [outcome for lane in self._lanes for outcome in lane]
         self._states_at_begin: dict[int, MemberState.ValueType] = {}
+        self._uncalled: set[int] = set()
+        """Members of which the driver could not be asked in the present round of a rollback."""
 
     async def suspend(self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]) -> None:
         """Locks and checkpoints every member, or brings all back to where they were.
@@ -122,6 +131,7 @@ class Group:
         """
         self._on_phase("rollback")
         moved: set[int] = set()
+        self._uncalled.clear()
         with trio.CancelScope(shield=True):
             left = self.outcomes
             while left:
@@ -129,11 +139,27 @@ class Group:
                     concerned = [o for o in left if next_call(o.standing, self._target(o)) is call]
                     await self._take(Step(call, rollback=True), concerned)
                     moved |= {id(outcome) for outcome in concerned}
-                # What the driver said on the way may have been wrong; only who is elsewhere gets more calls.
-                left = [o for o in left if await self._stepper.look_again(o)] if left is self.outcomes else []
+                # What the driver said on the way may have been wrong; only who is elsewhere gets more calls,
+                # and who got none.
+                left = await self._left_behind() if left is self.outcomes else []
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
+
+    async def _left_behind(self) -> list[MemberOutcome]:
+        """Members for which a rollback goes round once more."""
+        left = [outcome for outcome in self.outcomes if await self._is_left_behind(outcome)]
+        if self._uncalled:
+            await trio.sleep(PAUSE_S)
+        return left
+
+    async def _is_left_behind(self, outcome: MemberOutcome) -> bool:
+        try:
+            surprised = await self._stepper.look_again(outcome)
+        except Exception as error:  # noqa: BLE001 - what was read last stands
+            logger.warning("process %d can't be looked at again: %s", outcome.member.identity.pid, error)
+            surprised = False
+        return surprised or id(outcome) in self._uncalled
 
     def _require_all(self, state: MemberState.ValueType) -> None:
         """Fails where a member stands somewhere that no call has led away from."""
@@ -174,27 +200,36 @@ class Group:
             raise failures[0]
 
     async def _take(self, step: Step, concerned: Sequence[MemberOutcome]) -> list[OperationError]:
-        """Makes one call on some members. After a failure no further one is begun, but in a rollback all."""
+        """Makes one call on some members. After a failure no further one is begun, but in a rollback all.
+
+        Whatever goes wrong with one member is its failure: it must not cancel the calls on the others.
+        """
         failures: list[OperationError] = []
         chosen = {id(outcome) for outcome in concerned}
         limit = trio.CapacityLimiter(PARALLEL_LIMIT)
         try:
             ready = await self._prepared(step, concerned)
-        except OperationError as error:
+        except Exception as error:  # noqa: BLE001 - told, and a rollback goes on
+            failures.append(_told(error))
             for outcome in concerned:
-                outcome.error = outcome.error or error
-            return [error]
+                outcome.error = outcome.error or failures[0]
+            return failures
 
         async def go(lane: Sequence[MemberOutcome]) -> None:
             async with limit:
                 for outcome in lane:
                     if failures and not step.rollback:
                         return
+                    before = outcome.state_after
                     try:
                         await self._stepper.take(ready, outcome)
-                    except OperationError as error:
-                        outcome.error = outcome.error or error
-                        failures.append(error)
+                    except Exception as error:  # noqa: BLE001 - told, and the others are called
+                        failures.append(_told(error))
+                        outcome.error = outcome.error or failures[-1]
+                        if isinstance(error, CallNotMadeError):
+                            self._uncalled.add(id(outcome))
+                        elif not isinstance(error, OperationError) and outcome.state_after == before:
+                            outcome.assumed, outcome.state_after = outcome.standing, UNKNOWN
 
         async with trio.open_nursery() as nursery:
             for lane in self._lanes:
@@ -222,3 +257,13 @@ class Group:
         # Members that are called at once share the host's memory, so each may take the time of all.
         chip = self._inventory.chips.get(next(iter(needed), ""), "")
         return replace(step, extra_s=self._rates.extra_s(chip, step.call, sum(needed.values())))
+
+
+def _told(error: Exception) -> OperationError:
+    """The error as it is told. One that nobody foresaw is a defect, and logged."""
+    if isinstance(error, OperationError):
+        return error
+    logger.error("a driver call failed by a defect", exc_info=error)
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
+    )

@@ -5,7 +5,8 @@ return is probed and reported; it gets no second call of the same kind.
 """
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -52,6 +53,10 @@ DESTINATIONS: Final = {
 TRANSFERS: Final = frozenset({DriverCall.CHECKPOINT, DriverCall.RESTORE})
 
 
+class CallNotMadeError(OperationError):
+    """The driver was not asked: the process could not be held, or no helper could be had."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One driver call, as it is to be made on some members.
@@ -84,12 +89,13 @@ class Stepper:
         """Makes the call, and notes in the outcome what became of the member.
 
         Raises:
+            CallNotMadeError: The member is where it was.
             OperationError: The member is not where the call leads.
         """
         started = time.monotonic()
         failed = True
         try:
-            with held(outcome.member.identity) as pidfd:
+            with _held(outcome.member.identity) as pidfd:
                 if pidfd is None:
                     outcome.state_after = GONE
                     raise _gone(outcome.member.identity, step.call)
@@ -104,10 +110,14 @@ class Stepper:
             self._rates.learn(chip, step.call, moved, duration_s)
 
     async def look_again(self, outcome: MemberOutcome) -> bool:
-        """Reads a member's state once more, unless it is left alone. True: it is not where it was thought."""
+        """Reads a member's state once more, unless it is left alone. True: it is not where it was thought.
+
+        Raises:
+            CallNotMadeError: It could not be looked at.
+        """
         if outcome.standing in (GONE, WEDGED, UNKNOWN):
             return False
-        with held(outcome.member.identity) as pidfd:
+        with _held(outcome.member.identity) as pidfd:
             state = GONE
             if pidfd is not None:
                 process = CheckpointProcess(self._driver, outcome.member.identity.pid)
@@ -127,7 +137,8 @@ class Stepper:
             await self._after_silence(process, step, outcome, pidfd, error)
             return
         except DriverUnavailableError as error:
-            raise unavailable(error) from error
+            refusal = unavailable(error)
+            raise CallNotMadeError(refusal.reason, refusal.message) from error
         destination = DESTINATIONS[step.call]
         state = await _probe(process, pidfd)
         if step.call is DriverCall.UNLOCK and state == LOCKED:
@@ -202,6 +213,17 @@ class Stepper:
             outcome.displacement = step.gpu_pairs
 
 
+@contextmanager
+def _held(identity: ProcessIdentity) -> Iterator[int | None]:
+    """As :func:`held`, where what can't be held is a call that was not made."""
+    with ExitStack() as stack:
+        try:
+            pidfd = stack.enter_context(held(identity))
+        except OperationError as error:
+            raise CallNotMadeError(error.reason, error.message, error.metadata) from error
+        yield pidfd
+
+
 async def _call(process: CheckpointProcess, step: Step, outcome: MemberOutcome) -> None:
     match step.call:
         case DriverCall.LOCK:
@@ -231,7 +253,8 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
     """Unlocks a member that is still LOCKED once more: its CUDA calls would hang for ever."""
-    with suppress(DriverError, DriverCallUnansweredError):  # the first error is the one that is told
+    # The first error is the one that is told.
+    with suppress(DriverError, DriverCallUnansweredError, DriverUnavailableError):
         await process.unlock()
     return await _probe(process, pidfd)
 

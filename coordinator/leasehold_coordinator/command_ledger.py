@@ -1,11 +1,12 @@
 """The commands that have not ended, as values: what comes in, and what is to be done about it, in order.
 
 Nothing here waits, reads a clock or touches the store. Effects must be carried out in their order: what is
-sent or acknowledged was stored before. The ledger holds a command as it is to be stored; where the store
-refuses, :meth:`CommandLedger.revert` takes the step back.
+sent or acknowledged was stored before. The ledger holds a command as it is to be stored, and as it was last
+stored: :meth:`CommandLedger.kept` says that a step is on disk, and where the store refuses,
+:meth:`CommandLedger.revert` takes it back.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
 
@@ -59,9 +60,8 @@ class StoredCommand:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put the command on disk, and tell those who watch it. ``before`` is None for one that is new."""
+    """Put the command on disk, and tell those who watch it."""
 
-    before: StoredCommand | None
     after: StoredCommand
 
 
@@ -95,11 +95,13 @@ class CommandLedger:
     def __init__(self, stored: Iterable[StoredCommand] = ()) -> None:
         self.commands: dict[str, StoredCommand] = {}
         """By id, oldest first."""
+        self.on_disk: dict[str, StoredCommand] = {}
+        """Each as it was last stored: all that may be told, or sent. None of one that is being created."""
         self._by_worker: dict[str, dict[str, None]] = {}
         self._by_workload: dict[str, dict[str, None]] = {}
         self._by_request: dict[str, str] = {}
         for one in stored:
-            self._put(one)
+            self.kept(self._put(one))
 
     def _put(self, stored: StoredCommand) -> StoredCommand:
         command = stored.command
@@ -128,6 +130,10 @@ class CommandLedger:
         """Commands of a worker, oldest first."""
         return [self.commands[command_id] for command_id in self._by_worker.get(worker_id, ())]
 
+    def stored_of_worker(self, worker_id: str) -> list[str]:
+        """Ids of those of a worker's commands that are on disk, oldest first."""
+        return [command_id for command_id in self._by_worker.get(worker_id, ()) if command_id in self.on_disk]
+
     def of_workload(self, workload_id: str) -> list[StoredCommand]:
         """Commands that name a workload, oldest first."""
         return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
@@ -143,13 +149,21 @@ class CommandLedger:
             return effect.after
         return self.commands.get(effect.after.command.command_id)
 
+    def kept(self, stored: StoredCommand) -> None:
+        """A command is on disk as it is here."""
+        if is_terminal(stored.command.state):
+            self.on_disk.pop(stored.command.command_id, None)
+        else:
+            self.on_disk[stored.command.command_id] = stored
+
     def revert(self, effect: Store) -> None:
         """Takes a step back that could not be stored, unless another came after it."""
-        ended = is_terminal(effect.after.command.state)
-        if effect.before is None:
+        command = effect.after.command
+        before = self.on_disk.get(command.command_id)
+        if before is None:
             self._drop(effect.after)
-        elif self.commands.get(effect.after.command.command_id) is (None if ended else effect.after):
-            self._put(effect.before)
+        elif self.commands.get(command.command_id) is (None if is_terminal(command.state) else effect.after):
+            self._put(before)
 
     def create(self, command: Command, now: Timestamp, instance_id: str | None) -> list[Effect]:
         """Takes in a new command.
@@ -164,10 +178,17 @@ class CommandLedger:
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)
         stored = self._put(StoredCommand(command, instance_id or ""))
-        kept: list[Effect] = [Store(None, stored)]
+        kept: list[Effect] = [Store(stored)]
         return kept if instance_id is None else [*kept, Send(stored)]
 
-    def welcome(self, worker_id: str, instance_id: str, held: set[str], now: Timestamp) -> list[Effect]:
+    def welcome(
+        self,
+        worker_id: str,
+        instance_id: str,
+        held: set[str],
+        now: Timestamp,
+        earlier: Container[str] | None = None,
+    ) -> list[Effect]:
         """What is to be done when a worker connects, whose frames of older sessions count no more.
 
         Args:
@@ -175,9 +196,13 @@ class CommandLedger:
             instance_id: Its present instance.
             held: Ids of the commands that it has.
             now: The time.
+            earlier: Ids of the commands that were on disk when the session began. The others are sent on this
+                very session by whoever creates them, and its hello says nothing of them. None: all.
         """
         effects: list[Effect] = []
         for stored in self.of_worker(worker_id):
+            if earlier is not None and stored.command.command_id not in earlier:
+                continue
             unknown_there = stored.command.command_id not in held
             if stored.accepted and unknown_there:
                 effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
@@ -193,8 +218,8 @@ class CommandLedger:
             command = _changed(command, DISPATCHED, now)
         sent = replace(stored, command=command, instance_id=instance_id)
         effects: list[Effect] = []
-        if sent != stored:
-            effects.append(Store(stored, self._put(sent)))
+        if sent != self.on_disk.get(command.command_id):
+            effects.append(Store(self._put(sent)))
         effects.append(Send(sent))
         if sent.cancel_requested:
             effects.append(Send(sent, cancel=True))
@@ -206,14 +231,15 @@ class CommandLedger:
         acknowledgement = Acknowledge(worker_id, update.command_id)
         if stored is None:  # its outcome is stored, or nobody will ever ask for it
             return [acknowledgement] if is_terminal(update.state) else []
-        if stored.command.worker_id != worker_id or not may_follow(stored.command.state, update.state):
+        was_sent = stored.command.worker_id == worker_id and update.command_id in self.on_disk
+        if not was_sent or not may_follow(stored.command.state, update.state):
             return []
         if is_terminal(update.state):
             error = update.error if update.HasField("error") else None
             result = update.result if update.HasField("result") else None
             return [*self._end(stored, update.state, now, error, result), acknowledgement]
         command = _changed(stored.command, update.state, now, update.phase)
-        return [Store(stored, self._put(replace(stored, command=command, accepted=True)))]
+        return [Store(self._put(replace(stored, command=command, accepted=True)))]
 
     def _end(
         self,
@@ -230,41 +256,45 @@ class CommandLedger:
             command.error.CopyFrom(error)
         if result is not None:
             command.result.CopyFrom(result)
-        return [Store(stored, replace(stored, command=command))]
+        return [Store(replace(stored, command=command))]
 
     def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
         """Cancels a command: at once where it was not sent, else by asking its worker, now or later."""
         stored = self.commands.get(command_id)
-        if stored is None:
+        if stored is None or command_id not in self.on_disk:
             return []
         if stored.command.state == PENDING:
             return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())
         asked = self._put(replace(stored, cancel_requested=True))
-        return [Store(stored, asked), Send(asked, cancel=True)]
+        return [Store(asked), Send(asked, cancel=True)]
 
     def tick(
         self,
         now: Timestamp,
         instance_of: Callable[[str], str | None],
         is_out_of_contact: Callable[[str], bool],
-    ) -> list[list[Effect]]:
+    ) -> Iterator[list[Effect]]:
         """What the passing of time brings, for each command that it concerns.
+
+        Each step is taken when it is asked for: one that is not carried out must not have been taken either.
 
         Args:
             now: The time.
             instance_of: The instance of a worker that has a session. None: it has none.
             is_out_of_contact: Whether a worker is given up for the moment.
         """
-        steps: list[list[Effect]] = []
-        for stored in list(self.commands.values()):
+        for command_id in list(self.commands):
+            stored = self.commands.get(command_id)
+            if stored is None or command_id not in self.on_disk:
+                continue
             command = stored.command
             overdue = _is_overdue(command, now)
             instance_id = instance_of(command.worker_id)
             if command.state == PENDING:
                 if overdue:
-                    steps.append(self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto()))
+                    yield self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto())
                 elif instance_id is not None:  # it could not be stored as sent
-                    steps.append(self._send(stored, instance_id, now))
+                    yield self._send(stored, instance_id, now)
             elif (
                 command.state != UNKNOWN
                 and instance_id is None
@@ -272,8 +302,7 @@ class CommandLedger:
             ):
                 unknown = _changed(command, UNKNOWN, now)
                 unknown.error.CopyFrom(_OUT_OF_CONTACT.to_proto())
-                steps.append([Store(stored, self._put(replace(stored, command=unknown)))])
-        return steps
+                yield [Store(self._put(replace(stored, command=unknown)))]
 
 
 def frame_of(stored: StoredCommand, epoch: int, now: Timestamp, *, cancel: bool) -> CommandFrame:

@@ -88,7 +88,8 @@ class Dispatcher:
         """Ends what the worker does not have and should, and sends everything that is open."""
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
         ledger = self._fleet.ledger
-        effects = ledger.welcome(hello.worker_id, hello.instance_id, held, now_timestamp())
+        effects = ledger.welcome(hello.worker_id, hello.instance_id, held, now_timestamp(), session.earlier)
+        session.welcomed = True
         await self._carry_out(effects, session=session)
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
@@ -127,8 +128,9 @@ class Dispatcher:
             await self._carry_out(effects)
 
     def _instance_of(self, worker_id: str) -> str | None:
+        """The instance that what waits may be sent to: not before its hello was compared."""
         session = self._fleet.sessions.get(worker_id)
-        return session.hello.instance_id if session is not None else None
+        return session.hello.instance_id if session is not None and session.welcomed else None
 
     def _is_out_of_contact(self, worker_id: str) -> bool:
         known = self._fleet.registry.get(worker_id)

@@ -211,6 +211,7 @@ class Fleet:
     async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
         """Stores a command as it is now, together with other rows, and then tells watchers."""
         await self.store.write(command_row(stored), *rows)
+        self.ledger.kept(stored)
         self.command_hub.publish(stored.command.command_id, stored.command)
         workload = self.workloads.get(stored.command.workload_id)
         self.events.command(stored.command, workload.name if workload else stored.command.workload_id)

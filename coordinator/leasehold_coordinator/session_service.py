@@ -124,6 +124,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         # Queued before anything else can be; it is sent once all below is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         fleet.sessions[hello.worker_id] = session
+        session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
         await fleet.save_worker(hello, session.epoch)
@@ -136,7 +137,6 @@ class WorkerSessionService(WorkerSessionServiceServicer):
 
     def _welcome_frame(self, session: Session) -> Welcome:
         interval_s = self._fleet.registry.load_interval_s
-        opened = self._fleet.ledger.of_worker(session.hello.worker_id)
         return Welcome(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -144,7 +144,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             coordinator_version=__version__,
             load_interval=duration(interval_s),
             silence_limit=duration(SILENCE_INTERVALS * interval_s),
-            open_command_ids=[stored.command.command_id for stored in opened],
+            open_command_ids=self._fleet.ledger.stored_of_worker(session.hello.worker_id),
         )
 
     def _forget(self, session: Session) -> None:

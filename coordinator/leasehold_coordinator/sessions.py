@@ -36,6 +36,10 @@ class Session:
         self.epoch = 0
         self.left = False
         """Whether the worker said goodbye."""
+        self.earlier: frozenset[str] = frozenset()
+        """Commands of the worker that were on disk when this session began."""
+        self.welcomed = False
+        """Whether what the hello says has been compared with what is known."""
         self.loads = 0
         """Loads that have come on this stream."""
         self.ended = asyncio.Event()

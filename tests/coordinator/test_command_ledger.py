@@ -54,13 +54,25 @@ def state(ledger: CommandLedger) -> CommandState.ValueType:
     return ledger.commands["c1"].command.state
 
 
+def kept(ledger: CommandLedger, effects: list[Effect]) -> list[Effect]:
+    """The effects, of which all that is to be stored is on disk now."""
+    for effect in effects:
+        if isinstance(effect, Store):
+            ledger.kept(effect.after)
+    return effects
+
+
 def told(ledger: CommandLedger, new: CommandState.ValueType, phase: str = "") -> list[Effect]:
     return ledger.update(ALPHA, CommandUpdate(command_id="c1", state=new, phase=phase), at(2))
 
 
 def sent() -> CommandLedger:
+    return created(INSTANCE)
+
+
+def created(instance_id: str | None) -> CommandLedger:
     ledger = CommandLedger()
-    ledger.create(command(), at(0), INSTANCE)
+    kept(ledger, ledger.create(command(), at(0), instance_id))
     return ledger
 
 
@@ -77,7 +89,7 @@ def test_a_command_is_stored_as_sent_before_it_is_sent() -> None:
 
 def test_a_command_without_its_worker_waits() -> None:
     ledger = CommandLedger()
-    assert kinds(ledger.create(command(), at(0), None)) == [Store]
+    assert kinds(kept(ledger, ledger.create(command(), at(0), None))) == [Store]
     assert state(ledger) == PENDING
     assert kinds(ledger.welcome(ALPHA, INSTANCE, set(), at(1))) == [Store, Send]
     assert state(ledger) == DISPATCHED
@@ -85,9 +97,9 @@ def test_a_command_without_its_worker_waits() -> None:
 
 def test_an_outcome_is_stored_before_it_is_acknowledged_and_only_once() -> None:
     ledger = sent()
-    assert kinds(told(ledger, ACCEPTED)) == [Store]
-    assert kinds(told(ledger, RUNNING, "lock")) == [Store]
-    assert kinds(told(ledger, SUCCEEDED)) == [Store, Acknowledge]
+    assert kinds(kept(ledger, told(ledger, ACCEPTED))) == [Store]
+    assert kinds(kept(ledger, told(ledger, RUNNING, "lock"))) == [Store]
+    assert kinds(kept(ledger, told(ledger, SUCCEEDED))) == [Store, Acknowledge]
     assert kinds(told(ledger, SUCCEEDED)) == [Acknowledge]
     assert kinds(told(ledger, FAILED)) == [Acknowledge]
     assert kinds(told(ledger, RUNNING)) == []
@@ -104,7 +116,7 @@ def test_another_worker_has_no_say() -> None:
 def test_what_is_open_is_sent_again_and_not_stored_again() -> None:
     ledger = sent()
     assert kinds(ledger.welcome(ALPHA, INSTANCE, {"c1"}, at(1))) == [Send]
-    assert kinds(ledger.welcome(ALPHA, "instance-2", set(), at(2))) == [Store, Send]
+    assert kinds(kept(ledger, ledger.welcome(ALPHA, "instance-2", set(), at(2)))) == [Store, Send]
     assert kinds(ledger.welcome(ALPHA, "instance-2", set(), at(3))) == [Send]
 
 
@@ -141,8 +153,7 @@ def test_a_cancellation_is_remembered_until_the_worker_comes() -> None:
 
 
 def test_what_was_not_sent_is_cancelled_at_once() -> None:
-    ledger = CommandLedger()
-    ledger.create(command(), at(0), None)
+    ledger = created(None)
     assert outcome(ledger.cancel("c1", at(1))).state == CANCELLED
     assert ledger.cancel("c1", at(2)) == []
 
@@ -155,15 +166,13 @@ def tick(
 
 
 def test_time_ends_what_was_never_sent() -> None:
-    ledger = CommandLedger()
-    ledger.create(command(), at(0), None)
+    ledger = created(None)
     assert tick(ledger, 59) == []
     assert outcome(tick(ledger, 61)).state == EXPIRED
 
 
 def test_what_could_not_be_stored_as_sent_is_sent_by_the_next_tick() -> None:
-    ledger = CommandLedger()
-    ledger.create(command(), at(0), None)
+    ledger = created(None)
     assert kinds(tick(ledger, 1, INSTANCE)) == [Store, Send]
 
 
@@ -213,6 +222,48 @@ def test_a_remap_is_found_by_each_of_its_workloads() -> None:
     remap.operation.CopyFrom(Operation(remap=RemapOperation(moves=moves)))
     ledger = CommandLedger([StoredCommand(remap)])
     assert ledger.of_workload("w2") == ledger.of_workload("w1") == [StoredCommand(remap)]
+
+
+def test_what_is_not_on_disk_is_not_sent_nor_ended() -> None:
+    ledger = CommandLedger()
+    effects = ledger.create(command(), at(0), INSTANCE)
+    assert ledger.stored_of_worker(ALPHA) == []
+    assert tick(ledger, 61, INSTANCE) == tick(ledger, 61, away=True) == []
+    assert ledger.cancel("c1", at(1)) == told(ledger, SUCCEEDED) == []
+    assert state(ledger) == DISPATCHED
+    kept(ledger, effects)
+    assert ledger.stored_of_worker(ALPHA) == ["c1"]
+    assert kinds(tick(ledger, 61, away=True)) == [Store]
+
+
+def test_what_is_not_on_disk_as_sent_is_stored_again_before_it_is_sent_again() -> None:
+    ledger = created(None)
+    assert kinds(tick(ledger, 1, INSTANCE)) == [Store, Send]
+    assert kinds(ledger.welcome(ALPHA, INSTANCE, set(), at(2))) == [Store, Send]
+
+
+def test_a_hello_says_nothing_of_commands_that_came_after_it() -> None:
+    ledger = sent()
+    assert ledger.welcome(ALPHA, INSTANCE, set(), at(61), earlier=()) == []
+    assert outcome(ledger.welcome(ALPHA, INSTANCE, set(), at(61), earlier={"c1"})).state == EXPIRED
+
+
+def test_a_tick_takes_each_step_when_it_is_asked_for() -> None:
+    ledger = sent()
+    steps = ledger.tick(at(100), lambda _: None, lambda _: True)
+    assert state(ledger) == DISPATCHED
+    assert kinds(next(steps)) == [Store]
+    assert state(ledger) == UNKNOWN
+
+
+def test_a_step_back_leads_to_what_is_on_disk() -> None:
+    ledger = sent()
+    (accepted,) = told(ledger, ACCEPTED)
+    (running,) = told(ledger, RUNNING)
+    for effect in (accepted, running):
+        assert isinstance(effect, Store)
+        ledger.revert(effect)
+    assert state(ledger) == DISPATCHED
 
 
 def test_a_duplicate_of_no_known_command_is_acknowledged() -> None:

@@ -1,13 +1,11 @@
 """Changes are whole: finished when their caller leaves, undone when they can't be stored."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
+from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.worker_session_pb2 import (
     CommandUpdate,
     ConnectResponse,
@@ -17,15 +15,13 @@ from leasehold.v1.worker_session_pb2 import (
     PlanQuery,
     ReadOutput,
 )
-from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import command_states
-from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
-from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
-from leasehold_coordinator.store import Row, Store
 
+from .bench import Bench, on_bench, workload
 from .scripted_worker import make_hello
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -34,61 +30,6 @@ RUNNING, SUSPENDED, EXITED = (
     workload_pb2.WORKLOAD_STATE_SUSPENDED,
     workload_pb2.WORKLOAD_STATE_EXITED,
 )
-
-
-class Bench:
-    """A fleet of one worker on a real store, without a server."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.fleet = Fleet(store, load_interval_s=5)
-        self.dispatcher = Dispatcher(self.fleet)
-        self.session = Session(make_hello())
-        self.fleet.sessions["worker-alpha"] = self.session
-
-    async def send(self, command_id: str = "c-1") -> Command:
-        command = Command(
-            command_id=command_id,
-            worker_id="worker-alpha",
-            workload_id="w-1",
-            timeout=Duration(seconds=60),
-            operation=Operation(suspend=SuspendOperation()),
-        )
-        await self.dispatcher.create(command)
-        return self.fleet.ledger.commands[command_id].command
-
-    def sent(self) -> list[ConnectResponse]:
-        frames = []
-        while not self.session.frames.empty():
-            if frame := self.session.frames.get_nowait():
-                frames.append(frame)
-        return frames
-
-    def update(self, state: CommandState.ValueType, *workloads: Workload) -> Awaitable[None]:
-        update = CommandUpdate(command_id="c-1", state=state, workloads=workloads)
-        return self.dispatcher.update(self.session, update)
-
-    def fail_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def write(*_rows: Row) -> None:
-            raise FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
-
-        monkeypatch.setattr(self.store, "write", write)
-
-
-def on_bench(path: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
-    async def run() -> None:
-        store = Store.open(str(path / "store.sqlite3"))
-        try:
-            await scenario(Bench(store))
-        finally:
-            store.close()
-
-    asyncio.run(run())
-
-
-def workload(state: workload_pb2.WorkloadState.ValueType, generation: int) -> Workload:
-    status = WorkloadStatus(state=state, generation=generation)
-    return Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
 
 
 def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it_comes_again(

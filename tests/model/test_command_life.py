@@ -87,6 +87,7 @@ class CommandLife(RuleBasedStateMachine):
                 stored = self.coordinator.current(effect)
                 if stored is not None:
                     self.coordinator_disk.rows[stored.command.command_id] = stored
+                    self.coordinator.kept(stored)
             case coordinator.Send(stored, cancel):
                 if self.stream is not None and stored.command.command_id in self.coordinator.commands:
                     frame = coordinator.frame_of(stored, self.stream.epoch, self.timestamp(), cancel=cancel)

@@ -1,0 +1,117 @@
+"""A fleet of one worker on a real store, without a server, and a disk that can be slow or full."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectResponse
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.session_service import WorkerSessionService
+from leasehold_coordinator.sessions import Session
+from leasehold_coordinator.store import Row, Store
+
+from .scripted_worker import make_hello
+
+FULL = FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+
+
+class Gate:
+    """Holds up something that a test replaced, from the first time that it is reached until it opens."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        """Waits until the gate is open."""
+        self.reached.set()
+        await self.opened.wait()
+
+
+class Bench:
+    """A fleet of one worker on a real store, without a server."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.fleet = Fleet(store, load_interval_s=5)
+        self.dispatcher = Dispatcher(self.fleet)
+        self.service = WorkerSessionService(self.fleet, self.dispatcher)
+        self.session = Session(make_hello())
+        self.session.welcomed = True
+        self.fleet.sessions["worker-alpha"] = self.session
+
+    async def send(
+        self, command_id: str = "c-1", *, workload_id: str = "w-1", timeout_s: float = 60
+    ) -> Command:
+        command = Command(
+            command_id=command_id,
+            worker_id="worker-alpha",
+            workload_id=workload_id,
+            operation=Operation(suspend=SuspendOperation()),
+        )
+        command.timeout.FromNanoseconds(round(timeout_s * 1e9))
+        await self.dispatcher.create(command)
+        return self.fleet.ledger.commands[command_id].command
+
+    def sent(self, session: Session | None = None) -> list[ConnectResponse]:
+        """The frames that wait for the worker, on this session or the first."""
+        queue = (session or self.session).frames
+        frames = []
+        while not queue.empty():
+            if frame := queue.get_nowait():
+                frames.append(frame)
+        return frames
+
+    async def stored(self, command_id: str = "c-1") -> Command:
+        """A command as it is on disk."""
+        found = await self.store.find_command(command_id)
+        assert found is not None
+        return found
+
+    def update(self, state: CommandState.ValueType, *workloads: Workload) -> Awaitable[None]:
+        update = CommandUpdate(command_id="c-1", state=state, workloads=workloads)
+        return self.dispatcher.update(self.session, update)
+
+    def fail_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def write(*_rows: Row) -> None:
+            raise FULL
+
+        monkeypatch.setattr(self.store, "write", write)
+
+    def hold_writes(
+        self, monkeypatch: pytest.MonkeyPatch, table: sa.Table, error: FleetError | None = None
+    ) -> Gate:
+        """Writes to a table wait for a gate, and then fail if an error is given."""
+        gate, write_now = Gate(), self.store.write
+
+        async def write(*rows: Row) -> None:
+            if rows[0].table is table:
+                await gate()
+                if error is not None:
+                    raise error
+            await write_now(*rows)
+
+        monkeypatch.setattr(self.store, "write", write)
+        return gate
+
+
+def on_bench(path: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = Store.open(str(path / "store.sqlite3"))
+        try:
+            await scenario(Bench(store))
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+def workload(state: workload_pb2.WorkloadState.ValueType, generation: int) -> Workload:
+    status = WorkloadStatus(state=state, generation=generation)
+    return Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)

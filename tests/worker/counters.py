@@ -7,6 +7,7 @@ import time
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
+from leasehold_simgpu import SimulatedHost, SimulatedProcess
 
 from .conftest import COUNTER
 from .scripted_coordinator import Session
@@ -42,3 +43,31 @@ def wait_counting(session: Session, workload_id: str, gpu_uuid: str | None = Non
 
 def counts(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"^count=(\d+) ", text, re.MULTILINE)]
+
+
+def counters(host: SimulatedHost) -> list[SimulatedProcess]:
+    """The programs on GPUs; the worker's helpers have no memory there."""
+    return [process for process in host.processes() if process.gpu_bytes]
+
+
+def slots(session: Session) -> list[int]:
+    """What hello says of each GPU."""
+    return [lease.state for lease in session.hello.gpu_leases]
+
+
+def workload(session: Session, workload_id: str) -> workload_pb2.Workload:
+    """What hello says of a workload."""
+    return next(found for found in session.hello.workloads if found.workload_id == workload_id)
+
+
+def until(session: Session, workload_id: str, state: int) -> workload_pb2.Workload:
+    """The workload once it is told to be in a state."""
+    if any(w.workload_id == workload_id and w.status.state == state for w in session.hello.workloads):
+        return workload(session, workload_id)
+    event = session.wait(
+        lambda frame: (
+            frame.workload_event.workload.workload_id == workload_id
+            and frame.workload_event.workload.status.state == state
+        )
+    )
+    return event.workload_event.workload

@@ -17,10 +17,10 @@ from leasehold.v1.command_pb2 import (
     SuspendOperation,
 )
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_simgpu import SimulatedHost, SimulatedProcess, Timing
+from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess
-from .counters import counter_run, counts, read_output, wait_counting
+from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 SUCCEEDED, FAILED, REJECTED = (
@@ -41,34 +41,6 @@ Start = Callable[..., WorkerProcess]
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
-
-
-def counters(host: SimulatedHost) -> list[SimulatedProcess]:
-    """The programs on GPUs; the worker's helpers have no memory there."""
-    return [process for process in host.processes() if process.gpu_bytes]
-
-
-def slots(session: Session) -> list[int]:
-    """What hello says of each GPU."""
-    return [lease.state for lease in session.hello.gpu_leases]
-
-
-def workload(session: Session, workload_id: str) -> workload_pb2.Workload:
-    """What hello says of a workload."""
-    return next(found for found in session.hello.workloads if found.workload_id == workload_id)
-
-
-def until(session: Session, workload_id: str, state: int) -> workload_pb2.Workload:
-    """The workload once it is told to be in a state."""
-    if any(w.workload_id == workload_id and w.status.state == state for w in session.hello.workloads):
-        return workload(session, workload_id)
-    event = session.wait(
-        lambda frame: (
-            frame.workload_event.workload.workload_id == workload_id
-            and frame.workload_event.workload.status.state == state
-        )
-    )
-    return event.workload_event.workload
 
 
 def test_workloads_and_leases_outlive_the_worker(

@@ -81,4 +81,16 @@ def command(
 def _serve(config: WorkerConfig) -> None:
     logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
     with open_state_directory(config.state_dir) as state_directory:
-        trio.run(run_agent, config, state_directory, strict_exception_groups=True)
+        refusals: list[StartError] = []
+        try:
+            trio.run(run_agent, config, state_directory, strict_exception_groups=True)
+        except* StartError as group:
+            refusals += _leaves(group)
+        if refusals:
+            raise refusals[0]
+
+
+def _leaves(group: BaseExceptionGroup[StartError]) -> list[StartError]:
+    """The errors of a group and of those in it."""
+    inner = ([error] if isinstance(error, StartError) else _leaves(error) for error in group.exceptions)
+    return [error for errors in inner for error in errors]

@@ -29,7 +29,7 @@ class Intent(msgspec.Struct, frozen=True):
     """What an operation is about to do that can't be taken back by forgetting it.
 
     Attributes:
-        phase: run, lock, checkpoint or restore.
+        phase: run, lock, checkpoint, restore or stop.
         parties: The workloads.
         pairs: What the driver will get at a restore.
         reserved: What is held for the operation, besides the leases.

@@ -33,9 +33,10 @@ from leasehold_worker.preflight import home_of
 from leasehold_worker.processes import ProcessIdentity, is_alive, process_tree
 from leasehold_worker.proof import placed
 from leasehold_worker.report import Report
-from leasehold_worker.settling import Settlement, settle_state
+from leasehold_worker.settling import Settlement, settle_state, where_members_are
+from leasehold_worker.workloads import ENDED, SUSPENDED, WEDGED, Workload
 from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads import SUSPENDED, Workload
+from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ STILL_S: Final = 0.2
 """Members that are looked at twice, so far apart, and stand the same are taken to stand still."""
 
 STILL_TIMEOUT_S: Final = 10.0
+SETTLED: Final = frozenset({WORKLOAD_RUNNING, SUSPENDED, WEDGED, WORKLOAD_UNKNOWN, *ENDED})
+"""Where workloads are when nothing is done with them."""
+
 ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
 """Where a call may have left a member."""
 
@@ -55,31 +59,49 @@ class Interrupted:
         self._parts = parts
 
     async def look_at(self, workload: Workload) -> None:
-        """Takes in what became of a workload with which nothing was under way."""
-        generation, home = workload.generation, home_of(workload)
+        """Takes in what became of a workload with which no command was under way.
+
+        Something may have been, all the same: the worker parks and stops workloads by itself too.
+        """
+        home = home_of(workload)
+        was_halfway = workload.state not in SETTLED
         if not home:
+            if was_halfway:
+                self._parts.workloads.set_state(workload, WORKLOAD_RUNNING)
             return
+        async with workload.ending:  # nobody kills members between two calls to them
+            await self._look_at_members(workload, home, was_halfway=was_halfway)
+
+    async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
+        generation = workload.generation
         destination = () if workload.parked else home
-        party = Party(workload, members=workload.members, home=home, destination=destination)
+        plan = Plan([party := Party(workload, members=workload.members, home=home, destination=destination)])
         try:
-            outcomes = await self._observe(party, ())
+            found = {workload.workload_id: await self._observe(party, ())}
+            crash_point("workload-probed")
+            if was_halfway:
+                workload.restored = True  # perhaps: nobody has written down how far it went
+                await self._bring_together(plan, found)
         except OperationError as refused:
             logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
+            if was_halfway and workload.generation == generation:
+                workload.error = refused
+                self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
             return
-        crash_point("workload-probed")
+        states = _states(found[workload.workload_id])
         wanted = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}}.get(workload.state)
-        if wanted is not None and _states(outcomes) <= wanted:
+        if wanted is not None and states <= wanted:
             return
+        workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
         error = OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
             "suspends it, or restores it",
         )
-        occupied = await self._parts.proof.occupied_gpus(members_after(outcomes))
+        members, listed = await where_members_are(self._parts.proof, plan, found, done=False)
         if workload.generation == generation:  # else somebody has begun something with it
-            reserved = self._reserve_occupied(workload, occupied)
-            found = {workload.workload_id: outcomes}
-            await self._settle(Plan([party]), found, reserved, error, done=False)
+            reserved = self._reserve_occupied(workload, listed[workload.workload_id])
+            self._settle(plan, found, reserved, members, listed, error)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Takes the GPUs that a workload without a lease is on, as far as they are free."""
@@ -123,11 +145,13 @@ class Interrupted:
         except OperationError as error:
             problem = error
         for party in parties:
-            party.workload.restored = party.workload.restored or moving
+            # From the checkpoint on, the operation or its way back may have restored members.
+            party.workload.restored = party.workload.restored or intent.phase in ("checkpoint", "restore")
             outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
         done = problem is None and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
-        await self._settle(plan, outcomes, intent.reserved, failure, done=done)
+        members, listed = await where_members_are(self._parts.proof, plan, outcomes, done=done)
+        self._settle(plan, outcomes, intent.reserved, members, listed, None if done else failure)
         if done:
             return None, "the worker restarted meanwhile, and found it done"
         return _interruption(kind, workloads, problem), ""
@@ -210,37 +234,27 @@ class Interrupted:
                 return False
         return True
 
-    async def _settle(
+    def _settle(
         self,
         plan: Plan,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
         reserved: Sequence[Lease],
-        error: OperationError,
-        *,
-        done: bool,
+        members: Mapping[str, tuple[Member, ...]],
+        listed: Mapping[str, set[str]],
+        error: OperationError | None,
     ) -> None:
-        """Gives every workload the lease and the state that its members say."""
-        proof, pool, report = self._parts.proof, self._parts.pool, Report(lambda _: None)
+        """Gives every workload the lease and the state that its members say: one record on disk."""
+        pool, report = self._parts.pool, Report(lambda _: None)
         settlement = Settlement(pool, plan, outcomes, reserved)
-        members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
-        if done:
+        if error is None:
             settlement.done(report)
         else:
-            listed = {id_: await proof.occupied_gpus(mine) for id_, mine in members.items()}
             settlement.failed(listed, report)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
         for party in plan.parties:
-            mine = members[party.workload.workload_id]
-            if done and party.destination:
-                mine = await proof.measured([replace(member, displacement=()) for member in mine])
-            settle_state(
-                self._parts.workloads,
-                party,
-                outcomes[party.workload.workload_id],
-                mine,
-                None if done else error,
-            )
+            workload_id = party.workload.workload_id
+            settle_state(self._parts.workloads, party, outcomes[workload_id], members[workload_id], error)
 
 
 def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:

@@ -83,32 +83,45 @@ async def launch(
     Raises:
         LaunchError: It could not be started.
     """
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-I", "-S", launcher.__file__, str(folder), boot_id(), str(write_end)]
-    try:
-        process = await trio.lowlevel.open_process(
-            [*command, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=working_directory,
-            env=environment,
-            start_new_session=True,
-            pass_fds=(write_end,),
-        )
-    except (OSError, ValueError) as error:
-        os.close(read_end)
-        raise LaunchError(str(error)) from error
-    finally:
-        os.close(write_end)
-    nursery.start_soon(process.wait)
-    said = await _hear(read_end)
-    if said is None:
-        abandon(folder)
-        raise LaunchError("its launcher did not answer, and was given up")
+    command = [sys.executable, "-I", "-S", launcher.__file__, str(folder), boot_id()]
+    # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
+    with trio.CancelScope(shield=True):
+        read_end, write_end = os.pipe()
+        try:
+            process = await trio.lowlevel.open_process(
+                [*command, str(write_end), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=working_directory,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(write_end,),
+            )
+        except (OSError, ValueError) as error:
+            os.close(read_end)
+            raise LaunchError(str(error)) from error
+        finally:
+            os.close(write_end)
+        nursery.start_soon(process.wait)
+        said = await _hear(read_end) or await _give_up(folder, process)
     if said.error:
         raise LaunchError(said.error)
     return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
+
+
+async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
+    """Gives up a start of which nothing was heard, unless the launcher was quicker."""
+    try:
+        abandon(folder)
+    except OSError:  # no room for the file that forbids it, so nobody may be left who could start it
+        process.kill()
+        with trio.move_on_after(EXIT_TIMEOUT_S):
+            await process.wait()
+    who = launched(folder)
+    if who is None:
+        return _StartRecord(error="its launcher did not answer, and was given up")
+    return _StartRecord(pid=who.pid, start_time_ticks=who.start_time_ticks)
 
 
 async def _hear(descriptor: int) -> _StartRecord | None:

@@ -7,7 +7,6 @@ that moves device memory, it is finished.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Final, final
 
@@ -33,7 +32,7 @@ from leasehold_worker.preflight import Preflight, lock_timeout_s
 from leasehold_worker.processes import process_tree
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
-from leasehold_worker.settling import Settlement, settle_state
+from leasehold_worker.settling import Settlement, settle_state, where_members_are
 from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -226,25 +225,23 @@ class Operations:
         *,
         done: bool,
     ) -> None:
-        members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
+        members, listed = await where_members_are(self._proof, plan, outcomes, done=done)
+        if not done:
+            errors = [outcome.error for mine in outcomes.values() for outcome in mine]
+            error = error or next((told for told in errors if told is not None), None)
+        # No await from here on: the leases and states of all parties are one record on disk.
         if done:
             settlement.done(report)
             report.applied_pairs = plan.pairs
             if plan.pairs:
                 report.warnings.append(STALE_BUS_ID)
         else:
-            listed = {id_: await self._proof.occupied_gpus(mine) for id_, mine in members.items()}
             settlement.failed(listed, report)
-            errors = [outcome.error for mine in outcomes.values() for outcome in mine]
-            error = error or next((told for told in errors if told is not None), None)
         for party in plan.parties:
             workload_id = party.workload.workload_id
             mine = outcomes[workload_id]
             if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
                 party.workload.restored = True
-            if done and party.destination:
-                at_home = [replace(member, displacement=()) for member in members[workload_id]]
-                members[workload_id] = await self._proof.measured(at_home)
             settle_state(self._workloads, party, mine, members[workload_id], error)
 
     def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
+import msgspec
 import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.command_ledger import Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.journal import Journal
@@ -25,12 +26,16 @@ from leasehold_worker.launching import abandon, exit_record, launched
 from leasehold_worker.parts import Parts
 from leasehold_worker.pool import Lease
 from leasehold_worker.processes import boot_id, is_alive
+from leasehold_worker.report import Report
 from leasehold_worker.sizes import size_text
 from leasehold_worker.workloads import ENDED, FAILED, OUTPUT_FILE, Workload
 
 logger = logging.getLogger(__name__)
 
 FOUND_RUNNING: Final = "the worker restarted while the program was started, and found it"
+MOVES: Final = frozenset({"lock", "checkpoint", "restore"})
+"""Phases of the operations that move device memory."""
+
 END_TIMEOUT_S: Final = 30.0
 """How long what is left of a workload may take to end."""
 
@@ -57,10 +62,14 @@ class Recovery:
             self._take_back(record)
         for entry in self._commands.open_entries:
             intent = self._contents.intents.get(entry.command_id)
-            if intent is not None and intent.phase != "run":
+            if intent is not None and intent.phase in MOVES:
                 for lease in intent.reserved:
                     self._parts.pool.adopt(lease, reserved=True)
-            elif intent is not None and entry.command.workload_id not in self._parts.workloads:
+            elif (
+                intent is not None
+                and intent.phase == "run"
+                and entry.command.workload_id not in self._parts.workloads
+            ):
                 self._take_back_started(entry, intent)
         crash_point("leases-rebuilt")
 
@@ -105,15 +114,22 @@ class Recovery:
         """Finds the program of a run that was under way, or makes sure that it is never started."""
         workload_id, run = entry.command.workload_id, entry.command.operation.run
         folder = self._parts.workloads.folder(workload_id)
-        if abandon(folder):
-            return
+        try:
+            if abandon(folder):
+                return
+        except OSError as error:
+            raise StartError(
+                f"workload {run.name} was being started, and that can't be given up ({error.strerror}): "
+                f"look at the disk of {folder}"
+            ) from error
         who, ended = launched(folder), exit_record(folder)
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
-        lease = self._parts.pool.adopt(intent.reserved[0]) if intent.reserved else None
         workload = Workload(
-            workload_id, run.name, run.spec, who.program, folder / OUTPUT_FILE, datetime.now(UTC), lease
+            workload_id, run.name, run.spec, who.program, folder / OUTPUT_FILE, datetime.now(UTC), None
         )
+        if intent.reserved:
+            workload.lease = self._adopt(workload, intent.reserved[0])
         self._parts.workloads.add(workload, self._parts.nursery)
 
     async def settle(self) -> None:
@@ -123,7 +139,7 @@ class Recovery:
             for entry in self._commands.open_entries
             if (intent := self._contents.intents.get(entry.command_id)) is not None
         }
-        waiting = [entry for entry in self._commands.open_entries if entry.command_id not in begun]
+        waiting = {entry.command_id for entry in self._commands.open_entries} - begun.keys()
         concerned = {
             party.workload_id
             for intent in begun.values()
@@ -137,22 +153,32 @@ class Recovery:
             for workload in self._parts.workloads.all():
                 if workload.state not in ENDED and workload.workload_id not in concerned:
                     nursery.start_soon(self._interrupted.look_at, workload)
-        for entry in waiting:
-            self._commands.resume(entry)
+        for entry in self._commands.open_entries:  # as they are now: some may be cancelled meanwhile
+            if entry.command_id in waiting:
+                self._commands.resume(entry)
 
     async def _settle_command(self, entry: Entry, intent: Intent) -> None:
-        if intent.phase == "run":
-            error, warning = self._settle_run(entry)
-        else:
-            error, warning = await self._settle_move(entry, intent)
+        match intent.phase:
+            case "run":
+                error, warning = self._settle_run(entry)
+            case "stop":
+                error, warning = await self._settle_stop(entry, intent)
+            case _:
+                error, warning = await self._settle_move(entry, intent)
         self._commands.settle(entry.command_id, error, warning)
         crash_point("command-settled")
 
     def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
         if entry.command.workload_id in self._parts.workloads:
             return None, FOUND_RUNNING
-        record = exit_record(self._parts.workloads.folder(entry.command.workload_id))
+        folder = self._parts.workloads.folder(entry.command.workload_id)
+        who, record = launched(folder), exit_record(folder)
         name = entry.command.operation.run.name
+        if who is not None and who.boot_id != boot_id():
+            return OperationError(
+                errors_pb2.ERROR_REASON_HOST_REBOOTED,
+                f"the host was restarted while workload {name} was started: run it again",
+            ), ""
         if record is not None and record.error:
             return OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED, f"{name} could not be started: {record.error}"
@@ -162,20 +188,35 @@ class Recovery:
             f"{name} was certainly not started, since the worker restarted before: run it again",
         ), ""
 
+    async def _settle_stop(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        (party,) = intent.parties
+        if party.workload_id in self._parts.workloads:
+            workload, stop = self._parts.workloads.get(party.workload_id), entry.command.operation.stop
+            try:
+                await self._parts.stopping.resume(workload, stop, Report(lambda _: None), parked=party.parked)
+            except OperationError as error:
+                return error, ""
+        return None, "the worker restarted meanwhile, and ended it then"
+
     async def _settle_move(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
         workloads = [
             self._parts.workloads.get(party.workload_id)
             for party in intent.parties
             if party.workload_id in self._parts.workloads
         ]
-        if gone := await _ended(workloads):
-            for lease in intent.reserved:
-                self._parts.pool.release(lease)
-            names = ", ".join(workload.name for workload in gone)
-            reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
-            return OperationError(reason, f"the worker restarted, and workload {names} has ended"), ""
         kind = entry.command.operation.WhichOneof("kind") or "command"
-        return await self._interrupted.settle(intent, workloads, kind)
+        gone = await _ended(workloads)
+        living = {workload.workload_id: workload for workload in workloads if workload not in gone}
+        left = msgspec.structs.replace(
+            intent, parties=tuple(party for party in intent.parties if party.workload_id in living)
+        )
+        error, warning = await self._interrupted.settle(left, list(living.values()), kind)
+        if not gone:
+            return error, warning
+        names = ", ".join(workload.name for workload in gone)
+        reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
+        found = f"; {error.message}" if error and living else ""
+        return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
 
 
 async def _ended(workloads: Iterable[Workload]) -> list[Workload]:

@@ -5,6 +5,7 @@ workload that the driver has left halfway keeps what it occupies.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, final
 
@@ -21,10 +22,12 @@ from leasehold_worker.checkpoint.members import (
     Member,
     MemberOutcome,
     bytes_by_gpu,
+    members_after,
 )
 from leasehold_worker.errors import OperationError
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import ENDED, SUSPENDED, Parked, Workloads
 from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
@@ -93,7 +96,12 @@ class Settlement:
         self._pool = pool
         self._outcomes = outcomes
         self._reserved = reserved
-        self._parties = [party for party in plan.parties if party.workload.state not in ENDED]
+        self._plan = plan
+
+    @property
+    def _parties(self) -> list[Party]:
+        """Those that have not ended: what ended ones held is free."""
+        return [party for party in self._plan.parties if party.workload.state not in ENDED]
 
     def done(self, report: Report) -> None:
         """Gives every workload the GPUs that it was to get."""
@@ -155,6 +163,24 @@ class Settlement:
         after = {gpu_uuid for party in self._parties for gpu_uuid in _held(party)}
         report.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
         report.claimed_gpu_uuids = tuple(gpu_uuid for party in changed for gpu_uuid in _held(party))
+
+
+async def where_members_are(
+    proof: Proof, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
+) -> tuple[dict[str, tuple[Member, ...]], dict[str, set[str]]]:
+    """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
+
+    Everything that has to be waited for, so that leases and states can then change in one step.
+    """
+    members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
+    if not done:
+        return members, {id_: await proof.occupied_gpus(mine) for id_, mine in members.items()}
+    for party in plan.parties:
+        if party.destination:
+            mine = members[party.workload.workload_id]
+            at_home = [replace(member, displacement=()) for member in mine]
+            members[party.workload.workload_id] = await proof.measured(at_home)
+    return members, {}
 
 
 def settle_state(

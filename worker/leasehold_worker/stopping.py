@@ -7,10 +7,11 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.killing import Killer
 from leasehold_worker.processes import catches, send_signal
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ENDED, RUNNING, UNKNOWN, Workload, Workloads
+from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, UNKNOWN, Workload, Workloads
 
 DEFAULT_GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 15.0
@@ -39,14 +40,43 @@ class Stopping:
             report.already_there = True
             return
         before = workload.state
+        home = workload.lease.gpu_uuids if workload.lease else ()
+        party = PartyIntent(workload_id, workload.members, home, (), parked=before == SUSPENDED)
+        await report.intend(Intent("stop", (party,)))
         self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
         with trio.CancelScope(shield=True):
             if before == RUNNING and self._may_terminate(workload, force=operation.force):
-                grace_s = operation.grace.ToTimedelta().total_seconds()
-                await _terminate(
-                    workload, grace_s if operation.HasField("grace") else DEFAULT_GRACE_S, report
-                )
+                report.enter("terminate")
+                send_signal(workload.root, signal.SIGTERM)
+                await _wait_grace(workload, operation)
             if not workload.ended.is_set():
+                await self._kill(workload, before, report, force=operation.force)
+
+    async def resume(
+        self, workload: Workload, operation: command_pb2.StopOperation, report: Report, *, parked: bool
+    ) -> None:
+        """Ends a workload whose stop was under way when the worker was killed.
+
+        SIGTERM may have been sent, and is not sent twice: many programs take the second for an order to
+        drop everything. The grace counts anew.
+
+        Args:
+            workload: The workload.
+            operation: How it is to be stopped.
+            report: Gets what was done with the members.
+            parked: It was parked when the stop began.
+
+        Raises:
+            OperationError: As for :meth:`stop`.
+        """
+        if workload.state in ENDED:
+            return
+        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        with trio.CancelScope(shield=True):
+            if not parked and self._may_terminate(workload, force=operation.force):
+                await _wait_grace(workload, operation)
+            if not workload.ended.is_set():
+                before = SUSPENDED if parked else RUNNING
                 await self._kill(workload, before, report, force=operation.force)
 
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
@@ -77,8 +107,7 @@ class Stopping:
             )
 
 
-async def _terminate(workload: Workload, grace_s: float, report: Report) -> None:
-    report.enter("terminate")
-    send_signal(workload.root, signal.SIGTERM)
-    with trio.move_on_after(grace_s):
+async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:
+    has_grace = operation.HasField("grace")
+    with trio.move_on_after(operation.grace.ToTimedelta().total_seconds() if has_grace else DEFAULT_GRACE_S):
         await workload.ended.wait()

@@ -1,0 +1,98 @@
+"""The start of a program, where whoever asked for it goes away or hears nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold_worker import launching
+from leasehold_worker.launching import LaunchError, launch, launched
+from leasehold_worker.processes import ProcessIdentity, is_alive
+
+START_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A workload's folder. What was started there is killed."""
+    yield tmp_path
+    if (who := launched(tmp_path)) and is_alive(who.program):
+        os.kill(who.pid, signal.SIGKILL)
+
+
+async def start(folder: Path, nursery: trio.Nursery) -> ProcessIdentity:
+    with (folder / "output").open("ab") as output:
+        return await launch(
+            folder,
+            ["sleep", "60"],
+            working_directory=folder,
+            environment=dict(os.environ),
+            output=output.fileno(),
+            nursery=nursery,
+        )
+
+
+async def heard(folder: Path) -> None:
+    """Waits until the launcher has said who was started."""
+    with trio.fail_after(START_TIMEOUT_S):
+        while launched(folder) is None:  # noqa: ASYNC110 - a file tells nobody
+            await trio.sleep(0.01)
+
+
+async def test_a_start_that_is_cancelled_is_finished(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            root = await start(folder, nursery)
+        assert is_alive(root)
+        os.kill(root.pid, signal.SIGKILL)
+
+
+async def test_a_launcher_that_is_not_heard_never_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        os.close(descriptor)
+
+    monkeypatch.setattr(launching, "_hear", hear)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(LaunchError, match="given up"):
+            await start(folder, nursery)
+    assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_launcher_that_was_quicker_has_started_the_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        await heard(folder)
+        os.close(descriptor)
+
+    monkeypatch.setattr(launching, "_hear", hear)
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery)
+        assert is_alive(root)
+        os.kill(root.pid, signal.SIGKILL)
+
+
+async def test_without_room_to_forbid_a_start_the_launcher_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        os.close(descriptor)
+
+    def abandon(_: Path) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launching, "_hear", hear)
+    monkeypatch.setattr(launching, "abandon", abandon)
+    root: ProcessIdentity | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            root = await start(folder, nursery)
+            os.kill(root.pid, signal.SIGKILL)
+        except LaunchError:
+            assert launched(folder) is None
+    assert root is None or launched(folder) is not None

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.command_pb2 import Command, RunOperation
+from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker import journal_file
+from leasehold_worker.command_ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal, open_journal
+from trio.testing import wait_all_tasks_blocked
 
 from .conftest import WorkerProcess
 from .counters import read_output
@@ -121,6 +125,66 @@ async def test_a_newer_state_replaces_the_one_that_could_not_be_written(path: Pa
             await journal.wait_settled()
         assert rows(path) == {"w1": b"new"}
     assert told == ["old", "new"]
+
+
+async def test_what_replaces_a_refused_write_stands_in_its_place(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.1)
+    told: list[str] = []
+    refused: list[OperationError] = []
+    async with open_journal(path) as journal:
+        with refusing(path):
+            journal.put(KEY, workload("w1", b"old"), lambda: told.append("old"), refused=refused.append)
+            await wait_all_tasks_blocked()  # it is being written
+            journal.put(KEY, workload("w1", b"new"), lambda: told.append("new"))
+            await refusal(journal)
+        with trio.fail_after(10):
+            await journal.wait_settled()
+        assert rows(path) == {"w1": b"new"}
+    assert told == ["old", "new"]
+    assert not refused
+
+
+async def test_what_waits_for_all_is_called_where_the_last_write_was_refused(path: Path) -> None:
+    told: list[str] = []
+    refused: list[OperationError] = []
+    async with open_journal(path) as journal:
+        with refusing(path):
+            journal.put(KEY, workload("w1"), lambda: told.append("w1"))
+            journal.put(("workloads", "w2"), workload("w2"), refused=refused.append)
+            journal.after_all(lambda: told.append("after"))
+            await refusal(journal)
+            assert not told
+        with trio.fail_after(10):
+            await journal.wait_settled()
+    assert told == ["w1", "after"]
+    assert len(refused) == 1
+
+
+async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_late_is_harmless(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("leasehold_worker.journal.WRITE_TIMEOUT_S", 0.05)
+    intent = Intent("lock", ())
+    ended = Entry(Command(command_id="c1"), 1, 0.0, CommandUpdate(state=command_pb2.COMMAND_STATE_REJECTED))
+    told: list[str] = []
+    async with open_journal(path) as journal:
+        with refusing(path):
+            with trio.fail_after(10), pytest.raises(OperationError, match="no answer within"):
+                await journal.write(("intents", "c1"), journal_file.keep_intent("c1", intent))
+            assert (await refusal(journal)).reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            journal.put(("commands", "c1"), journal_file.keep_command(ended), lambda: told.append("c1"))
+            assert not told
+        with trio.fail_after(10):
+            await journal.wait_settled()
+        assert journal.refusal is None
+    assert told == ["c1"]
+    file = journal_file.JournalFile(path)
+    file.close()
+    assert [entry.command_id for entry in file.contents.entries] == ["c1"]
+    assert not file.contents.intents
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final, final
 
@@ -22,6 +23,9 @@ from leasehold_worker.journal_file import PROBE, Contents, JournalFile, Statemen
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+WRITE_TIMEOUT_S: Final = 10.0
+"""How long :meth:`Journal.write` waits for a disk that neither writes nor refuses: members may be locked."""
+
 CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of the worker waits for the disk."""
 
@@ -44,7 +48,7 @@ class Journal:
         self._wake = trio.Event()
         self._settled = trio.Event()
         self._settled.set()
-        self._last: Sequence[tuple[tuple[str, str], _Write]] = ()
+        self._number = count()
         self.refusal: OperationError | None = None
         """Why nothing can be written. None: it can, as far as is known."""
 
@@ -68,7 +72,8 @@ class Journal:
     ) -> None:
         """Writes after everything that was put before, and then calls ``then``.
 
-        What still waits under the same key is replaced, and its ``then`` is called with the new one's.
+        What still waits under the same key, or is refused by the disk meanwhile, is replaced: its ``then`` is
+        called with the new one's.
 
         Args:
             key: Table and row.
@@ -89,16 +94,16 @@ class Journal:
         """Calls this once everything that was put before is on disk: at once where that is so."""
         if self.is_settled:
             then()
-        elif self._waiting:
-            next(reversed(self._waiting.values())).then.append(then)
         else:
-            self._last[-1][1].then.append(then)
+            # A write of its own: none that may be refused takes it along.
+            self.put(("", str(next(self._number))), [], then)
 
     async def write(self, key: tuple[str, str], statements: list[Statement]) -> None:
         """Writes, and returns once that is on disk.
 
         Raises:
-            OperationError: STORAGE_UNAVAILABLE, and it was not written.
+            OperationError: STORAGE_UNAVAILABLE: the disk refused it, or did not answer in time. Then it may
+                still be written, before all that is put from now on.
         """
         done = trio.Event()
         failure: list[OperationError] = []
@@ -108,7 +113,10 @@ class Journal:
             done.set()
 
         self.put(key, statements, done.set, refused=fail)
-        await done.wait()
+        with trio.move_on_after(WRITE_TIMEOUT_S):
+            await done.wait()
+        if not done.is_set():
+            fail(self._find_unavailable(f"no answer within {WRITE_TIMEOUT_S:g} s"))
         if failure:
             raise failure[0]
 
@@ -127,7 +135,7 @@ class Journal:
             self._settled.set()
 
     async def _write_waiting(self) -> None:
-        batch = self._last = list(self._waiting.items())
+        batch = list(self._waiting.items())
         self._waiting = {}
         try:
             await trio.to_thread.run_sync(
@@ -145,20 +153,26 @@ class Journal:
             for then in write.then:
                 then()
 
-    async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: sqlite3.Error) -> None:
+    def _find_unavailable(self, why: str) -> OperationError:
+        """Notes that nothing can be written, until something is."""
         refusal = OperationError(
             errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-            f"the worker's journal can't be written ({error}): look at the disk of its state directory",
+            f"the worker's journal can't be written ({why}): look at the disk of its state directory",
         )
         if self.refusal is None:
             logger.error("%s; no command is taken in until it can", refusal.message)
         self.refusal = refusal
+        return refusal
+
+    async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: sqlite3.Error) -> None:
+        refusal = self._find_unavailable(str(error))
         newer, self._waiting = self._waiting, {}
         for key, write in batch:
-            if write.refused is not None:
+            follower = newer.get(key)
+            if follower is not None and follower.refused is None:
+                follower.then[:0] = write.then
+            elif write.refused is not None:
                 write.refused(refusal)
-            elif key in newer:
-                newer[key].then[:0] = write.then
             else:
                 self._waiting[key] = write
         self._waiting |= newer
@@ -185,5 +199,6 @@ async def open_journal(path: Path) -> AsyncIterator[Journal]:
                     await journal.wait_settled()
                 nursery.cancel_scope.cancel()
     finally:
-        with contextlib.suppress(sqlite3.Error):
-            file.close()
+        # A commit that hangs holds the file for as long.
+        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(sqlite3.Error):
+            await trio.to_thread.run_sync(file.close, abandon_on_cancel=True)

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse, Hello
+from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import now_timestamp
@@ -84,13 +84,16 @@ class Dispatcher:
         if workload is not None:
             self._fleet.workload_hub.publish(workload.workload_id, workload)
 
-    async def welcome(self, session: Session, hello: Hello) -> None:
+    async def welcome(self, session: Session) -> None:
         """Ends what the worker does not have and should, and sends everything that is open."""
+        if not self._fleet.is_current(session):
+            return
+        hello = session.hello
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
         ledger = self._fleet.ledger
         effects = ledger.welcome(hello.worker_id, hello.instance_id, held, now_timestamp(), session.earlier)
         session.welcomed = True
-        await self._carry_out(effects, session=session)
+        await self._carry_out(effects)
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
@@ -100,7 +103,9 @@ class Dispatcher:
             logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
             return
         for workload in update.workloads:
-            await self._fleet.apply_workload(workload, worker_id)
+            await self._fleet.apply_workload(workload, session)
+        if not self._fleet.is_current(session):  # it tells the next one where the command stands
+            return
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
             self._fleet.registry.apply_result(session.known, update.result)
@@ -113,7 +118,7 @@ class Dispatcher:
                 CommandState.Name(update.state),
                 worker_id,
             )
-        await self._carry_out(effects, session=session)
+        await self._carry_out(effects)
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""
@@ -136,15 +141,12 @@ class Dispatcher:
         known = self._fleet.registry.get(worker_id)
         return known is not None and self._fleet.worker(known).state in OUT_OF_CONTACT
 
-    async def _carry_out(
-        self, effects: Sequence[Effect], rows: Sequence[Row] = (), *, session: Session | None = None
-    ) -> None:
+    async def _carry_out(self, effects: Sequence[Effect], rows: Sequence[Row] = ()) -> None:
         """Does what the ledger says, in its order. Where the store refuses, the rest is not done.
 
         Args:
-            effects: What to do.
+            effects: What to do. Frames go to the session that the worker has by then.
             rows: What is stored together with the first command.
-            session: Of the worker that caused it. None: whichever it has now.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE.
@@ -161,13 +163,13 @@ class Dispatcher:
                         raise
                     rows = ()
                 case Send(stored, cancel):
-                    to = session or self._fleet.sessions.get(stored.command.worker_id)
+                    to = self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
                         frame = frame_of(stored, to.epoch, now_timestamp(), cancel=cancel)
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):
-                    to = session or self._fleet.sessions.get(worker_id)
+                    to = self._fleet.sessions.get(worker_id)
                     if to is not None:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
                         crash_point("outcome-acknowledged")
@@ -184,14 +186,18 @@ class Dispatcher:
         await self._fleet.save_command(stored, rows)
         crash_point("outcome-stored" if is_terminal(command.state) else "command-stored")
 
-    async def reconcile_workloads(self, hello: Hello) -> None:
+    async def reconcile_workloads(self, session: Session) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
+        fleet, hello = self._fleet, session.hello
         for workload in hello.workloads:
-            await self._fleet.apply_workload(workload, hello.worker_id)
+            await fleet.apply_workload(workload, session)
         reported = {workload.workload_id for workload in hello.workloads}
-        for workload in self._fleet.workloads_of(hello.worker_id):
-            if workload.workload_id not in reported and not self._is_being_started(workload):
-                await self._fleet.fail_workload(workload, GONE.to_proto())
+        for workload in fleet.workloads_of(hello.worker_id):
+            if not fleet.is_current(session):
+                return
+            is_live = fleet.workloads.get(workload.workload_id) is workload
+            if is_live and workload.workload_id not in reported and not self._is_being_started(workload):
+                await fleet.fail_workload(workload, GONE.to_proto())
 
     def _is_being_started(self, workload: Workload) -> bool:
         return any(

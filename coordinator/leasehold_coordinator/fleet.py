@@ -105,6 +105,10 @@ class Fleet:
                 self.events.worker(known, state)
                 self.fleet_hub.publish(worker_id, self.worker(known))
 
+    def is_current(self, session: Session) -> bool:
+        """Whether this is still its worker's session: it has neither ended nor been superseded."""
+        return self.sessions.get(session.hello.worker_id) is session
+
     def is_in_contact(self, worker_id: str) -> bool:
         """Whether the worker has a session whose loads come in time."""
         known = self.registry.get(worker_id)
@@ -153,19 +157,25 @@ class Fleet:
             )
         return found
 
-    async def apply_workload(self, reported: Workload, worker_id: str) -> None:
+    async def apply_workload(self, reported: Workload, session: Session) -> None:
         """Takes in a worker's report of a workload of its own, if it is newer than what is known.
+
+        One whose session is over is dropped: the next hello tells it again.
 
         Raises:
             FleetError: PROTOCOL_VIOLATION, the workload has no id; STORAGE_UNAVAILABLE, nothing has changed.
         """
         if not reported.workload_id:
             raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
-        known = self.workloads.get(reported.workload_id)
-        if known is None:
+        worker_id = session.hello.worker_id
+        if reported.workload_id not in self.workloads:
             ended = await self.store.find_workload(reported.workload_id)
             if ended is not None:  # it has ended, and stays so
                 return
+        if not self.is_current(session):
+            return
+        known = self.workloads.get(reported.workload_id)
+        if known is None:
             workload = Workload()
             workload.CopyFrom(reported)
             workload.worker_id = worker_id

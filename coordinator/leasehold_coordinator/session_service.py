@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from typing import Final, final
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -53,6 +54,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By worker, while one is let in."""
 
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
@@ -110,11 +113,24 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 worker=theirs_text,
                 coordinator=ours_text,
             )
-        self._fleet.registry.check_newcomer(hello, time.monotonic())
 
     async def _welcome(self, session: Session) -> None:
-        """Lets the worker in: the epoch is stored first, and an older stream of it is superseded."""
+        """Lets the worker in, one stream of it after the other.
+
+        What a hello says is true of its own stream: where that ends meanwhile, nothing more is concluded.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_ID; or STORAGE_UNAVAILABLE.
+        """
+        turn = self._turns.setdefault(session.hello.worker_id, asyncio.Lock())
+        async with turn:
+            if not session.ended.is_set():
+                await self._let_in(session)
+
+    async def _let_in(self, session: Session) -> None:
+        """The epoch is stored first, and an older stream of the worker is superseded."""
         fleet, hello = self._fleet, session.hello
+        fleet.registry.check_newcomer(hello, time.monotonic())
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
         older = fleet.sessions.get(hello.worker_id)
@@ -130,9 +146,10 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         await fleet.save_worker(hello, session.epoch)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
-        await self._dispatcher.reconcile_workloads(hello)
-        await self._dispatcher.welcome(session, hello)
-        fleet.publish_worker(session.known)
+        await self._dispatcher.reconcile_workloads(session)
+        await self._dispatcher.welcome(session)
+        if fleet.is_current(session):
+            fleet.publish_worker(session.known)
         crash_point("welcomed")
 
     def _welcome_frame(self, session: Session) -> Welcome:
@@ -172,7 +189,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (frame := await _next(context)) is not None:
-                if self._fleet.sessions.get(session.hello.worker_id) is not session:
+                if not self._fleet.is_current(session):
                     continue  # a newer stream of the worker has taken over
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
@@ -191,7 +208,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             case "command_update":
                 await self._dispatcher.update(session, frame.command_update)
             case "workload_event":
-                await self._fleet.apply_workload(frame.workload_event.workload, session.hello.worker_id)
+                await self._fleet.apply_workload(frame.workload_event.workload, session)
             case "output_chunk":
                 session.answer_read(frame.output_chunk)
             case "plan_answer":
@@ -229,7 +246,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             )
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch)
-        self._fleet.publish_worker(session.known)
+        if self._fleet.is_current(session):
+            self._fleet.publish_worker(session.known)
 
 
 def _parse(data: bytes) -> ConnectRequest | None:

@@ -1,8 +1,9 @@
 """A fleet of one worker on a real store, without a server, and a disk that can be slow or full."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -74,7 +75,7 @@ class Bench:
         assert found is not None
         return found
 
-    def update(self, state: CommandState.ValueType, *workloads: Workload) -> Awaitable[None]:
+    def update(self, state: CommandState.ValueType, *workloads: Workload) -> Coroutine[Any, Any, None]:
         update = CommandUpdate(command_id="c-1", state=state, workloads=workloads)
         return self.dispatcher.update(self.session, update)
 
@@ -98,6 +99,17 @@ class Bench:
             await write_now(*rows)
 
         monkeypatch.setattr(self.store, "write", write)
+        return gate
+
+    def hold_reads(self, monkeypatch: pytest.MonkeyPatch) -> Gate:
+        """Whoever looks for a workload waits for a gate."""
+        gate, find_now = Gate(), self.store.find_workload
+
+        async def find(id_or_name: str) -> Workload | None:
+            await gate()
+            return await find_now(id_or_name)
+
+        monkeypatch.setattr(self.store, "find_workload", find)
         return gate
 
 

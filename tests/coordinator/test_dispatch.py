@@ -138,11 +138,13 @@ def test_an_outcome_is_final(tmp_path: Path) -> None:
 
 def test_a_workload_is_reported_by_its_own_worker(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.fleet.apply_workload(workload(RUNNING, 1), "worker-alpha")
-        await bench.fleet.apply_workload(workload(EXITED, 2), "worker-beta")
+        beta = Session(make_hello("beta"))
+        bench.fleet.sessions["worker-beta"] = beta
+        await bench.fleet.apply_workload(workload(RUNNING, 1), bench.session)
+        await bench.fleet.apply_workload(workload(EXITED, 2), beta)
         assert bench.fleet.workloads["w-1"].status.state == RUNNING
         with pytest.raises(FleetError) as error:
-            await bench.fleet.apply_workload(Workload(), "worker-alpha")
+            await bench.fleet.apply_workload(Workload(), bench.session)
         assert error.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
 
     on_bench(tmp_path, scenario)

@@ -7,6 +7,7 @@ from leasehold.v1.command_pb2 import Command, Move, Operation, RemapOperation, S
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 from leasehold_worker.command_ledger import (
     ACKNOWLEDGED_LIMIT,
+    REFUSED_LIMIT,
     RETENTION_S,
     UNACKNOWLEDGED_LIMIT,
     UNFINISHED_LIMIT,
@@ -102,7 +103,16 @@ def test_another_epoch_is_not_obeyed_and_not_remembered(epoch: int) -> None:
     effects = ledger.receive(frame(epoch=epoch), EPOCH, 0.0)
     assert told(effects) == [(REJECTED, errors_pb2.ERROR_REASON_STALE_EPOCH)]
     assert told(ledger.receive(frame(), EPOCH, 0.0)) == [(ACCEPTED, 0)]
-    assert told(ledger.receive(frame(epoch=epoch, cancel=True), EPOCH, 0.0))[0][0] == REJECTED
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_known_command_of_another_epoch_is_told_as_it_is_and_never_refused(cancel: bool) -> None:
+    ledger = CommandLedger()
+    ledger.receive(frame(), EPOCH, 0.0)
+    ledger.progress("c1", "lock")
+    (effect,) = ledger.receive(frame(epoch=EPOCH - 1, cancel=cancel), EPOCH, 1.0)
+    assert isinstance(effect, Tell), "an outcome may wait for its disk"
+    assert effect.update.state == RUNNING
     assert ledger.open_entries[0].cancel_requested is False
 
 
@@ -182,7 +192,20 @@ def test_what_could_not_be_kept_is_taken_back() -> None:
     full = OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
     assert told(ledger.refuse("c1", full)) == [(REJECTED, errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE)]
     assert not ledger.open_entries
-    assert told(ledger.receive(frame(), EPOCH, 1.0)) == [(ACCEPTED, 0)]
+    again = ledger.receive(frame(), EPOCH, 1.0)
+    assert told(again) == [(REJECTED, errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE)], "it was told so"
+
+
+def test_refusals_are_remembered_within_bounds_and_wait_for_nobody() -> None:
+    ledger = CommandLedger()
+    full = OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+    for number in range(REFUSED_LIMIT + 1):
+        ledger.receive(frame(f"c{number}", cancel=number % 2 == 1), EPOCH, 0.0, full)
+    assert ledger.unacknowledged == []
+    assert ledger.acknowledge("c2", 1.0) == [], "nothing was done, so nothing is kept"
+    assert told(ledger.receive(frame("c1"), EPOCH, 1.0)) == [(CANCELLED, errors_pb2.ERROR_REASON_CANCELLED)]
+    assert told(ledger.receive(frame("c2"), EPOCH, 1.0))[0][0] == REJECTED
+    assert told(ledger.receive(frame("c0"), EPOCH, 1.0)) == [(ACCEPTED, 0)], "the oldest is forgotten"
 
 
 def test_a_restart_brings_back_what_was_kept() -> None:

@@ -23,6 +23,9 @@ UNFINISHED_LIMIT: Final = 8
 UNACKNOWLEDGED_LIMIT: Final = 1024
 """Outcomes that may wait for their acknowledgement. More means a coordinator that takes and never stores."""
 
+REFUSED_LIMIT: Final = 1024
+"""Refusals that are remembered, in memory only: what comes twice is refused twice. The oldest go first."""
+
 RETENTION_S: Final = 86_400.0
 """How long an acknowledged command is remembered, so that a late duplicate finds its answer."""
 
@@ -125,6 +128,7 @@ class CommandLedger:
         self._open: dict[str, Entry] = {}
         self._ended: dict[str, Entry] = {}
         self._acknowledged: dict[str, Entry] = {}
+        self._refused: dict[str, CommandUpdate] = {}
         for entry in sorted(entries, key=lambda entry: entry.acknowledged_s or 0.0):
             self._put(entry)
 
@@ -163,20 +167,24 @@ class CommandLedger:
 
         Args:
             frame: What came.
-            epoch: The highest that this worker has seen. A command of another is not obeyed.
+            epoch: The highest that this worker has seen. What carries another is not obeyed, and refused
+                unless it is known: a refusal of a command that is under way would be taken for its outcome.
             now_s: Seconds of the wall clock.
             refusal: Why no new command can be taken in. None: it can.
         """
-        command = frame.command
-        entry = self._find(command.command_id)
-        if frame.epoch != epoch:
-            return [Refuse(rejection(command.command_id, _stale(frame.epoch, epoch)))]
-        if entry is None:
-            return self._take_in(frame, now_s, refusal)
-        if frame.cancel and entry.is_open and not entry.cancel_requested:
-            cancelled = self._put(replace(entry, cancel_requested=True))
-            return [Keep(cancelled), Cancel(entry.command_id)]
-        return [Tell(entry.update)]
+        command_id = frame.command.command_id
+        is_stale = frame.epoch != epoch
+        entry = self._find(command_id)
+        if entry is not None:
+            if frame.cancel and not is_stale and entry.is_open and not entry.cancel_requested:
+                cancelled = self._put(replace(entry, cancel_requested=True))
+                return [Keep(cancelled), Cancel(command_id)]
+            return [Tell(entry.update)]
+        if command_id in self._refused:
+            return [Refuse(self._refused[command_id])]
+        if is_stale:
+            return [Refuse(rejection(command_id, _stale(frame.epoch, epoch)))]
+        return self._take_in(frame, now_s, refusal)
 
     def _take_in(self, frame: CommandFrame, now_s: float, refusal: OperationError | None) -> list[Effect]:
         command = frame.command
@@ -187,10 +195,15 @@ class CommandLedger:
             update = rejection(command.command_id, refusal)
         else:
             update = CommandUpdate(command_id=command.command_id, state=ACCEPTED)
-        entry = self._put(Entry(command, frame.epoch, now_s, update))
-        if update.state != ACCEPTED:
-            return [Refuse(update)]
-        return [Keep(entry), Tell(update), Start(entry)]
+            entry = self._put(Entry(command, frame.epoch, now_s, update))
+            return [Keep(entry), Tell(update), Start(entry)]
+        return self._remember_refusal(update)
+
+    def _remember_refusal(self, update: CommandUpdate) -> list[Effect]:
+        if len(self._refused) >= REFUSED_LIMIT:
+            del self._refused[next(iter(self._refused))]
+        self._refused[update.command_id] = update
+        return [Refuse(update)]
 
     def _why_not(self, command: Command) -> OperationError | None:
         for workload_id in workload_ids(command):
@@ -214,7 +227,7 @@ class CommandLedger:
     def refuse(self, command_id: str, error: OperationError) -> list[Effect]:
         """Takes back a command that could not be kept. It was not told accepted, and not begun."""
         self._open.pop(command_id, None)
-        return [Refuse(rejection(command_id, error))]
+        return self._remember_refusal(rejection(command_id, error))
 
     def progress(self, command_id: str, phase: str) -> list[Effect]:
         """Notes what the operation is at. That is not kept: after a restart it is observed."""

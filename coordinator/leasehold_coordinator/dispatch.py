@@ -128,9 +128,19 @@ class Dispatcher:
         return found or command
 
     async def tick(self) -> None:
-        """Ends what has expired, sends what waits, and marks what nobody can know at present."""
+        """Ends what has expired, sends what waits, and marks what nobody can know at present.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, some of it was not done, and is tried again by the next.
+        """
+        refusal: FleetError | None = None
         for effects in self._fleet.ledger.tick(now_timestamp(), self._instance_of, self._is_out_of_contact):
-            await self._carry_out(effects)
+            try:
+                await self._carry_out(effects)
+            except FleetError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def _instance_of(self, worker_id: str) -> str | None:
         """The instance that what waits may be sent to: not before its hello was compared."""

@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import grpc
@@ -149,10 +149,21 @@ async def _prune(fleet: Fleet, retention_s: float) -> None:
 async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
     while True:
         await asyncio.sleep(TICK_S)
+        await _tick_once(fleet, dispatcher)
+
+
+async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
+    """What time brings. No part is left out because another failed."""
+    parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
+        dispatcher.tick,
+        fleet.publish_silent_workers,
+        fleet.events.flush,
+    )
+    for part in parts:
         try:
-            await dispatcher.tick()
-            fleet.publish_silent_workers()
-            await fleet.events.flush()
+            waiting = part()
+            if waiting is not None:
+                await waiting
         except FleetError as error:
             logger.error("%s", error.message)
         except Exception:  # a defect in one tick must not end the coordinator

@@ -1,6 +1,7 @@
 """A fleet of one worker on a real store, without a server, and a disk that can be slow or full."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.session_service import WorkerSessionService
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import Row, Store
+from leasehold_coordinator.store import OldRows, Row, Store
 
 from .scripted_worker import make_hello
 
@@ -79,9 +80,14 @@ class Bench:
         update = CommandUpdate(command_id="c-1", state=state, workloads=workloads)
         return self.dispatcher.update(self.session, update)
 
-    def fail_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def write(*_rows: Row) -> None:
-            raise FULL
+    def fail_writes(self, monkeypatch: pytest.MonkeyPatch, times: int | None = None) -> None:
+        """All writes fail from now on, or so many."""
+        write_now, left = self.store.write, itertools.count() if times is None else iter(range(times))
+
+        async def write(*rows: Row | OldRows) -> None:
+            if next(left, None) is not None:
+                raise FULL
+            await write_now(*rows)
 
         monkeypatch.setattr(self.store, "write", write)
 
@@ -91,7 +97,7 @@ class Bench:
         """Writes to a table wait for a gate, and then fail if an error is given."""
         gate, write_now = Gate(), self.store.write
 
-        async def write(*rows: Row) -> None:
+        async def write(*rows: Row | OldRows) -> None:
             if rows[0].table is table:
                 await gate()
                 if error is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandState
+from leasehold.v1.fleet_pb2 import WORKER_STATE_LOST, Worker
 from leasehold.v1.worker_session_pb2 import (
     CommandUpdate,
     ConnectResponse,
@@ -16,7 +17,7 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_coordinator import command_states
+from leasehold_coordinator import command_states, server
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
@@ -146,6 +147,43 @@ def test_a_workload_is_reported_by_its_own_worker(tmp_path: Path) -> None:
         with pytest.raises(FleetError) as error:
             await bench.fleet.apply_workload(Workload(), bench.session)
         assert error.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_step_that_cannot_be_stored_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        ids = ["c-1", "c-2", "c-3"]
+        for number, command_id in enumerate(ids):
+            await bench.send(command_id, workload_id=f"w-{number}", timeout_s=1e-9)
+        del bench.fleet.sessions["worker-alpha"]
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch, times=1)
+            with pytest.raises(FleetError, match="disk is full"):
+                await bench.dispatcher.tick()
+        states = [(await bench.stored(command_id)).state for command_id in ids]
+        assert states == [command_states.DISPATCHED, command_states.UNKNOWN, command_states.UNKNOWN]
+        await bench.dispatcher.tick()
+        assert (await bench.stored()).state == command_states.UNKNOWN
+
+    on_bench(tmp_path, scenario)
+
+
+def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.service._welcome(bench.session)
+        await bench.send(timeout_s=1e-9)
+        bench.service._forget(bench.session)
+        assert bench.session.known is not None
+        bench.session.known.last_seen = -1e9
+        with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.fleet_hub.subscribe() as watcher:
+            bench.fail_writes(monkeypatch, times=1)
+            await server._tick_once(bench.fleet, bench.dispatcher)
+            change = await anext(watcher.changes())
+        assert change is not None
+        assert isinstance(change.message, Worker)
+        assert change.message.state == WORKER_STATE_LOST
+        assert await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, limit=9)
 
     on_bench(tmp_path, scenario)
 

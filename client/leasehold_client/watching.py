@@ -125,7 +125,7 @@ def watch_command(open_stream: OpenStream, patience: Patience | None) -> Iterato
 
     revision = -1
     for current in resume(attempt):
-        if current.revision > revision:
+        if current.revision > revision or has_ended(current.state):
             revision = current.revision
             yield current
         if has_ended(current.state):

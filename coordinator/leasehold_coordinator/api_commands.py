@@ -59,7 +59,10 @@ class CommandService(CommandServiceServicer):
             if is_terminal(command.state):
                 return
             async for change in subscription.changes():
-                if change is None or change.message.revision <= command.revision:
+                if change is None:
+                    continue
+                is_news = change.message.revision > command.revision or is_terminal(change.message.state)
+                if not is_news:
                     continue
                 command = change.message
                 yield WatchCommandResponse(command=command)
@@ -72,8 +75,7 @@ class CommandService(CommandServiceServicer):
         return CancelCommandResponse(command=await finish(self._dispatcher.cancel(command)))
 
     async def _find(self, command_id: str) -> Command:
-        stored = self._fleet.ledger.commands.get(command_id)
-        command = stored.command if stored else await self._fleet.store.find_command(command_id)
+        command = await self._fleet.find_command(command_id)
         if command is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_COMMAND,

@@ -123,9 +123,7 @@ class Dispatcher:
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""
         await self._carry_out(self._fleet.ledger.cancel(command.command_id, now_timestamp()))
-        stored = self._fleet.ledger.commands.get(command.command_id)
-        found = stored.command if stored else await self._fleet.store.find_command(command.command_id)
-        return found or command
+        return await self._fleet.find_command(command.command_id) or command
 
     async def tick(self) -> None:
         """Ends what has expired, sends what waits, and marks what nobody can know at present.

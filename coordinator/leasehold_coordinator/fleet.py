@@ -218,6 +218,11 @@ class Fleet:
         failed.status.ClearField("lease")
         await self.save_workload(failed)
 
+    async def find_command(self, command_id: str) -> Command | None:
+        """The command with this id as it is on disk: a step that is only under way is told to nobody."""
+        stored = self.ledger.on_disk.get(command_id)
+        return stored.command if stored is not None else await self.store.find_command(command_id)
+
     async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
         """Stores a command as it is now, together with other rows, and then tells watchers."""
         await self.store.write(command_row(stored), *rows)

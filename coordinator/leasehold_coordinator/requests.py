@@ -133,7 +133,7 @@ class Requests:
             return None
         stored = self._fleet.ledger.of_request(request_id)
         if stored is not None:
-            return stored.command
+            return await self._fleet.find_command(stored.command.command_id)
         return await self._fleet.store.find_request(request_id)
 
     def _new_workload(self, request: CreateWorkloadRequest) -> Workload:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold_client import watching
+from leasehold_client.errors import NoCoordinatorError
 
 from .conftest import CommandLine
 from .scripted_coordinator import ScriptedCoordinator, command
@@ -87,3 +88,14 @@ def test_an_outage_counts_as_waiting(leasehold: CommandLine, scripted: ScriptedC
     scripted.plays(command(DISPATCHED))
     scripted.answers["WatchCommand"] = lambda request, context: iter(())
     assert leasehold("suspend", "one", "--wait-timeout", "0.3").code == 4
+
+
+def test_an_outcome_counts_whatever_its_revision() -> None:
+    """A coordinator that was killed may give a revision again that it told and had not stored."""
+    streams = iter([[command(DISPATCHED), command(UNKNOWN, 2)], [command(DISPATCHED), command(SUCCEEDED, 2)]])
+
+    def opened(_: float | None) -> Generator[Command]:
+        yield from next(streams)
+        raise NoCoordinatorError("gone")
+
+    assert [told.state for told in watching.watch_command(opened, None)] == [DISPATCHED, UNKNOWN, SUCCEEDED]

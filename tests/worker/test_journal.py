@@ -2,8 +2,7 @@
 
 import resource
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from .conftest import WorkerProcess
 from .counters import read_output
+from .disks import refusing
 from .scripted_coordinator import ScriptedCoordinator
 
 KEY = ("workloads", "w1")
@@ -35,16 +35,6 @@ def rows(path: Path) -> dict[str, bytes]:
         found = dict(connection.execute("SELECT workload_id, record FROM workloads"))
     connection.close()
     return found
-
-
-@contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Nobody else can write to the file meanwhile."""
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    yield
-    other.execute("ROLLBACK")
-    other.close()
 
 
 @pytest.fixture

@@ -102,6 +102,8 @@ class Commands:
         self._nursery = nursery
         self._observer = observer
         self._ledger = CommandLedger(journal.contents.entries)
+        self._unwritten: set[str] = set()
+        """Ids of commands that have ended, and whose outcome is not on disk yet."""
         self._executions: dict[str, _Execution] = {}
         self._closed = False
         self._finished = trio.Event()
@@ -122,13 +124,13 @@ class Commands:
 
     @property
     def in_flight(self) -> list[str]:
-        """Ids of the commands that have not ended."""
-        return [entry.command_id for entry in self._ledger.open_entries]
+        """Ids of the commands that have not ended as far as may be told: their outcome is not on disk."""
+        return [*(entry.command_id for entry in self._ledger.open_entries), *self._unwritten]
 
     @property
     def unacknowledged(self) -> list[CommandUpdate]:
-        """Outcomes that the coordinator has not acknowledged."""
-        return self._ledger.unacknowledged
+        """Outcomes that are on disk and that the coordinator has not acknowledged."""
+        return [u for u in self._ledger.unacknowledged if u.command_id not in self._unwritten]
 
     def receive(self, frame: CommandFrame, epoch: int) -> None:
         """Takes a command or its cancellation. What was seen before is answered with where it stands."""
@@ -186,6 +188,8 @@ class Commands:
             return
         entry, following = effects[0].entry, effects[1:]
         begins = any(isinstance(effect, Start) for effect in following)
+        if any(isinstance(effect, Tell) and is_terminal(effect.update.state) for effect in following):
+            self._unwritten.add(entry.command_id)
         self._journal.put(
             ("commands", entry.command_id),
             journal_file.keep_command(entry),
@@ -207,11 +211,14 @@ class Commands:
                     if command_id in self._executions:
                         self._executions[command_id].cancel()
                 case Forget(command_ids):
-                    statements = journal_file.forget_commands(command_ids)
-                    self._journal.put(("commands", ""), statements)
+                    for command_id in command_ids:
+                        statements = journal_file.forget_command(command_id)
+                        self._journal.put(("commands", command_id), statements)
 
     def _tell(self, update: CommandUpdate) -> None:
         ended = is_terminal(update.state)
+        if ended:
+            self._unwritten.discard(update.command_id)
         if ended or update.state == ACCEPTED:
             crash_point("outcome-journaled" if ended else "command-journaled")
         self._observer(update)

@@ -75,9 +75,9 @@ def keep_workload(record: WorkloadRecord) -> list[Statement]:
     return [("INSERT OR REPLACE INTO workloads VALUES (?, ?)", (record.workload_id, encode(record)))]
 
 
-def forget_commands(command_ids: Iterable[str]) -> list[Statement]:
-    """Takes commands out."""
-    return [("DELETE FROM commands WHERE command_id = ?", (command_id,)) for command_id in command_ids]
+def forget_command(command_id: str) -> list[Statement]:
+    """Takes a command out."""
+    return [("DELETE FROM commands WHERE command_id = ?", (command_id,))]
 
 
 def forget_workload(workload_id: str) -> list[Statement]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import RunOperation
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
-from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
-from leasehold_worker import journal_file
+from leasehold.v1.command_pb2 import RunOperation, StopOperation
+from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate, ConnectRequest
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadSpec, WorkloadStatus
+from leasehold_worker import channel, journal_file
 from leasehold_worker.command_ledger import FORGET_AT_ONCE, Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
@@ -28,6 +28,7 @@ ACCEPTED, REJECTED, SUCCEEDED, CANCELLED = (
     command_pb2.COMMAND_STATE_CANCELLED,
 )
 EPOCH = 1
+FRAME_LIMIT_BYTES = dict(channel.OPTIONS)["grpc.max_send_message_length"]
 Observer = Callable[[CommandUpdate], None]
 
 
@@ -124,6 +125,44 @@ async def test_a_command_that_is_cancelled_while_the_disk_refuses_it_is_told_as_
     assert [update.state for update in told if update.state in (ACCEPTED, REJECTED)] == [ACCEPTED]
     assert told[-1].state == CANCELLED
     assert kept(path)["c1"].update == told[-1]
+
+
+def large(workload_id: str) -> Workload:
+    """A workload with the largest spec that there may be."""
+    status = WorkloadStatus(generation=3, state=WORKLOAD_STATE_RUNNING)
+    return Workload(workload_id=workload_id, spec=WorkloadSpec(arguments=["x" * 131_000]), status=status)
+
+
+async def test_an_outcome_fits_into_a_frame_however_many_workloads_it_carries(path: Path) -> None:
+    told: list[CommandUpdate] = []
+
+    def workloads_of(_: Iterable[str]) -> list[Workload]:
+        return [large(f"w{number}") for number in range(3)]
+
+    async with open_commands(path, told.append, workloads_of) as (commands, journal):
+        stop = make_command("c1", "w1", stop=StopOperation())
+        commands.receive(CommandFrame(epoch=EPOCH, command=stop), EPOCH)
+        with trio.fail_after(10):
+            await commands.wait_finished()
+            await journal.wait_settled()
+    outcome = told[-1]
+    assert ConnectRequest(command_update=outcome).ByteSize() < FRAME_LIMIT_BYTES
+    assert [workload.status.generation for workload in outcome.workloads] == [3, 3, 3]
+    assert kept(path)["c1"].update == outcome
+
+
+async def test_an_outcome_that_an_older_worker_kept_fits_into_a_frame(path: Path) -> None:
+    update = CommandUpdate(
+        command_id="c1", state=SUCCEEDED, workloads=[large(f"w{number}") for number in range(3)]
+    )
+    keep(path, Entry(make_command("c1", "w1"), EPOCH, 0.0, update))
+    told: list[CommandUpdate] = []
+    async with open_commands(path, told.append) as (commands, _):
+        commands.receive(run_frame(), EPOCH)
+        assert told == commands.unacknowledged
+    (outcome,) = told
+    assert ConnectRequest(command_update=outcome).ByteSize() < FRAME_LIMIT_BYTES
+    assert outcome.state == SUCCEEDED
 
 
 async def test_all_that_is_forgotten_is_taken_off_the_disk(path: Path) -> None:

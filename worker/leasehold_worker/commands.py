@@ -6,6 +6,7 @@ What is to be done about each frame is decided in :mod:`leasehold_worker.command
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
@@ -101,7 +102,9 @@ class Commands:
         self._driver_version = driver_version
         self._nursery = nursery
         self._observer = observer
-        self._ledger = CommandLedger(journal.contents.entries)
+        # An earlier version of the worker may have kept outcomes of any size.
+        entries = [replace(entry, update=wire.fitting(entry.update)) for entry in journal.contents.entries]
+        self._ledger = CommandLedger(entries)
         self._unwritten: set[str] = set()
         """Ids of commands that have ended, and whose outcome is not on disk yet."""
         self._executions: dict[str, _Execution] = {}
@@ -305,7 +308,7 @@ class Commands:
             CommandState.Name(state).removeprefix("COMMAND_STATE_"),
             f": {error.message}" if error else "",
         )
-        self._carry_out(self._ledger.finish(update))
+        self._carry_out(self._ledger.finish(wire.fitting(update)))
         self._finished.set()
         self._finished = trio.Event()
 

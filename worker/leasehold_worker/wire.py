@@ -1,7 +1,8 @@
 """The worker's own records as messages of the protos, in one place."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from google.protobuf import duration_pb2, timestamp_pb2
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, plan_pb2, worker_session_pb2, workload_pb2
@@ -13,6 +14,12 @@ from leasehold_worker.plan import Plan
 from leasehold_worker.pool import Lease, SlotLease
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import Workload
+
+UPDATE_LIMIT_BYTES: Final = 131_072
+"""Half a frame, as for hello."""
+
+MESSAGE_LIMIT: Final = 1024
+"""Characters that are left of an error's sentence where nothing else fits."""
 
 
 def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
@@ -249,3 +256,49 @@ def parked_workloads(records: Iterable[Workload]) -> list[worker_session_pb2.Par
         for record in records
         if record.parked is not None
     ]
+
+
+def fitting(update: worker_session_pb2.CommandUpdate) -> worker_session_pb2.CommandUpdate:
+    """The update, or what of it goes into a frame.
+
+    A larger frame ends the stream, and the next one, on which it is told again. Specs go first, which the
+    coordinator has; then workloads' members, which hello tells; then what was done with each member.
+    """
+    fitted = worker_session_pb2.CommandUpdate()
+    fitted.CopyFrom(update)
+    for trim in _TRIMS:
+        if fitted.ByteSize() <= UPDATE_LIMIT_BYTES:
+            break
+        trim(fitted)
+    return fitted
+
+
+def _leave_out_specs(update: worker_session_pb2.CommandUpdate) -> None:
+    for told in update.workloads:
+        told.ClearField("spec")
+
+
+def _leave_out_members(update: worker_session_pb2.CommandUpdate) -> None:
+    for told in update.workloads:
+        told.status.ClearField("members")
+
+
+def _leave_out_member_outcomes(update: worker_session_pb2.CommandUpdate) -> None:
+    update.result.ClearField("members")
+    update.result.warnings.append("what was done with each member is more than can be told")
+
+
+def _leave_out_all_but_the_outcome(update: worker_session_pb2.CommandUpdate) -> None:
+    update.ClearField("workloads")
+    update.ClearField("result")
+    if update.HasField("error"):
+        update.error.ClearField("metadata")
+        update.error.message = update.error.message[:MESSAGE_LIMIT]
+
+
+_TRIMS: Final[tuple[Callable[[worker_session_pb2.CommandUpdate], None], ...]] = (
+    _leave_out_specs,
+    _leave_out_members,
+    _leave_out_member_outcomes,
+    _leave_out_all_but_the_outcome,
+)

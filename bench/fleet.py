@@ -3,7 +3,7 @@
 For each size: CPU and memory of the coordinator, how late frames are, how long a change takes to a watcher,
 how many commands it carries and how fast, when a silent worker is noticed, and how all come back after it was
 killed. In the same run the same streams send the same loads to a bare grpc.aio server that gives each message
-back. Prints one JSON document.
+back. With ``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
 """
 
 import argparse
@@ -40,6 +40,8 @@ LOAD_INTERVAL_S = 5.0
 PROBES = 200
 CLIENTS = 16
 PROBE_NUMBER = 900_000
+OTHER_WORKERS = {"dask": 1_000, "ray": 20}
+"""As many as they manage beside each other on two cores."""
 
 
 def cpu_s(pid: int) -> float:
@@ -349,11 +351,26 @@ def measure_echo(count: int, seconds: float) -> dict[str, Any]:
             swarm.stop()
 
 
+def measure_others(python: str) -> list[dict[str, Any]]:
+    """What idle workers cost the schedulers of Dask and Ray, which that Python has."""
+    script = str(Path(__file__).with_name("other_schedulers.py"))
+    found = []
+    for name, count in OTHER_WORKERS.items():
+        done = subprocess.run(
+            [python, script, name, str(count)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+        )
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
 def main() -> None:
     """Measures, and prints the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1_000, 5_000, 10_000])
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument(
+        "--others", metavar="PYTHON", help="measure Dask and Ray too, with a Python that has both"
+    )
     parser.add_argument("--serve-echo", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve_echo:
@@ -376,7 +393,10 @@ def main() -> None:
         "python": platform.python_version(),
         "grpcio": grpc.__version__,
     }
-    sys.stdout.write(json.dumps({"machine": facts, "gpus_per_worker": 8, "sizes": sizes}, indent=2) + "\n")
+    document = {"machine": facts, "gpus_per_worker": 8, "sizes": sizes}
+    if options.others:
+        document["others"] = measure_others(options.others)
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

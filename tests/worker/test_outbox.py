@@ -38,8 +38,12 @@ def test_a_reader_that_stalls_is_an_error_and_not_memory() -> None:
     outbox = Outbox()
     for number in range(FRAME_LIMIT):
         outbox.put(update(str(number)))
+    assert outbox.waiting == FRAME_LIMIT
     with pytest.raises(OutboxFullError):
         outbox.put(update("one more"))
+    outbox.close()
+    outbox.put(update("after its end"))
+    assert len(list(outbox)) == FRAME_LIMIT
 
 
 def test_a_waiting_reader_is_woken() -> None:

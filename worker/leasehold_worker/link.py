@@ -34,7 +34,7 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuReading
 from leasehold_worker.journal import Journal
-from leasehold_worker.outbox import Outbox, OutboxFullError
+from leasehold_worker.outbox import FRAME_LIMIT, Outbox, OutboxFullError
 from leasehold_worker.output import read_output
 from leasehold_worker.planning import Planning
 from leasehold_worker.pool import GpuPool
@@ -55,6 +55,7 @@ EPOCH_LIMIT: Final = 2**62
 COALESCE_S: Final = 0.05
 """Lease changes that come together are told by one load, within 100 ms."""
 
+POLL_INTERVAL_S: Final = 0.02
 READS_AT_ONCE: Final = 16
 PLANS_AT_ONCE: Final = 1
 
@@ -94,6 +95,7 @@ class Link:
         self._planning = planning
         self._journal = journal
         self._outbox: Outbox | None = None
+        self._overflow = trio.Event()
         self._session_over = trio.Event()
         self._leaving = False
         self._epoch = state_directory.last_epoch()
@@ -101,15 +103,18 @@ class Link:
         self._ignored = 0
 
     def send(self, frame: ConnectRequest) -> None:
-        """Sends a frame if there is a session. Without one it is dropped: the next hello tells all."""
+        """Sends a frame if there is a session. Without one it is dropped: the next hello tells all.
+
+        Where too many wait, the session is over.
+        """
         if self._outbox is None:
             return
         try:
             self._outbox.put(frame)
-        except OutboxFullError as error:
-            logger.error("%s; connecting again", error)
+        except OutboxFullError:
             self._outbox.close()
             self._outbox = None
+            self._overflow.set()
 
     async def leave(self, reason: GoodbyeReason.ValueType) -> None:
         """Says goodbye, and waits 2 s at most for the coordinator to end the stream, which proves receipt."""
@@ -144,9 +149,9 @@ class Link:
         outbox = Outbox()
         with trio.move_on_after(JOURNAL_TIMEOUT_S):
             await self._journal.wait_settled()
-        # No await from here to the put: nothing may come between the snapshot in hello and what follows.
-        self._say_hello(outbox, readings)
-        self._outbox = outbox
+        # No await between the two: nothing may come between the snapshot in hello and what follows.
+        self._outbox, self._overflow = outbox, trio.Event()
+        self._say_hello(readings)
         self._session_over = trio.Event()
         try:
             async with open_stream(channel, outbox) as frames:
@@ -163,14 +168,15 @@ class Link:
             self._session_over.set()
         return end
 
-    def _say_hello(self, outbox: Outbox, readings: Mapping[str, GpuReading]) -> None:
+    def _say_hello(self, readings: Mapping[str, GpuReading]) -> None:
         hello = self._reporter.hello(readings, self._epoch)
         self._described = self._reporter.description()
-        outbox.put(ConnectRequest(hello=hello))
+        self.send(ConnectRequest(hello=hello))
 
     async def _hold(self, frames: trio.MemoryReceiveChannel[Incoming], outbox: Outbox) -> SessionEndError:
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_full)
                 await self._converse(frames, outbox, nursery)
         except* SessionEndError as group:
             first: BaseException = group
@@ -178,6 +184,10 @@ class Link:
                 first = first.exceptions[0]
             end = cast("SessionEndError", first)
         return end
+
+    async def _end_when_full(self) -> None:
+        await self._overflow.wait()
+        raise SessionEndError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
 
     async def _converse(
         self,
@@ -188,8 +198,7 @@ class Link:
         welcome = await self._be_welcomed(frames)
         session_id = welcome.session_id
         logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
-        for update in self._commands.unacknowledged:
-            self.send(ConnectRequest(command_update=update))
+        nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._report_loads, outbox, welcome)
         reads = trio.CapacityLimiter(READS_AT_ONCE)
         plans = trio.CapacityLimiter(PLANS_AT_ONCE)
@@ -254,6 +263,13 @@ class Link:
             )
             raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
 
+    async def _tell_again(self, outbox: Outbox) -> None:
+        """Tells the outcomes that were never acknowledged, as fast as they are read: there may be many."""
+        for update in self._commands.unacknowledged:
+            while outbox.waiting > FRAME_LIMIT // 2:  # noqa: ASYNC110 - gRPC's thread tells nobody
+                await trio.sleep(POLL_INTERVAL_S)
+            self.send(ConnectRequest(command_update=update))
+
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Tells the load within every interval, and soon after each change of a lease."""
         interval_s = welcome.load_interval.ToTimedelta().total_seconds()
@@ -264,7 +280,7 @@ class Link:
                 await trio.sleep(COALESCE_S)
             readings = await self._reporter.read_gpus()
             if self._reporter.description() != self._described:
-                self._say_hello(outbox, readings)
+                self._say_hello(readings)
             outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
             next_s = interval_s * random.uniform(0.9, 1.1)
 

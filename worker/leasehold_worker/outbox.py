@@ -28,6 +28,12 @@ class Outbox:
         self._load: ConnectRequest | None = None
         self._closed = False
 
+    @property
+    def waiting(self) -> int:
+        """How many frames wait."""
+        with self._condition:
+            return len(self._frames)
+
     def put(self, frame: ConnectRequest) -> None:
         """Adds a frame that must not be lost. Nothing is added once the box is closed.
 
@@ -35,11 +41,12 @@ class Outbox:
             OutboxFullError: Too many wait.
         """
         with self._condition:
+            if self._closed:
+                return
             if len(self._frames) >= FRAME_LIMIT:
                 raise OutboxFullError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
-            if not self._closed:
-                self._frames.append(frame)
-                self._condition.notify()
+            self._frames.append(frame)
+            self._condition.notify()
 
     def put_load(self, frame: ConnectRequest) -> None:
         """Adds a load, in the place of one that has not been sent."""

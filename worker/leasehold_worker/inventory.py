@@ -1,19 +1,28 @@
 """What NVML says of this host's GPUs, by UUID. What it can't say is None, never zero, and never an error.
 
 NVML ignores CUDA_VISIBLE_DEVICES and knows nothing of CUDA's order, so nothing here goes by index. Every
-method blocks for some milliseconds: call it in a thread.
+method blocks for some milliseconds, and never for much longer than :data:`ANSWER_TIMEOUT_S`: call it in a
+thread.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import pynvml
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.errors import OperationError
 
 logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S: Final = 10.0
+"""How long NVML may take: with a driver that hangs it never answers. One that was that late is not asked
+again before it has answered."""
 
 _ECC_UNCORRECTED: Final = 1
 _ECC_VOLATILE: Final = 0
@@ -22,6 +31,9 @@ SHARED_MARGIN_BYTES: Final = 2**26
 
 _VALUE_NOT_AVAILABLE: Final = 2**64 - 1
 """What NVML writes for the used memory of a process that it can't see into."""
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,9 @@ class Inventory:
     def __init__(self) -> None:
         # pynvml's first look-up of each symbol is not safe among threads.
         self._lock = threading.Lock()
+        self._overdue = threading.Event()
+        """Set unless a question was not answered in time, and still is not."""
+        self._overdue.set()
         self.unavailable_reason: str | None = None
         """Why NVML can't be used. None: it can."""
         try:
@@ -131,35 +146,50 @@ class Inventory:
         return {gpu.uuid: gpu.minor_number for gpu in self.gpus if gpu.minor_number is not None}
 
     def mig_enabled(self) -> frozenset[str]:
-        """UUIDs of the GPUs with MIG on now: it can be turned on at any time."""
-        with self._lock:
-            modes = {
+        """UUIDs of the GPUs with MIG on now: it can be turned on at any time.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT.
+        """
+        modes = self._ask(
+            lambda: {
                 uuid: _soft(pynvml.nvmlDeviceGetMigMode, handle) for uuid, handle in self._handles.items()
             }
+        )
         return frozenset(uuid for uuid, mode in modes.items() if mode is not None and mode[0] == 1)
 
     def mps_pids(self) -> frozenset[int]:
-        """Process ids of the clients of MPS."""
-        pids: set[int] = set()
-        with self._lock:
-            for handle in self._handles.values():
-                processes = _soft(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
-                pids.update(process.pid for process in processes or ())
-        return frozenset(pids)
+        """Process ids of the clients of MPS.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT.
+        """
+        found = self._ask(
+            lambda: [
+                _soft(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+                for handle in self._handles.values()
+            ]
+        )
+        return frozenset(process.pid for processes in found for process in processes or ())
 
     def read(self) -> dict[str, GpuReading]:
         """Measures every GPU, and looks at those facts that an operator may change."""
-        with self._lock:
-            self.gpus = tuple(_with_modes(gpu, self._handles[gpu.uuid]) for gpu in self.gpus)
-            return {uuid: _read_sample(handle) for uuid, handle in self._handles.items()}
+        try:
+            return self._ask(self._read)
+        except OperationError:
+            return {uuid: GpuReading() for uuid in self._handles}
 
     def free_bytes(self, own_pids: Collection[int]) -> dict[str, int]:
         """Free device memory by GPU UUID, less a margin where processes run that are not one's own.
 
         A GPU is missing where NVML can't say.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT: what does not fit there is lost, so nobody may guess.
         """
-        free = {uuid: reading.memory_free_bytes for uuid, reading in self.read().items()}
-        shared = {uuid for uuid, gpu in self.usage().items() if gpu.processes.keys() - set(own_pids)}
+        free = {uuid: reading.memory_free_bytes for uuid, reading in self._ask(self._read).items()}
+        usage = self._ask(self._usage)
+        shared = {uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids)}
         return {
             uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in shared else free_bytes
             for uuid, free_bytes in free.items()
@@ -168,17 +198,71 @@ class Inventory:
 
     def usage(self) -> dict[str, GpuUsage]:
         """Who uses the memory of each GPU, by UUID. A GPU is missing where NVML can't list its processes."""
+        try:
+            return self._ask(self._usage)
+        except OperationError:
+            return {}
+
+    def answers(self) -> bool:
+        """Whether NVML says who uses the GPUs, or at least that it can't."""
+        try:
+            self._ask(self._usage)
+        except OperationError:
+            return False
+        return True
+
+    def _read(self) -> dict[str, GpuReading]:
+        self.gpus = tuple(_with_modes(gpu, self._handles[gpu.uuid]) for gpu in self.gpus)
+        return {uuid: _read_sample(handle) for uuid, handle in self._handles.items()}
+
+    def _usage(self) -> dict[str, GpuUsage]:
         found: dict[str, GpuUsage] = {}
-        with self._lock:
-            for uuid, handle in self._handles.items():
-                processes = _soft(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-                memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
-                if processes is not None:
-                    found[uuid] = GpuUsage(
-                        memory and memory.used,
-                        {process.pid: _known(process.usedGpuMemory) for process in processes},
-                    )
+        for uuid, handle in self._handles.items():
+            processes = _soft(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+            memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
+            if processes is not None:
+                found[uuid] = GpuUsage(
+                    memory and memory.used,
+                    {process.pid: _known(process.usedGpuMemory) for process in processes},
+                )
         return found
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """Asks NVML, one question at a time, in a thread that is left behind where it hangs.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT.
+        """
+        if not self._overdue.is_set() or not self._lock.acquire(timeout=ANSWER_TIMEOUT_S):
+            raise _unanswered()
+        future: Future[Answer] = Future()
+        done = threading.Event()
+
+        def ask() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as error:  # noqa: BLE001 - raised where it was asked
+                future.set_exception(error)
+            self._lock.release()
+            done.set()
+
+        try:
+            threading.Thread(target=ask, name="nvml", daemon=True).start()
+        except RuntimeError as error:
+            self._lock.release()
+            raise _unanswered() from error
+        if not done.wait(ANSWER_TIMEOUT_S):
+            self._overdue = done
+            logger.error("%s", _unanswered().message)
+            raise _unanswered()
+        return future.result()
+
+
+def _unanswered() -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_DRIVER_TIMEOUT,
+        f"NVML does not answer within {ANSWER_TIMEOUT_S:g} s: look at what the kernel's log says of the GPUs",
+    )
 
 
 def _find_handles() -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -136,8 +136,7 @@ async def _nvml_answers() -> bool:
     """Whether NVML can be asked; it is left behind in its thread where it hangs."""
     with trio.move_on_after(NVML_TIMEOUT_S):
         inventory = await trio.to_thread.run_sync(Inventory, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(inventory.usage, abandon_on_cancel=True)
-        return True
+        return await trio.to_thread.run_sync(inventory.answers, abandon_on_cancel=True)
     return False
 
 

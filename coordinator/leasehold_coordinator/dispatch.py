@@ -1,5 +1,6 @@
 """The life of commands: what the ledger decides is stored and sent here."""
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Final, final
@@ -19,7 +20,7 @@ from leasehold_coordinator.command_ledger import (
     Store,
     frame_of,
 )
-from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
+from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import GONE, Fleet
@@ -37,6 +38,8 @@ class Dispatcher:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._ends: dict[str, asyncio.Event] = {}
+        """By command, while its outcome is being stored. It is neither open meanwhile, nor certain to end."""
 
     def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
         """Refuses a command for workloads of which one is busy, or for a worker that is.
@@ -104,6 +107,8 @@ class Dispatcher:
             return
         for workload in update.workloads:
             await self._fleet.apply_workload(workload, session)
+        while (end := self._ends.get(update.command_id)) is not None:
+            await end.wait()
         if not self._fleet.is_current(session):  # it tells the next one where the command stands
             return
         stored = self._fleet.ledger.commands.get(update.command_id)
@@ -159,6 +164,20 @@ class Dispatcher:
         Raises:
             FleetError: STORAGE_UNAVAILABLE.
         """
+        ends = [
+            effect.after.command.command_id
+            for effect in effects
+            if isinstance(effect, Store) and is_terminal(effect.after.command.state)
+        ]
+        for command_id in ends:
+            self._ends[command_id] = asyncio.Event()
+        try:
+            await self._do(effects, rows)
+        finally:
+            for command_id in ends:
+                self._ends.pop(command_id).set()
+
+    async def _do(self, effects: Sequence[Effect], rows: Sequence[Row]) -> None:
         for number, effect in enumerate(effects):
             match effect:
                 case Store():
@@ -186,13 +205,8 @@ class Dispatcher:
         stored = self._fleet.ledger.current(effect)
         if stored is None:
             return
-        command = stored.command
-        workload = self._fleet.workloads.get(command.workload_id)
-        failed_run = is_terminal(command.state) and command.state != SUCCEEDED
-        if failed_run and command.operation.HasField("run") and workload is not None:
-            await self._fleet.fail_workload(workload, command.error)
         await self._fleet.save_command(stored, rows)
-        crash_point("outcome-stored" if is_terminal(command.state) else "command-stored")
+        crash_point("outcome-stored" if is_terminal(stored.command.state) else "command-stored")
 
     async def reconcile_workloads(self, session: Session) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""

@@ -18,6 +18,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import schema
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
+from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
 from leasehold_coordinator.registry import KnownWorker, Registry
@@ -191,24 +192,26 @@ class Fleet:
             workload.status.CopyFrom(reported.status)
         await self.save_workload(workload)
 
-    async def save_workload(self, workload: Workload) -> None:
-        """Keeps a workload as it is now, stores it, and then tells watchers."""
+    async def save_workload(self, workload: Workload, *rows: Row) -> None:
+        """Keeps a workload as it is now, stores it together with other rows, and then tells watchers."""
         before = self.workloads.pop(workload.workload_id, None)
-        if not is_ended(workload.status.state):
-            self.workloads[workload.workload_id] = workload
+        now = None if is_ended(workload.status.state) else workload
+        if now is not None:
+            self.workloads[workload.workload_id] = now
         try:
-            await self.store.write(workload_row(workload))
-        except FleetError:  # it is reported again, and must be news again
-            self.workloads.pop(workload.workload_id, None)
-            if before is not None:
-                self.workloads[workload.workload_id] = before
+            await self.store.write(*rows, workload_row(workload))
+        except FleetError:  # it is reported again, and must be news again, unless a newer one was taken in
+            if self.workloads.get(workload.workload_id) is now:
+                self.workloads.pop(workload.workload_id, None)
+                if before is not None:
+                    self.workloads[workload.workload_id] = before
             raise
         self.workload_hub.publish(workload.workload_id, workload)
         if before is None or before.status.state != workload.status.state:
             self.events.workload(workload)
 
-    async def fail_workload(self, workload: Workload, error: errors_pb2.Error) -> None:
-        """Ends a workload that its worker did not start, or no longer has."""
+    async def fail_workload(self, workload: Workload, error: errors_pb2.Error, *rows: Row) -> None:
+        """Ends a workload that its worker did not start, or no longer has, and stores other rows with it."""
         failed = Workload()
         failed.CopyFrom(workload)
         failed.status.state = workload_pb2.WORKLOAD_STATE_FAILED
@@ -216,7 +219,7 @@ class Fleet:
         failed.status.error.CopyFrom(error)
         failed.status.end_time.CopyFrom(now_timestamp())
         failed.status.ClearField("lease")
-        await self.save_workload(failed)
+        await self.save_workload(failed, *rows)
 
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id as it is on disk: a step that is only under way is told to nobody."""
@@ -224,12 +227,20 @@ class Fleet:
         return stored.command if stored is not None else await self.store.find_command(command_id)
 
     async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
-        """Stores a command as it is now, together with other rows, and then tells watchers."""
-        await self.store.write(command_row(stored), *rows)
+        """Stores a command as it is now, together with other rows, and then tells watchers.
+
+        A workload that it was to start and did not is FAILED by the same write.
+        """
+        command = stored.command
+        workload = self.workloads.get(command.workload_id)
+        failed = is_terminal(command.state) and command.state != SUCCEEDED
+        if workload is not None and failed and command.operation.HasField("run"):
+            await self.fail_workload(workload, command.error, command_row(stored), *rows)
+        else:
+            await self.store.write(command_row(stored), *rows)
         self.ledger.kept(stored)
-        self.command_hub.publish(stored.command.command_id, stored.command)
-        workload = self.workloads.get(stored.command.workload_id)
-        self.events.command(stored.command, workload.name if workload else stored.command.workload_id)
+        self.command_hub.publish(command.command_id, command)
+        self.events.command(command, workload.name if workload else command.workload_id)
 
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""

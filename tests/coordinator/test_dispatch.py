@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import CommandState
+from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperation
 from leasehold.v1.fleet_pb2 import WORKER_STATE_LOST, Worker
 from leasehold.v1.worker_session_pb2 import (
     CommandUpdate,
@@ -17,12 +17,13 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_coordinator import command_states, server
+from leasehold_coordinator import command_states, schema, server
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
+from leasehold_coordinator.store import OldRows, Row
 
-from .bench import Bench, on_bench, workload
+from .bench import FULL, Bench, on_bench, workload
 from .scripted_worker import make_hello
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -147,6 +148,48 @@ def test_a_workload_is_reported_by_its_own_worker(tmp_path: Path) -> None:
         with pytest.raises(FleetError) as error:
             await bench.fleet.apply_workload(Workload(), bench.session)
         assert error.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_that_was_not_started_fails_in_the_same_write(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        pending = workload(workload_pb2.WORKLOAD_STATE_PENDING, 0)
+        run = Operation(run=RunOperation(name="one"))
+        command = Command(command_id="c-1", worker_id="worker-alpha", workload_id="w-1", operation=run)
+        await bench.dispatcher.create(command, pending)
+        writes = []
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            write_now = bench.store.write
+
+            async def write(*rows: Row | OldRows) -> None:
+                writes.append({row.table.name for row in rows})
+                await write_now(*rows)
+
+            monkeypatch.setattr(bench.store, "write", write)
+            await bench.update(command_states.FAILED)
+        assert writes == [{"commands", "workloads"}]
+        failed = await bench.store.find_workload("w-1")
+        assert failed is not None
+        assert failed.status.state == workload_pb2.WORKLOAD_STATE_FAILED
+        assert not bench.fleet.workloads
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_report_that_cannot_be_stored_does_not_take_a_newer_one_back(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.save_workload(workload(RUNNING, 1))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            gate = bench.hold_writes(monkeypatch, schema.workloads, FULL)
+            older = asyncio.create_task(bench.fleet.apply_workload(workload(SUSPENDED, 2), bench.session))
+            await gate.reached.wait()
+            monkeypatch.undo()
+            await bench.fleet.apply_workload(workload(SUSPENDED, 3), bench.session)
+            gate.opened.set()
+            with pytest.raises(FleetError):
+                await older
+        assert bench.fleet.workloads["w-1"].status.generation == 3
 
     on_bench(tmp_path, scenario)
 

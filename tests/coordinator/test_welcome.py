@@ -174,3 +174,30 @@ def test_what_came_on_a_superseded_stream_changes_nothing(tmp_path: Path) -> Non
         assert (await bench.stored()).state == SUCCEEDED
 
     on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [None, FULL])
+def test_an_outcome_that_is_being_stored_is_acknowledged_once_it_is(
+    tmp_path: Path, error: FleetError | None
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            commands = bench.hold_writes(monkeypatch, schema.commands, error)
+            updating = asyncio.create_task(bench.update(SUCCEEDED))
+            await commands.reached.wait()
+            newer = Session(make_hello(commands_unacknowledged=["c-1"]))
+            await bench.service._welcome(newer)
+            again = CommandUpdate(command_id="c-1", state=SUCCEEDED)
+            repeating = asyncio.create_task(bench.dispatcher.update(newer, again))
+            await bench.store.workers()  # time for whatever would go wrong
+            assert [frame.WhichOneof("frame") for frame in bench.sent(newer)] == ["welcome"]
+            monkeypatch.undo()
+            commands.opened.set()
+            results = await asyncio.gather(updating, repeating, return_exceptions=True)
+        assert list(results) == [error, None]
+        acknowledged = [frame.command_ack.command_id for frame in bench.sent(newer)]
+        assert set(acknowledged) == {"c-1"}
+        assert (await bench.stored()).state == SUCCEEDED
+
+    on_bench(tmp_path, scenario)

@@ -3,6 +3,7 @@
 Nothing depends on an event: where the store refuses, or a crash comes first, some are missing.
 """
 
+import asyncio
 import itertools
 import logging
 import time
@@ -43,6 +44,7 @@ class Events:
         self._store = store
         self._waiting: deque[Event] = deque(maxlen=WAITING_LIMIT)
         self._numbers = itertools.count()
+        self._flushing = asyncio.Lock()
 
     def worker(self, known: KnownWorker, state: WorkerState.ValueType) -> None:
         """A worker is in another state."""
@@ -99,13 +101,20 @@ class Events:
         return event
 
     async def flush(self) -> None:
-        """Stores what has been collected.
+        """Stores what has been collected. After it, all that happened before it can be listed.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE; it is tried again with the next.
         """
-        batch = list(self._waiting)
-        if batch:
-            await self._store.write(*map(event_row, batch))
-            for _ in batch:
-                self._waiting.popleft()
+        async with self._flushing:
+            batch = list(self._waiting)
+            if not batch:
+                return
+            self._waiting.clear()
+            try:
+                await self._store.write(*map(event_row, batch))
+            except (FleetError, asyncio.CancelledError):  # an event that is written twice is there once
+                later = list(self._waiting)
+                self._waiting.clear()
+                self._waiting.extend([*batch, *later])
+                raise

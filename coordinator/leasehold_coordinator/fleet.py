@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, final
 
-from leasehold.v1 import errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.worker_session_pb2 import Hello
@@ -105,6 +105,25 @@ class Fleet:
                     self.registry.note_silence(known)
                 self.events.worker(known, state)
                 self.fleet_hub.publish(worker_id, self.worker(known))
+
+    def end_lost_sessions(self) -> None:
+        """Ends the streams of workers that are lost: gRPC answers pings also for an agent that hangs.
+
+        What such a worker may be doing is not known, which is told once it has no stream.
+        """
+        now = time.monotonic()
+        for worker_id, session in self.sessions.items():
+            known = self.registry.get(worker_id)
+            if known is not None and self.registry.state(known, now) == fleet_pb2.WORKER_STATE_LOST:
+                silent_s = now - known.last_seen
+                session.end(
+                    worker_session_pb2.GOODBYE_REASON_UNSPECIFIED,
+                    FleetError(
+                        errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+                        f"nothing came from worker {session.hello.name} for {silent_s:.0f} s: connect again",
+                        worker=session.hello.name,
+                    ),
+                )
 
     def is_current(self, session: Session) -> bool:
         """Whether this is still its worker's session: it has neither ended nor been superseded."""

@@ -195,7 +195,7 @@ class Registry:
 
     def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
         """Notes the end of a session. False: a newer one has taken over, and nothing changes."""
-        if known.session_id != session_id:
+        if self._workers.get(known.hello.worker_id) is not known or known.session_id != session_id:
             return False
         known.session_id = None
         known.left = left

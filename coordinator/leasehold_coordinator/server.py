@@ -155,6 +155,7 @@ async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
 async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
     """What time brings. No part is left out because another failed."""
     parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
+        fleet.end_lost_sessions,
         dispatcher.tick,
         fleet.publish_silent_workers,
         fleet.events.flush,

@@ -214,11 +214,12 @@ def test_a_step_that_cannot_be_stored_does_not_hold_up_the_others(tmp_path: Path
 
 def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.service._welcome(bench.session)
+        session = Session(make_hello())
+        await bench.service._welcome(session)
         await bench.send(timeout_s=1e-9)
-        bench.service._forget(bench.session)
-        assert bench.session.known is not None
-        bench.session.known.last_seen = -1e9
+        bench.service._forget(session)
+        assert session.known is not None
+        session.known.last_seen = -1e9
         with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.fleet_hub.subscribe() as watcher:
             bench.fail_writes(monkeypatch, times=1)
             await server._tick_once(bench.fleet, bench.dispatcher)
@@ -227,6 +228,26 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         assert isinstance(change.message, Worker)
         assert change.message.state == WORKER_STATE_LOST
         assert await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, limit=9)
+
+    on_bench(tmp_path, scenario)
+
+
+def test_the_stream_of_a_worker_that_hangs_is_ended_and_its_commands_are_unknown(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        session = Session(make_hello())
+        await bench.service._welcome(session)
+        await bench.send()
+        assert session.known is not None
+        await server._tick_once(bench.fleet, bench.dispatcher)
+        assert not session.ended.is_set()
+        session.known.last_seen = -1e9
+        await server._tick_once(bench.fleet, bench.dispatcher)
+        assert session.ended.is_set()
+        goodbye = bench.sent(session)[-1].goodbye
+        assert "nothing came from worker alpha" in goodbye.error.message
+        bench.service._forget(session)
+        await server._tick_once(bench.fleet, bench.dispatcher)
+        assert (await bench.stored()).state == command_states.UNKNOWN
 
     on_bench(tmp_path, scenario)
 

@@ -5,15 +5,19 @@ import sqlite3
 import time
 from pathlib import Path
 
-from leasehold.v1 import command_pb2, events_pb2, workload_pb2
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, events_pb2, workload_pb2
 from leasehold.v1.events_pb2 import Event, ListEventsRequest
 from leasehold.v1.events_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold_coordinator import events as events_module
 from leasehold_coordinator import schema
 from leasehold_coordinator.command_ledger import StoredCommand
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.store import OldRows, Store, command_row, event_row
 
+from .bench import FULL, Bench, on_bench
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
 
@@ -57,6 +61,60 @@ def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> No
     newest = listed(coordinator)[0]
     assert newest.kind == events_pb2.EVENT_KIND_WORKER_REFUSED
     assert "protocol 9.0" in newest.message
+
+
+def messages(path: Path) -> list[str]:
+    async def listed() -> list[str]:
+        store = Store.open(str(path))
+        found = await store.list_events(worker_id=None, workload_id=None, offset=0, limit=100)
+        store.close()
+        return [event.message for event in reversed(found)]
+
+    return asyncio.run(listed())
+
+
+def refusal(message: str) -> FleetError:
+    return FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, message)
+
+
+def test_events_are_stored_once_by_whoever_comes_first_and_none_is_lost(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        events = bench.fleet.events
+        events.refused(refusal("first"))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            gate = bench.hold_writes(monkeypatch, schema.events)
+            flushing = asyncio.create_task(events.flush())
+            await gate.reached.wait()
+            events.refused(refusal("second"))
+            others = [asyncio.create_task(events.flush()) for _ in range(2)]
+            gate.opened.set()
+            await asyncio.gather(flushing, *others)
+
+    on_bench(tmp_path, scenario)
+    assert messages(tmp_path / "store.sqlite3") == ["first", "second"]
+
+
+def test_events_that_cannot_be_stored_wait_and_the_oldest_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "WAITING_LIMIT", 2)
+
+    async def scenario(bench: Bench) -> None:
+        events = bench.fleet.events
+        for message in ("first", "second"):
+            events.refused(refusal(message))
+        with pytest.MonkeyPatch.context() as patched:
+            gate = bench.hold_writes(patched, schema.events, FULL)
+            flushing = asyncio.create_task(events.flush())
+            await gate.reached.wait()
+            events.refused(refusal("third"))
+            gate.opened.set()
+            with pytest.raises(FleetError):
+                await flushing
+        await events.flush()
+
+    on_bench(tmp_path, scenario)
+    assert messages(tmp_path / "store.sqlite3") == ["second", "third"]
 
 
 async def fill(store: Store, count: int) -> None:

@@ -123,9 +123,10 @@ def test_what_a_command_took_is_not_free_before_the_next_load() -> None:
 
 def test_the_end_of_a_superseded_session_changes_nothing() -> None:
     registry = Registry(INTERVAL_S, started=0)
-    welcome(registry, hello(), "s1")
+    superseded = welcome(registry, hello(), "s1")
     known = welcome(registry, hello(), "s2")
-    assert not registry.disconnect(known, SessionId("s1"), left=False)
+    for one in (superseded, known):
+        assert not registry.disconnect(one, SessionId("s1"), left=False)
     assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_CONNECTED
 
 

@@ -1,6 +1,6 @@
 """What the coordinator refuses, as google.rpc.Status on unary calls and as Error in frames."""
 
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
@@ -73,7 +73,7 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
     return name.name.removeprefix("ERROR_REASON_") if name else str(reason)
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: FleetError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
     """Ends a call with the error and its details."""
     code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
     detail = any_pb2.Any()

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import random
 import signal
 import socket
 import time
@@ -33,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
 STOP_GRACE_S: Final = 1.0
+RETURNS_PER_S: Final = 1000
+"""Workers that come back in each second after a stop."""
+
+LEAST_SPREAD_S: Final = 0.5
+"""Over which few workers come back."""
+
 PRUNE_INTERVAL_S: Final = 10.0
 """Each time 500 rows of each kind may go."""
 
@@ -78,12 +85,18 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
             for task in background:
                 task.cancel()
         logger.info("stopping")
-        for session in list(fleet.sessions.values()):
-            session.end(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+        _send_away(fleet)
         await server.stop(STOP_GRACE_S)
     finally:
         await settle()
         await asyncio.to_thread(store.close)
+
+
+def _send_away(fleet: Fleet) -> None:
+    """Ends every stream. The workers come back one after the other, to whoever serves then."""
+    spread_s = max(LEAST_SPREAD_S, len(fleet.sessions) / RETURNS_PER_S)
+    for session in list(fleet.sessions.values()):
+        session.drain(random.uniform(0, spread_s), worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from typing import Final, final
 from weakref import WeakValueDictionary
@@ -25,7 +26,7 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import FleetError, abort
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.sessions import Session
@@ -40,6 +41,9 @@ SILENCE_INTERVALS: Final = 12
 
 HEARTBEAT_LOADS: Final = 3
 """Loads after which a worker hears of us. A timer for each of thousands of streams would cost more."""
+
+STORAGE_PAUSE_S: Final = (2.0, 6.0)
+"""How long a worker stays away, at least and at most, whose reports can't be stored."""
 
 EPOCH_LIMIT: Final = 2**62
 """More sessions than there can have been, and a number that every database takes."""
@@ -75,6 +79,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             await self._converse(session, context)
         except FleetError as error:
             logger.error("worker %s can't be let in: %s", hello.name, error.message)
+            if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+                await abort(context, error)  # no refusal: the worker tries again, and again less often
             self._fleet.events.refused(error, hello.worker_id, hello.name)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
@@ -196,8 +202,11 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 await finish(self._take(session, frame))
         except FleetError as error:
             logger.error("session of worker %s: %s", session.hello.name, error.message)
-            self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
-            session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
+            if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+                session.drain(random.uniform(*STORAGE_PAUSE_S))
+            else:
+                self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
+                session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
         finally:
             session.end()
 

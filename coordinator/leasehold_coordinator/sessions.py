@@ -7,6 +7,7 @@ from typing import Final, final
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
     ConnectResponse,
+    Drain,
     Goodbye,
     GoodbyeReason,
     Hello,
@@ -16,6 +17,7 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 
+from leasehold_coordinator.clock import duration
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.questions import Questions, UnansweredError
 from leasehold_coordinator.registry import KnownWorker, SessionId
@@ -68,6 +70,12 @@ class Session:
         self.ended.set()
         self._reads.end()
         self._plans.end()
+
+    def drain(self, reconnect_after_s: float, reason: GoodbyeReason.ValueType | None = None) -> None:
+        """Ends the stream, and asks the worker to connect again, not before so many seconds have passed."""
+        drain = Drain(reconnect_after=duration(reconnect_after_s))
+        self.send(ConnectResponse(drain=drain))
+        self.end(reason)
 
     async def read_output(self, request: ReadOutput, timeout_s: float) -> OutputChunk:
         """Asks the worker for a piece of output.

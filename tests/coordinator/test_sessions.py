@@ -1,7 +1,10 @@
 """The stream of a worker: who is let in, and how a session ends."""
 
+import asyncio
 import signal
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2
@@ -14,6 +17,8 @@ from leasehold.v1.worker_session_pb2 import (
     ProtocolVersion,
     WorkerLoad,
 )
+from leasehold_coordinator import server
+from leasehold_coordinator.sessions import Session
 
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
@@ -129,6 +134,22 @@ def test_only_a_goodbye_proves_a_clean_leave(coordinator: CoordinatorProcess, wo
 def test_a_stop_says_goodbye_to_the_workers(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     assert coordinator.end(signal.SIGTERM) == 0
     assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    assert 0 <= worker.frames[-2].drain.reconnect_after.ToTimedelta().total_seconds() <= 0.5
+
+
+def test_after_a_stop_many_workers_come_back_spread_over_time() -> None:
+    async def scenario() -> None:
+        fleet: Any = SimpleNamespace(sessions={f"w-{n}": Session(make_hello(f"w{n}")) for n in range(2000)})
+        server._send_away(fleet)
+        waits = []
+        for session in fleet.sessions.values():
+            drain, goodbye, end = (session.frames.get_nowait() for _ in range(3))
+            assert (goodbye.goodbye.reason, end) == (worker_session_pb2.GOODBYE_REASON_SHUTDOWN, None)
+            waits.append(drain.drain.reconnect_after.ToTimedelta().total_seconds())
+        assert 0 <= min(waits) < 0.5
+        assert 1.5 < max(waits) <= 2
+
+    asyncio.run(scenario())
 
 
 def test_a_watch_tells_of_loads_and_can_be_resumed(

@@ -42,6 +42,10 @@ DELETE_LIMIT: Final = 500
 """Rows that are deleted at once, so that others do not wait for long."""
 
 BUSY_TIMEOUT_S: Final = 10
+IN_USE: Final = "another coordinator uses it"
+
+ADVISORY_LOCK: Final = 0x6C65617365686F6C
+"""The key under which PostgreSQL keeps a database for one coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,9 @@ class _Write:
 class Store:
     """The store. Open it with :meth:`open`, and close it to let the writer finish."""
 
-    def __init__(self, engine: sa.Engine, lock: IO[str] | None) -> None:
+    def __init__(self, engine: sa.Engine, connection: sa.Connection, lock: IO[str] | None) -> None:
         self._engine = engine
+        self._connection = connection
         self._lock = lock
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
@@ -148,29 +153,30 @@ class Store:
 
     @classmethod
     def open(cls, database: str) -> "Store":
-        """Opens the database, brings its tables up to date, and starts the writer.
+        """Opens the database for this coordinator alone, brings its tables up to date, and starts the writer.
 
         Args:
             database: Path of a SQLite file, or a URL of SQLAlchemy.
 
         Raises:
-            StartError: It can't be opened or written.
+            StartError: It can't be opened or written, or another coordinator has it.
         """
-        is_file = "://" not in database
-        path = Path(database).expanduser()
-        lock = _lock_file(path) if is_file else None
+        lock: IO[str] | None = None
         try:
-            engine = sa.create_engine(f"sqlite:///{path}" if is_file else database)
+            is_path = "://" not in database
+            url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
+            engine = sa.create_engine(url or database)
+            path = _file_of(engine.url)
+            lock = _lock_file(path) if path is not None else None
             if engine.dialect.name == "sqlite":
                 sa.event.listen(engine, "connect", _set_pragmas)
-            with engine.begin() as connection:
-                _migrate(connection)
+            connection = _prepare(engine)
         except (sa.exc.SQLAlchemyError, alembic.util.CommandError, ImportError) as error:
             if lock is not None:
                 lock.close()
             why = str(getattr(error, "orig", None) or error).splitlines()[0]
             raise _unusable(database, why) from error
-        return cls(engine, lock)
+        return cls(engine, connection, lock)
 
     async def write(self, *rows: Row | OldRows) -> None:
         """Writes or deletes the rows in one transaction, and returns once they are on disk.
@@ -198,7 +204,7 @@ class Store:
             self._lock.close()
 
     def _write_batches(self) -> None:
-        with self._engine.connect() as connection:
+        with self._connection as connection:
             while (first := self._writes.get()) is not None:
                 batch = [first]
                 while len(batch) < BATCH_LIMIT and not self._writes.empty():
@@ -212,6 +218,7 @@ class Store:
     def _commit(self, connection: sa.Connection, batch: list[_Write]) -> None:
         try:
             with connection.begin():
+                _take_for_us(connection)  # again: a connection that broke has lost it
                 for write in batch:
                     for row in write.rows:
                         _delete(connection, row) if isinstance(row, OldRows) else _put(connection, row)
@@ -334,6 +341,39 @@ def _unavailable(done: str) -> FleetError:
     )
 
 
+def _prepare(engine: sa.Engine) -> sa.Connection:
+    """The connection that all is written on, to a database that is ours and up to date."""
+    connection = engine.connect()
+    try:
+        with connection.begin():
+            _take_for_us(connection)
+            _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _file_of(url: sa.URL) -> Path | None:
+    """The file that a database is kept in. None: it is on a server, or in memory."""
+    name = (url.database or "").removeprefix("file:")
+    if url.get_backend_name() != "sqlite" or url.host or name in ("", ":memory:"):
+        return None
+    return Path(name)
+
+
+def _take_for_us(connection: sa.Connection) -> None:
+    """Takes a database of a PostgreSQL server for as long as this connection lives; a file has its own lock.
+
+    Raises:
+        SQLAlchemyError: Another coordinator uses it.
+    """
+    if connection.dialect.name == "postgresql":
+        taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK)))
+        if not taken:
+            raise sa.exc.InvalidRequestError(IN_USE)
+
+
 def _lock_file(path: Path) -> IO[str]:
     """Takes the store for this process alone: two coordinators on one would give out the same epochs."""
     try:
@@ -345,7 +385,7 @@ def _lock_file(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise _unusable(path, "another coordinator uses it") from None
+        raise _unusable(path, IN_USE) from None
     return lock
 
 

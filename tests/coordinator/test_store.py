@@ -147,7 +147,8 @@ def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
 def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:
     path = str(tmp_path / "store.sqlite3")
     first = Store.open(path)
-    with pytest.raises(StartError, match="another coordinator uses it"):
-        Store.open(path)
+    for same in (path, f"sqlite:///{path}", f"sqlite+pysqlite:///file:{path}?uri=true"):
+        with pytest.raises(StartError, match="another coordinator uses it"):
+            Store.open(same)
     first.close()
-    Store.open(path).close()
+    Store.open(f"sqlite:///{path}").close()

@@ -20,6 +20,7 @@ from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.registry import KnownWorker
+from leasehold_coordinator.schema import event_id_at
 from leasehold_coordinator.store import Store, event_row
 from leasehold_coordinator.workload_states import state_name
 
@@ -90,7 +91,7 @@ class Events:
         self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
     ) -> Event:
         event = Event(
-            event_id=f"e-{time.time_ns():019d}-{next(self._numbers) % 10_000:04d}",
+            event_id=f"{event_id_at(time.time_ns())}-{next(self._numbers) % 10_000:04d}",
             time=now_timestamp(),
             kind=kind,
             worker_id=worker_id,

@@ -53,9 +53,11 @@ class Fleet:
         """Commands that have not ended."""
         self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
         self.workload_hub: Hub[Workload] = Hub()
-        self.command_hub: Hub[Command] = Hub()
+        self.command_hub: Hub[Command] = Hub(history_bytes=0)
+        """Nobody resumes: a watch of a command begins with how it stands."""
         self.events = Events(store)
         self._published_states: dict[str, WorkerState.ValueType] = {}
+        self._published_gpus: dict[str, set[str]] = {}
 
     async def load(self) -> None:
         """Brings back what the store holds."""
@@ -85,12 +87,16 @@ class Fleet:
 
     def publish_worker(self, known: KnownWorker) -> None:
         """Tells watchers of a worker and its GPUs."""
-        worker = self.worker(known)
+        worker, gpus = self.worker(known), self.gpus(known)
+        uuids = {gpu.gpu.uuid for gpu in gpus}
+        if self._published_gpus.get(worker.worker_id, set()) - uuids:
+            self.fleet_hub.start_over(f"worker {worker.name} has fewer or other GPUs than before")
+        self._published_gpus[worker.worker_id] = uuids
         if self._published_states.get(worker.worker_id) != worker.state:
             self.events.worker(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
         self.fleet_hub.publish(worker.worker_id, worker)
-        for gpu in self.gpus(known):
+        for gpu in gpus:
             self.fleet_hub.publish(gpu.gpu.uuid, gpu)
 
     def publish_silent_workers(self) -> None:

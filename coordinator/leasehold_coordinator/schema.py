@@ -62,3 +62,8 @@ events: Final = Table(
     Column("record", LargeBinary, nullable=False),
 )
 """Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""
+
+
+def event_id_at(time_ns: int) -> str:
+    """What the ids of the events of a moment begin with."""
+    return f"e-{time_ns:019d}"

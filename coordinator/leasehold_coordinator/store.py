@@ -391,10 +391,15 @@ def _lock_file(path: Path) -> IO[str]:
 
 def _delete(connection: sa.Connection, rows: OldRows) -> None:
     (key,) = rows.table.primary_key.columns
-    old = sa.select(key).where(rows.table.c.create_time_ns < rows.created_before_ns)
-    if "ended" in rows.table.c:
-        old = old.where(rows.table.c.ended)
-    connection.execute(sa.delete(rows.table).where(key.in_(old.limit(DELETE_LIMIT))))
+    connection.execute(sa.delete(rows.table).where(key.in_(_old_keys(rows).limit(DELETE_LIMIT))))
+
+
+def _old_keys(rows: OldRows) -> sa.Select[tuple[str]]:
+    """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
+    (key,) = rows.table.primary_key.columns
+    if rows.table is schema.events:
+        return sa.select(key).where(key < schema.event_id_at(rows.created_before_ns))
+    return sa.select(key).where(rows.table.c.ended, rows.table.c.create_time_ns < rows.created_before_ns)
 
 
 def _put(connection: sa.Connection, row: Row) -> None:

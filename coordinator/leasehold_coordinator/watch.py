@@ -1,7 +1,6 @@
 """Changes for those who watch: each once, in order, with a revision to resume from."""
 
 import asyncio
-import contextlib
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -9,12 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, final
 
+from google.protobuf import message
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.errors import FleetError
 
 HISTORY_LIMIT: Final = 10_000
 """Changes that can be resumed from."""
+
+HISTORY_BYTES: Final = 32 * 2**20
+"""What they may have in all, as they go over the wire."""
 
 BACKLOG_LIMIT: Final = 1_000
 """Changes that may wait for one watcher; a slower one is told to start over."""
@@ -24,16 +27,17 @@ BOOKMARK_INTERVAL_S: Final = 15.0
 REVISION_DIGITS: Final = 19
 """Digits that a revision may have: 64 bits."""
 
-Message = TypeVar("Message")
+Message = TypeVar("Message", bound=message.Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Message]):
-    """A message as it became, under the revision of that change."""
+    """A message as it became, under the revision of that change, and its size."""
 
     revision: int
     key: str
     message: Message
+    size_bytes: int
 
 
 @final
@@ -42,44 +46,57 @@ class Subscription(Generic[Message]):
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self._queue: asyncio.Queue[Change[Message]] = asyncio.Queue(BACKLOG_LIMIT)
-        self._overflowed = False
+        self._queue: asyncio.Queue[Change[Message] | None] = asyncio.Queue(BACKLOG_LIMIT + 1)
+        """The changes; None after the last."""
+        self._why_ended = ""
 
     def offer(self, change: Change[Message]) -> None:
         """Adds a change; a subscription that is full ends, and what follows the gap is not told."""
-        if self._overflowed:
-            return
-        try:
+        if self._queue.qsize() >= BACKLOG_LIMIT:
+            self.end(f"the watcher fell {BACKLOG_LIMIT} changes behind")
+        elif not self._why_ended:
             self._queue.put_nowait(change)
-        except asyncio.QueueFull:
-            self._overflowed = True
+
+    def end(self, why: str) -> None:
+        """Ends it after what waits. Only once."""
+        if not self._why_ended:
+            self._why_ended = why
+            self._queue.put_nowait(None)
 
     async def changes(self) -> AsyncIterator[Change[Message] | None]:
         """Every change; None each time that nothing has changed for a while.
 
         Raises:
-            FleetError: INVALID_TOKEN, the watcher was too slow and has missed changes.
+            FleetError: INVALID_TOKEN, the watcher was too slow, or what it knows can't be brought up to date.
         """
         while True:
-            if self._overflowed and self._queue.empty():
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                    f"the watcher fell {BACKLOG_LIMIT} changes behind: watch again, from a snapshot",
-                )
             change: Change[Message] | None = None
-            with contextlib.suppress(TimeoutError):
+            is_quiet = False
+            try:
                 async with asyncio.timeout(BOOKMARK_INTERVAL_S):
                     change = await self._queue.get()
+            except TimeoutError:
+                is_quiet = True
+            if change is None and not is_quiet:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
+                )
             yield change  # outside the timeout, which is not for what the watcher does with it
 
 
 @final
 class Hub(Generic[Message]):
-    """Publishes the changes of one kind of thing."""
+    """Publishes the changes of one kind of thing.
 
-    def __init__(self) -> None:
+    Args:
+        history_bytes: What may be kept of them to resume from.
+    """
+
+    def __init__(self, history_bytes: int = HISTORY_BYTES) -> None:
         self._instance = uuid.uuid4().hex[:8]
-        self._history: deque[Change[Message]] = deque(maxlen=HISTORY_LIMIT)
+        self._history_bytes = history_bytes
+        self._history: deque[Change[Message]] = deque()
+        self._kept_bytes = 0
         self._subscriptions: set[Subscription[Message]] = set()
         self.revision = 0
         """Revision of the newest change."""
@@ -87,11 +104,22 @@ class Hub(Generic[Message]):
     def publish(self, key: str, message: Message) -> None:
         """Tells a change to everybody who watches everything or this key."""
         self.revision += 1
-        change = Change(self.revision, key, message)
+        change = Change(self.revision, key, message, message.ByteSize())
         self._history.append(change)
+        self._kept_bytes += change.size_bytes
+        while self._kept_bytes > self._history_bytes or len(self._history) > HISTORY_LIMIT:
+            self._kept_bytes -= self._history.popleft().size_bytes
         for subscription in self._subscriptions:
             if subscription.key in (None, key):
                 subscription.offer(change)
+
+    def start_over(self, why: str) -> None:
+        """Ends every watch, and lets none be resumed: something is gone, which no change can tell."""
+        self._instance = uuid.uuid4().hex[:8]
+        self._history.clear()
+        self._kept_bytes = 0
+        for subscription in self._subscriptions:
+            subscription.end(why)
 
     @contextmanager
     def subscribe(self, key: str | None = None) -> Iterator[Subscription[Message]]:

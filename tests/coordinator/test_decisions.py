@@ -9,11 +9,14 @@ from google.rpc import error_details_pb2, status_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import command_states, watch
 from leasehold_coordinator.command_states import OUTCOMES, TRANSITIONS, is_terminal, may_follow
 from leasehold_coordinator.errors import FleetError, abort
 from leasehold_coordinator.planner import Candidate, check_named_gpus
 from leasehold_coordinator.watch import Hub, Subscription
+
+from .test_watch import named
 
 STATES = [state for state in CommandState.values() if state]
 
@@ -107,18 +110,18 @@ def test_a_watcher_that_missed_a_change_is_told_nothing_that_came_after(
     monkeypatch.setattr(watch, "BACKLOG_LIMIT", 2)
 
     async def scenario() -> None:
-        hub: Hub[str] = Hub()
+        hub: Hub[Workload] = Hub()
         told: list[str] = []
 
-        async def watch_on(subscription: Subscription[str]) -> None:
+        async def watch_on(subscription: Subscription[Workload]) -> None:
             async for change in subscription.changes():
                 assert change is not None
-                told.append(change.message)
-                hub.publish("a", "after the gap")
+                told.append(change.message.name)
+                hub.publish("a", named("after the gap"))
 
         with hub.subscribe() as subscription:
             for message in ("1", "2", "missed"):
-                hub.publish("a", message)
+                hub.publish("a", named(message))
             with pytest.raises(FleetError, match="behind"):
                 await watch_on(subscription)
         assert told == ["1", "2"]
@@ -132,9 +135,9 @@ def test_a_watcher_may_take_longer_over_a_change_than_the_time_between_bookmarks
     monkeypatch.setattr(watch, "BOOKMARK_INTERVAL_S", 0.01)
 
     async def scenario() -> None:
-        hub: Hub[str] = Hub()
+        hub: Hub[Workload] = Hub()
         with hub.subscribe() as subscription:
-            hub.publish("a", "1")
+            hub.publish("a", named("1"))
             async for change in subscription.changes():
                 assert change is not None
                 await asyncio.sleep(0.05)  # longer than the bookmarks are apart
@@ -145,8 +148,8 @@ def test_a_watcher_may_take_longer_over_a_change_than_the_time_between_bookmarks
 
 @pytest.mark.parametrize("digits", ["", "-1", "x", "1" * 5000, "²", "1.0"])
 def test_a_token_of_this_start_that_was_never_given_out(digits: str) -> None:
-    hub: Hub[str] = Hub()
-    hub.publish("a", "1")
+    hub: Hub[Workload] = Hub()
+    hub.publish("a", named("1"))
     instance = hub.token(0).partition(".")[0]
     with pytest.raises(FleetError) as error:
         hub.since(f"{instance}.{digits}")

@@ -122,7 +122,7 @@ async def fill(store: Store, count: int) -> None:
         for state in (command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_PENDING):
             command = command_pb2.Command(command_id=f"c{number}-{state}", state=state)
             command.create_time.FromNanoseconds(number + 1)
-            event = Event(event_id=f"e{number}-{state}")
+            event = Event(event_id=f"{schema.event_id_at(number + 1)}-{state:04d}")
             event.time.FromNanoseconds(number + 1)
             await store.write(command_row(StoredCommand(command)), event_row(event))
 

@@ -12,10 +12,12 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator import schema
+from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.schema import METADATA
-from leasehold_coordinator.store import Store, command_row, worker_row, workload_row
+from leasehold_coordinator.store import OldRows, Store, command_row, worker_row, workload_row
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -142,6 +144,20 @@ def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
     for path in ("/proc/no/store.sqlite3", str(tmp_path / "file"), str(tmp_path)):
         with pytest.raises(StartError, match="can't be used"):
             Store.open(path)
+
+
+@pytest.mark.parametrize("table", [schema.commands, schema.workloads, schema.events], ids=str)
+def test_what_is_old_is_found_without_looking_at_every_row(tmp_path: Path, table: sa.Table) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    statement = store_module._old_keys(OldRows(table, 5)).compile(
+        engine, compile_kwargs={"literal_binds": True}
+    )
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
+    engine.dispose()
+    assert [row.detail.split()[0] for row in plan] == ["SEARCH"], plan
 
 
 def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:

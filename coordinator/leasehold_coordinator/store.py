@@ -5,20 +5,14 @@ write has returned only when it is on disk (``synchronous=FULL``).
 """
 
 import asyncio
-import fcntl
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import Any, Final, final
 
-import alembic.command
-import alembic.config
-import alembic.util
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
@@ -29,7 +23,8 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import schema
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.command_states import is_terminal
-from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.database import Database
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.workload_states import is_ended
 
 logger = logging.getLogger(__name__)
@@ -40,12 +35,6 @@ QUEUE_LIMIT: Final = 10_000
 BATCH_LIMIT: Final = 100
 DELETE_LIMIT: Final = 500
 """Rows that are deleted at once, so that others do not wait for long."""
-
-BUSY_TIMEOUT_S: Final = 10
-IN_USE: Final = "another coordinator uses it"
-
-ADVISORY_LOCK: Final = 0x6C65617365686F6C
-"""The key under which PostgreSQL keeps a database for one coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +132,8 @@ class _Write:
 class Store:
     """The store. Open it with :meth:`open`, and close it to let the writer finish."""
 
-    def __init__(self, engine: sa.Engine, connection: sa.Connection, lock: IO[str] | None) -> None:
-        self._engine = engine
-        self._connection = connection
-        self._lock = lock
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
@@ -161,22 +148,7 @@ class Store:
         Raises:
             StartError: It can't be opened or written, or another coordinator has it.
         """
-        lock: IO[str] | None = None
-        try:
-            is_path = "://" not in database
-            url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
-            engine = sa.create_engine(url or database)
-            path = _file_of(engine.url)
-            lock = _lock_file(path) if path is not None else None
-            if engine.dialect.name == "sqlite":
-                sa.event.listen(engine, "connect", _set_pragmas)
-            connection = _prepare(engine)
-        except (sa.exc.SQLAlchemyError, alembic.util.CommandError, ImportError) as error:
-            if lock is not None:
-                lock.close()
-            why = str(getattr(error, "orig", None) or error).splitlines()[0]
-            raise _unusable(database, why) from error
-        return cls(engine, connection, lock)
+        return cls(Database.open(database))
 
     async def write(self, *rows: Row | OldRows) -> None:
         """Writes or deletes the rows in one transaction, and returns once they are on disk.
@@ -199,26 +171,22 @@ class Store:
         """Waits until everything is written."""
         self._writes.put(None)
         self._writer.join()
-        self._engine.dispose()
-        if self._lock is not None:
-            self._lock.close()
+        self._database.close()
 
     def _write_batches(self) -> None:
-        with self._connection as connection:
-            while (first := self._writes.get()) is not None:
-                batch = [first]
-                while len(batch) < BATCH_LIMIT and not self._writes.empty():
-                    following = self._writes.get()
-                    if following is None:
-                        self._writes.put(None)
-                        break
-                    batch.append(following)
-                self._commit(connection, batch)
+        while (first := self._writes.get()) is not None:
+            batch = [first]
+            while len(batch) < BATCH_LIMIT and not self._writes.empty():
+                following = self._writes.get()
+                if following is None:
+                    self._writes.put(None)
+                    break
+                batch.append(following)
+            self._commit(batch)
 
-    def _commit(self, connection: sa.Connection, batch: list[_Write]) -> None:
+    def _commit(self, batch: list[_Write]) -> None:
         try:
-            with connection.begin():
-                _take_for_us(connection)  # again: a connection that broke has lost it
+            with self._database.write() as connection:
                 for write in batch:
                     for row in write.rows:
                         _delete(connection, row) if isinstance(row, OldRows) else _put(connection, row)
@@ -226,7 +194,7 @@ class Store:
             # The last three: a value that the database has no room for, which its driver refuses itself.
             if len(batch) > 1:  # one bad write must not fail the others
                 for write in batch:
-                    self._commit(connection, [write])
+                    self._commit([write])
                 return
             logger.error("the store can't be written: %s", error)
             batch[0].done.set_exception(_unavailable("written"))
@@ -236,7 +204,7 @@ class Store:
 
     async def _read(self, query: Callable[[sa.Connection], list[Any]]) -> list[Any]:
         def run() -> list[Any]:
-            with self._engine.connect() as connection:
+            with self._database.read() as connection:
                 return query(connection)
 
         try:
@@ -330,63 +298,11 @@ class Store:
         return [Event.FromString(row.record) for row in rows]
 
 
-def _unusable(database: str | Path, why: str | None) -> StartError:
-    return StartError(f"the database {database} can't be used: {why}; choose another with --database")
-
-
 def _unavailable(done: str) -> FleetError:
     return FleetError(
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         f"the coordinator's store can't be {done}: look at its log and at the disk",
     )
-
-
-def _prepare(engine: sa.Engine) -> sa.Connection:
-    """The connection that all is written on, to a database that is ours and up to date."""
-    connection = engine.connect()
-    try:
-        with connection.begin():
-            _take_for_us(connection)
-            _migrate(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _file_of(url: sa.URL) -> Path | None:
-    """The file that a database is kept in. None: it is on a server, or in memory."""
-    name = (url.database or "").removeprefix("file:")
-    if url.get_backend_name() != "sqlite" or url.host or name in ("", ":memory:"):
-        return None
-    return Path(name)
-
-
-def _take_for_us(connection: sa.Connection) -> None:
-    """Takes a database of a PostgreSQL server for as long as this connection lives; a file has its own lock.
-
-    Raises:
-        SQLAlchemyError: Another coordinator uses it.
-    """
-    if connection.dialect.name == "postgresql":
-        taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK)))
-        if not taken:
-            raise sa.exc.InvalidRequestError(IN_USE)
-
-
-def _lock_file(path: Path) -> IO[str]:
-    """Takes the store for this process alone: two coordinators on one would give out the same epochs."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(path.name + ".lock").open("w")
-    except OSError as error:
-        raise _unusable(path, error.strerror) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise _unusable(path, IN_USE) from None
-    return lock
 
 
 def _delete(connection: sa.Connection, rows: OldRows) -> None:
@@ -408,15 +324,3 @@ def _put(connection: sa.Connection, row: Row) -> None:
     updated = connection.execute(sa.update(row.table).where(key == row.values[key.name]).values(row.values))
     if updated.rowcount == 0:
         connection.execute(sa.insert(row.table).values(row.values))
-
-
-def _set_pragmas(connection: Any, _record: object) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _migrate(connection: sa.Connection) -> None:
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(files("leasehold_coordinator") / "migrations"))
-    config.attributes["connection"] = connection
-    alembic.command.upgrade(config, "head")

@@ -35,6 +35,9 @@ GONE: Final = FleetError(
 )
 
 
+TIME_LIMIT_NS: Final = 2**63
+"""Beyond every time, and a number that no database takes."""
+
 SILENT: Final = (fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_LOST)
 
 
@@ -189,10 +192,16 @@ class Fleet:
         One whose session is over is dropped: the next hello tells it again.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, the workload has no id; STORAGE_UNAVAILABLE, nothing has changed.
+            FleetError: PROTOCOL_VIOLATION, it has no id or an impossible time; STORAGE_UNAVAILABLE, nothing
+                has changed.
         """
         if not reported.workload_id:
             raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
+        if not -TIME_LIMIT_NS <= reported.status.start_time.ToNanoseconds() < TIME_LIMIT_NS:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"workload {reported.workload_id} has an impossible start time: send a true one",
+            )
         worker_id = session.hello.worker_id
         if reported.workload_id not in self.workloads:
             ended = await self.store.find_workload(reported.workload_id)

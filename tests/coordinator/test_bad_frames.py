@@ -93,7 +93,7 @@ def test_an_epoch_that_nobody_gave_out(coordinator: CoordinatorProcess, worker: 
     still_served(coordinator, worker)
 
 
-def test_a_workload_that_the_store_has_no_room_for(
+def test_a_workload_with_a_time_that_no_clock_shows(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     beta = coordinator.connect(make_hello("beta"))
@@ -103,7 +103,7 @@ def test_a_workload_that_the_store_has_no_room_for(
     )
     event = WorkloadEvent(workload=Workload(workload_id="w-far", name="far", status=far))
     beta.up.put(ConnectRequest(workload_event=event))
-    assert beta.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+    assert beta.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     still_served(coordinator, worker)
     assert not coordinator.workloads.ListWorkloads(ListWorkloadsRequest()).workloads
 

@@ -129,6 +129,16 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+def test_a_value_that_the_database_has_no_room_for(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        with pytest.raises(FleetError) as error:
+            await store.write(workload_row(workload(250_000_000_000, RUNNING)))
+        assert error.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+        await store.write(workload_row(workload(1, RUNNING)))
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
 def test_the_migrations_make_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()

@@ -141,6 +141,13 @@ def test_a_workload_of_a_move_survives_the_other(
     assert again.run("c5", "w2", suspend=SuspendOperation()).state == SUCCEEDED
 
 
+WITHOUT_HANDLERS = (
+    "import runpy, signal, sys; signal.signal = lambda *_: None; sys.argv.pop(0); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs a Python program that SIGTERM kills."""
+
+
 def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(
     start_worker: Start,
     host: SimulatedHost,
@@ -148,14 +155,18 @@ def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(
 ) -> None:
     doomed = start_worker(host, crash_point="phase-checkpoint")
     session = coordinator.next_session()
-    session.run("c1", "w1", run=counter_run("one"))
+    run = counter_run("one")
+    program = run.spec.arguments[1:]
+    del run.spec.arguments[1:]
+    run.spec.arguments.extend(["-c", WITHOUT_HANDLERS, *program])
+    session.run("c1", "w1", run=run)
     wait_counting(session, "w1")
     session.send(make_command("c3", "w1", suspend=SuspendOperation()))
     assert doomed.process.wait(timeout=30) == -signal.SIGKILL
     start_worker(host)
     again = coordinator.next_session()
     assert again.outcome("c3").state == FAILED
-    stopped = again.run("c4", "w1", stop=StopOperation(grace=duration_pb2.Duration(nanos=1)))
+    stopped = again.run("c4", "w1", stop=StopOperation())
     phases = [phase.phase for phase in stopped.result.phases]
     assert phases.index("checkpoint") < phases.index("kill")
 

@@ -6,6 +6,7 @@ A worker that loses its coordinator fails static: workloads stay as they are.
 import logging
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, cast, final
 
 import grpc
@@ -235,13 +236,22 @@ class Link:
             raise violation("the first frame must be welcome")
         welcome = frame.welcome
         self._check(welcome)
-        try:
-            await trio.to_thread.run_sync(self._state_directory.save_epoch, welcome.epoch)
-        except OSError as error:
-            raise SessionEndError(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
+        await self._save_epoch(welcome.epoch)
         self._epoch = welcome.epoch
         crash_point("epoch-saved")
         return welcome
+
+    async def _save_epoch(self, epoch: int) -> None:
+        save = partial(self._state_directory.save_epoch, epoch)
+        try:
+            with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
+                await trio.to_thread.run_sync(save, abandon_on_cancel=True)
+        except OSError as error:
+            raise SessionEndError(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
+        if scope.cancelled_caught:
+            raise SessionEndError(
+                f"the epoch is not on disk after {JOURNAL_TIMEOUT_S:g} s: look at that of the state directory"
+            )
 
     def _check(self, welcome: Welcome) -> None:
         """Refuses a coordinator that we can't talk to, or that is deposed."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ class StateDirectory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._epoch_lock = threading.Lock()
         self.workloads_path = path / "workloads"
         """One folder per workload, with its output."""
         self.journal_path = path / "journal.sqlite3"
@@ -35,8 +37,10 @@ class StateDirectory:
         return int(path.read_text(encoding="ascii")) if path.exists() else 0
 
     def save_epoch(self, epoch: int) -> None:
-        """Keeps the epoch, on disk before this returns."""
-        self._write(self._path / "epoch", str(epoch))
+        """Keeps the epoch, on disk before this returns. It never goes back, however late the disk is."""
+        with self._epoch_lock:
+            if epoch > self.last_epoch():
+                self._write(self._path / "epoch", str(epoch))
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

@@ -112,7 +112,7 @@ class Validator:
         before, began = await self._witness.usage(), time.monotonic()
         await self._parts.operations.run(TARGET, run, Report(lambda _: None))
         workload = self._parts.workloads.get(TARGET)
-        await self._witness.see_running(workload, 0, gpu_uuid)
+        await self._witness.see_running(workload, gpu_uuid)
         duration_s = time.monotonic() - began
         await self._witness.see_listed_at_all(workload.root.pid)
         taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
@@ -130,11 +130,11 @@ class Validator:
         self._done(name, report, f"CHECKPOINTED, stands still, {_amount(freed)} freed, off NVML's list")
 
     async def _wake(self, workload: Workload, name: str, gpu_uuid: str) -> None:
-        before, rounds = await self._witness.usage(), self._witness.rounds()
+        before = await self._witness.usage()
         report = await self._do(
             partial(self._parts.operations.restore, TARGET, command_pb2.RestoreOperation())
         )
-        await self._see_woken(workload, rounds, gpu_uuid)
+        await self._see_woken(workload, gpu_uuid)
         taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
         self._done(name, report, f"RUNNING, counts on, data intact, {_amount(taken)} taken")
 
@@ -144,11 +144,11 @@ class Validator:
         if other is None:
             return
         for name, old, new in (("move", gpu.uuid, other), ("move back", other, gpu.uuid)):
-            before, rounds = await self._witness.usage(), self._witness.rounds()
+            before = await self._witness.usage()
             move = command_pb2.Move(workload_id=TARGET, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
             remap = partial(self._parts.operations.remap, command_pb2.RemapOperation(moves=[move]))
             report = await self._do(remap)
-            await self._see_woken(workload, rounds, new)
+            await self._see_woken(workload, new)
             await self._witness.see_memory(workload.root.pid, before, left=old, entered=new)
             self._done(name, report, f"RUNNING, counts on, data intact, on {new} only")
 
@@ -174,12 +174,12 @@ class Validator:
             self._validation.note(warning)
         return report
 
-    async def _see_woken(self, workload: Workload, rounds: int, gpu_uuid: str) -> None:
+    async def _see_woken(self, workload: Workload, gpu_uuid: str) -> None:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
         held = workload.lease.gpu_uuids if workload.lease else ()
         if held != (gpu_uuid,):
             raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, and not {gpu_uuid}")
-        await self._witness.see_running(workload, rounds, gpu_uuid)
+        await self._witness.see_running(workload, gpu_uuid)
 
     async def _end(self) -> None:
         """Ends the program, in order where it runs."""

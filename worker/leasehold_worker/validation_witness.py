@@ -64,13 +64,14 @@ class Witness:
         except FileNotFoundError:
             return Sighting(0, intact=True, gpu_uuid="")
 
-    async def see_running(self, workload: Workload, before: int, gpu_uuid: str) -> None:
-        """Waits until it has finished more rounds, and looks at what it saw on which GPU.
+    async def see_running(self, workload: Workload, gpu_uuid: str) -> None:
+        """Waits until it has finished rounds that began from now on, and looks at what it saw on which GPU.
 
         Raises:
             ValidationError: It stands still, ended, read other bytes, or is somewhere else.
         """
         wait_s = ROUNDS * (WAIT_S + self._size_bytes / SLOWEST_BYTES_PER_S)
+        before = self.rounds()
         with trio.move_on_after(wait_s) as scope:
             while self.rounds() < before + ROUNDS:
                 if workload.ended.is_set():

@@ -43,6 +43,7 @@ IN_OPERATION: Final = frozenset(
 KILL_TIMEOUT_S: Final = 10.0
 """How long processes may take to end, before they are killed once more."""
 
+WATCH_AGAIN_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.01
 OUTPUT_FILE: Final = "output.log"
 
@@ -188,6 +189,17 @@ class Workloads:
             nursery.start_soon(self._watch, workload)
 
     async def _watch(self, workload: Workload) -> None:
+        while True:
+            try:
+                await self._see_out(workload)
+            except OSError as error:  # for want of descriptors or memory
+                logger.error("workload %s can't be watched for the moment: %s", workload.name, error)
+                await trio.sleep(WATCH_AGAIN_S)
+            else:
+                return
+
+    async def _see_out(self, workload: Workload) -> None:
+        """Waits for a workload's end, ends what is left of it, and takes its lease away."""
         outcome = await wait_exit(self.folder(workload.workload_id), workload.root)
         workload.returncode = outcome.returncode if outcome else None
         workload.headless = True

@@ -74,13 +74,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_A_CUDA_PROCESS: _ErrorReason.ValueType  # 23
     """No member of the workload uses CUDA."""
     ERROR_REASON_PERMISSION_OR_OS: _ErrorReason.ValueType  # 24
-    """The driver answered "operating system error" while the target lives: most often no ptrace permission."""
+    """The driver answered "operating system error" while the target lives: most often no ptrace permission. Or the
+    worker's host lacks descriptors or memory to hold a process.
+    """
     ERROR_REASON_TARGET_NOT_RUNNABLE: _ErrorReason.ValueType  # 25
     """The target is stopped, frozen or traced, so that every driver call on it would block."""
     ERROR_REASON_TARGET_CRASHED: _ErrorReason.ValueType  # 26
     """The target died during the operation."""
     ERROR_REASON_DRIVER_TIMEOUT: _ErrorReason.ValueType  # 27
-    """A driver call did not return before its deadline; the member's state is not known."""
+    """A driver call did not return before its deadline, and the member's state is not known; or NVML does not answer."""
     ERROR_REASON_DRIVER_ERROR: _ErrorReason.ValueType  # 28
     """The driver answered an error that has no reason of its own; metadata holds its name and number."""
     ERROR_REASON_REMAP_NOT_APPLIED: _ErrorReason.ValueType  # 29
@@ -183,13 +185,15 @@ ERROR_REASON_UNSUPPORTED_CAPABILITY: ErrorReason.ValueType  # 22
 ERROR_REASON_NOT_A_CUDA_PROCESS: ErrorReason.ValueType  # 23
 """No member of the workload uses CUDA."""
 ERROR_REASON_PERMISSION_OR_OS: ErrorReason.ValueType  # 24
-"""The driver answered "operating system error" while the target lives: most often no ptrace permission."""
+"""The driver answered "operating system error" while the target lives: most often no ptrace permission. Or the
+worker's host lacks descriptors or memory to hold a process.
+"""
 ERROR_REASON_TARGET_NOT_RUNNABLE: ErrorReason.ValueType  # 25
 """The target is stopped, frozen or traced, so that every driver call on it would block."""
 ERROR_REASON_TARGET_CRASHED: ErrorReason.ValueType  # 26
 """The target died during the operation."""
 ERROR_REASON_DRIVER_TIMEOUT: ErrorReason.ValueType  # 27
-"""A driver call did not return before its deadline; the member's state is not known."""
+"""A driver call did not return before its deadline, and the member's state is not known; or NVML does not answer."""
 ERROR_REASON_DRIVER_ERROR: ErrorReason.ValueType  # 28
 """The driver answered an error that has no reason of its own; metadata holds its name and number."""
 ERROR_REASON_REMAP_NOT_APPLIED: ErrorReason.ValueType  # 29

@@ -413,6 +413,12 @@ def test_the_model_finds_what_is_wrong(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    found = settings(SETTINGS, max_examples=2000, phases=[Phase.generate], report_multiple_bugs=False)
+    found = settings(
+        SETTINGS,
+        max_examples=2000,
+        stateful_step_count=30,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
     with pytest.raises((AssertionError, KeyError, ValueError)):
         run_machine(CommandLife, settings=found)

@@ -155,9 +155,18 @@ def test_a_client_of_mps(session: Session, host: SimulatedHost) -> None:
     assert refused.state == command_pb2.COMMAND_STATE_REJECTED
 
 
+def stop(pid: int) -> None:
+    """Stops a process. The kernel does so when each of its threads comes by."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_a_stopped_target(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == ["TARGET_NOT_RUNNABLE"]
     finally:
@@ -173,7 +182,7 @@ def test_a_traced_target(session: Session, host: SimulatedHost) -> None:
     plan = plan_of(session, "w1", suspend=SuspendOperation())
     assert reasons(plan) == ["TARGET_NOT_RUNNABLE"]
     assert f"traced by process {os.getpid()}" in plan.refusals[0].message
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     os.waitpid(pid, 0x40000000)  # __WALL: a tracee need not be a child
     assert libc.ptrace(PTRACE_DETACH, pid, None, None) == 0
     os.kill(pid, signal.SIGCONT)

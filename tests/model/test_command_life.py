@@ -89,6 +89,7 @@ class CommandLife(RuleBasedStateMachine):
                     self.coordinator_disk.rows[stored.command.command_id] = stored
                     self.coordinator.kept(stored)
             case coordinator.Send(stored, cancel):
+                assert stored.command.command_id in self.coordinator_disk.rows, "sent, and not on disk"
                 if self.stream is not None and stored.command.command_id in self.coordinator.commands:
                     frame = coordinator.frame_of(stored, self.stream.epoch, self.timestamp(), cancel=cancel)
                     self.stream.down.append(frame)
@@ -104,10 +105,15 @@ class CommandLife(RuleBasedStateMachine):
             case worker.Keep(entry):
                 self.worker_disk.rows[entry.command_id] = entry
             case worker.Tell(update) | worker.Refuse(update):
+                if isinstance(effect, worker.Tell):
+                    kept = self.worker_disk.rows.get(update.command_id)
+                    assert kept is not None, "told, and not on disk"
+                    assert kept.state == update.state or not is_terminal(update.state), "told otherwise"
                 if self.stream is not None:
                     self.stream.up.append(update)
             case worker.Start(entry):
                 assert entry.epoch <= self.worker_disk.epoch
+                assert entry.command_id not in self.running, "begun twice"
                 self.running.add(entry.command_id)
                 if entry.cancel_requested:
                     self.end(entry.command_id, CANCELLED)
@@ -415,7 +421,7 @@ def test_the_model_finds_what_is_wrong(
     mutate(monkeypatch)
     found = settings(
         SETTINGS,
-        max_examples=2000,
+        max_examples=20_000,
         stateful_step_count=30,
         phases=[Phase.generate],
         report_multiple_bugs=False,

@@ -21,6 +21,21 @@ def counter_run(name: str, gpu_count: int = 1, **fields: object) -> RunOperation
     return RunOperation(name=name, spec=spec, **fields)  # type: ignore[arg-type]  # fields by name
 
 
+UNHANDLED = """
+import runpy, signal, sys
+signal.signal = lambda *_: None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def unhandled_run(name: str) -> RunOperation:
+    """A counter that leaves SIGTERM as it is, which then would kill it."""
+    run = counter_run(name)
+    run.spec.arguments[1:2] = ["-c", UNHANDLED, run.spec.arguments[1]]
+    return run
+
+
 def read_output(session: Session, workload_id: str) -> str:
     read_id = f"read-{time.monotonic_ns()}"
     request = ReadOutput(read_id=read_id, workload_id=workload_id)

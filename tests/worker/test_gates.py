@@ -182,7 +182,7 @@ def test_a_traced_target(session: Session, host: SimulatedHost) -> None:
     plan = plan_of(session, "w1", suspend=SuspendOperation())
     assert reasons(plan) == ["TARGET_NOT_RUNNABLE"]
     assert f"traced by process {os.getpid()}" in plan.refusals[0].message
-    stop(pid)
+    os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, 0x40000000)  # __WALL: a tracee need not be a child
     assert libc.ptrace(PTRACE_DETACH, pid, None, None) == 0
     os.kill(pid, signal.SIGCONT)

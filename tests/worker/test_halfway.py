@@ -20,7 +20,7 @@ from leasehold.v1.command_pb2 import (
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess
-from .counters import counter_run, counters, counts, read_output, until, wait_counting
+from .counters import counter_run, counters, counts, read_output, unhandled_run, until, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 SUCCEEDED, FAILED, CANCELLED = (
@@ -141,13 +141,6 @@ def test_a_workload_of_a_move_survives_the_other(
     assert again.run("c5", "w2", suspend=SuspendOperation()).state == SUCCEEDED
 
 
-WITHOUT_HANDLERS = (
-    "import runpy, signal, sys; signal.signal = lambda *_: None; sys.argv.pop(0); "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
-"""Runs a Python program that SIGTERM kills."""
-
-
 def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(
     start_worker: Start,
     host: SimulatedHost,
@@ -155,11 +148,7 @@ def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(
 ) -> None:
     doomed = start_worker(host, crash_point="phase-checkpoint")
     session = coordinator.next_session()
-    run = counter_run("one")
-    program = run.spec.arguments[1:]
-    del run.spec.arguments[1:]
-    run.spec.arguments.extend(["-c", WITHOUT_HANDLERS, *program])
-    session.run("c1", "w1", run=run)
+    session.run("c1", "w1", run=unhandled_run("one"))
     wait_counting(session, "w1")
     session.send(make_command("c3", "w1", suspend=SuspendOperation()))
     assert doomed.process.wait(timeout=30) == -signal.SIGKILL

@@ -22,7 +22,7 @@ from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.processes import identify, loaded_library
 
 from .conftest import WorkerProcess
-from .counters import counter_run, wait_counting
+from .counters import counter_run, unhandled_run, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 SUCCEEDED, FAILED, CANCELLED = (
@@ -208,30 +208,20 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
 def test_a_workload_that_was_restored_is_suspended_before_it_is_killed(
     session: Session, host: SimulatedHost
 ) -> None:
-    start(session, "w1")
+    session.run("c1", "w1", run=unhandled_run("w1"))
+    wait_counting(session, "w1")
     session.run("c2", "w1", suspend=SuspendOperation())
     assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(session, "w1")
-    stopped = session.run("c4", "w1", stop=StopOperation(grace=duration_pb2.Duration()))
+    stopped = session.run("c4", "w1", stop=StopOperation())
     assert stopped.state == SUCCEEDED
     (member,) = stopped.result.members
     assert [phase.phase for phase in member.phases] == ["lock", "checkpoint"]
     assert stopped.workloads[0].status.exit.signal_number == 9
 
 
-UNHANDLED = """
-import runpy, signal, sys
-signal.signal = lambda *_: None
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""A counter that leaves SIGTERM as it is."""
-
-
 def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, host: SimulatedHost) -> None:
-    run = counter_run("w1")
-    run.spec.arguments[1:2] = ["-c", UNHANDLED, run.spec.arguments[1]]
-    pid = session.run("c1", "w1", run=run).workloads[0].status.root_pid
+    pid = session.run("c1", "w1", run=unhandled_run("w1")).workloads[0].status.root_pid
     wait_counting(session, "w1")
     session.run("c2", "w1", suspend=SuspendOperation())
     session.run("c3", "w1", restore=RestoreOperation())

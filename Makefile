@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/leasehold/v1/*.proto)
-# Three even on two cores: tests wait more than they compute.
-PYTEST_WORKERS ?= 3
+# Four even on two cores: tests wait as much as they compute.
+PYTEST_WORKERS ?= 4
 
 .PHONY: demo test check bench faults chaos protos lock clean
 

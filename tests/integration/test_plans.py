@@ -45,9 +45,9 @@ def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
 def test_a_command_is_cancelled_while_its_members_are_being_locked(fleet: Fleet) -> None:
     fleet.run_counter("one")
     pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
-    fleet.hosts["alpha"].set_fault("lock", pid, delay_s=1, times=1)
+    fleet.hosts["alpha"].set_fault("lock", pid, delay_s=4, times=1)
     command_id = fleet.json("suspend", "one", "--no-wait")["command_id"]
-    fleet.wait(lambda: fleet.json("get", "commands", command_id).get("phase") == "lock")
+    fleet.wait(lambda: fleet.client.command(command_id).phase == "lock")
     assert "CANCELLED" in fleet.cli("cancel", command_id).stdout
     assert fleet.leases() == {"alpha/0": "one"}
     fleet.wait_counting("one")

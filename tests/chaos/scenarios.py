@@ -1,11 +1,13 @@
 """What goes wrong, by name. Each scenario lasts a while, during which clients go on asking."""
 
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Final, TypeAlias
 
 from leasehold_coordinator import crash_points as coordinator_points
@@ -145,13 +147,14 @@ TROUBLES: Final[dict[str, Trouble]] = {
 """The scenarios that any fleet can have."""
 
 
+@cache
 def why_no_namespaces() -> str:
     """Why network namespaces can't be made here. Empty: they can."""
     if shutil.which("ip") is None:
         return "there is no ip command"
-    probe = ["ip", "netns", "add", "leasehold-probe"]
-    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    probe = f"leasehold-probe-{os.getpid()}"
+    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return f"network namespaces can't be made: {done.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", "leasehold-probe"], check=False)
+    subprocess.run(["ip", "netns", "del", probe], check=False)
     return ""

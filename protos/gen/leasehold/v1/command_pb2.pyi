@@ -108,7 +108,9 @@ class Command(_message.Message):
     worker_id: _builtins.str
     """Worker that carries it out."""
     workload_id: _builtins.str
-    """Workload that it is about. A remap of several names the first, and its moves name all."""
+    """Workload that it is about. A remap of several names the first, and its moves name all. Empty: it is about
+    the worker or its GPUs.
+    """
     expected_generation: _builtins.int
     """The workload's generation that the client had seen. Absent: any."""
     state: Global___CommandState.ValueType
@@ -194,6 +196,11 @@ class Operation(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     REMAP_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    CORDON_FIELD_NUMBER: _builtins.int
+    UNCORDON_FIELD_NUMBER: _builtins.int
+    RESET_GPU_HEALTH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___RunOperation:
         """Starts a workload."""
@@ -214,6 +221,26 @@ class Operation(_message.Message):
     def stop(self) -> Global___StopOperation:
         """Ends a workload."""
 
+    @_builtins.property
+    def adopt(self) -> Global___AdoptOperation:
+        """Takes in a process that runs already."""
+
+    @_builtins.property
+    def release(self) -> Global___ReleaseOperation:
+        """Lets a workload go, unharmed."""
+
+    @_builtins.property
+    def cordon(self) -> Global___CordonOperation:
+        """Takes GPUs, or the whole worker, out of service for new work."""
+
+    @_builtins.property
+    def uncordon(self) -> Global___UncordonOperation:
+        """Puts them back into service."""
+
+    @_builtins.property
+    def reset_gpu_health(self) -> Global___ResetGpuHealthOperation:
+        """Forgets what is known against GPUs."""
+
     def __init__(
         self,
         *,
@@ -222,12 +249,17 @@ class Operation(_message.Message):
         restore: Global___RestoreOperation | None = ...,
         remap: Global___RemapOperation | None = ...,
         stop: Global___StopOperation | None = ...,
+        adopt: Global___AdoptOperation | None = ...,
+        release: Global___ReleaseOperation | None = ...,
+        cordon: Global___CordonOperation | None = ...,
+        uncordon: Global___UncordonOperation | None = ...,
+        reset_gpu_health: Global___ResetGpuHealthOperation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "remap", b"remap", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cordon", b"cordon", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "remap", b"remap", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cordon", b"cordon", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -414,6 +446,131 @@ class StopOperation(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StopOperation: _TypeAlias = StopOperation  # noqa: Y015
+
+@_typing.final
+class AdoptOperation(_message.Message):
+    """Takes in a process that runs already, with its descendants, as a workload with the command's workload_id. It
+    leases the GPUs that NVML lists it on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What to call it."""
+    pid: _builtins.int
+    """Its process id on the worker's host."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptOperation: _TypeAlias = AdoptOperation  # noqa: Y015
+
+@_typing.final
+class ReleaseOperation(_message.Message):
+    """Lets an adopted workload go, or one that holds a claim: it runs on, and its lease ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseOperation: _TypeAlias = ReleaseOperation  # noqa: Y015
+
+@_typing.final
+class CordonOperation(_message.Message):
+    """Takes GPUs out of service: who has one keeps it, and nobody else gets it. Kept over restarts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CORDONED_BY_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why."""
+    cordoned_by: _builtins.str
+    """Who says so."""
+    @_builtins.property
+    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs. Empty: the whole worker, which then starts nothing, with or without GPUs."""
+
+    def __init__(
+        self,
+        *,
+        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        cordoned_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned_by", b"cordoned_by", "gpu_uuids", b"gpu_uuids", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonOperation: _TypeAlias = CordonOperation  # noqa: Y015
+
+@_typing.final
+class UncordonOperation(_message.Message):
+    """Puts GPUs back into service."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs. Empty: the whole worker; GPUs that were cordoned one by one stay so."""
+
+    def __init__(
+        self,
+        *,
+        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonOperation: _TypeAlias = UncordonOperation  # noqa: Y015
+
+@_typing.final
+class ResetGpuHealthOperation(_message.Message):
+    """Forgets what is known against GPUs. What is still the case is found again by the next look."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs; at least one."""
+
+    def __init__(
+        self,
+        *,
+        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetGpuHealthOperation: _TypeAlias = ResetGpuHealthOperation  # noqa: Y015
 
 @_typing.final
 class CommandResult(_message.Message):

@@ -129,6 +129,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A process that was restored still runs and can't be suspended: killing it could hang its host."""
     ERROR_REASON_HOST_REBOOTED: _ErrorReason.ValueType  # 50
     """The host was restarted: every process of it is gone, and so is what was parked in its memory."""
+    ERROR_REASON_CORDONED: _ErrorReason.ValueType  # 51
+    """The GPU, or the whole worker, is cordoned."""
+    ERROR_REASON_GPU_UNHEALTHY: _ErrorReason.ValueType  # 52
+    """The GPU is excluded by its health."""
+    ERROR_REASON_FOREIGN_PROCESS: _ErrorReason.ValueType  # 53
+    """Processes that Leasehold doesn't know hold memory on the GPU."""
+    ERROR_REASON_ALREADY_REGISTERED: _ErrorReason.ValueType  # 54
+    """The process belongs to a workload already."""
+    ERROR_REASON_UNKNOWN_PROCESS: _ErrorReason.ValueType  # 55
+    """No process has this pid, or it is none that can be taken in."""
+    ERROR_REASON_NOT_PERMITTED: _ErrorReason.ValueType  # 56
+    """The caller, or the user of the process, is not one of those who may."""
+    ERROR_REASON_ALREADY_RELEASED: _ErrorReason.ValueType  # 57
+    """What is given back was given back before."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -240,6 +254,20 @@ ERROR_REASON_UNSAFE_KILL: ErrorReason.ValueType  # 49
 """A process that was restored still runs and can't be suspended: killing it could hang its host."""
 ERROR_REASON_HOST_REBOOTED: ErrorReason.ValueType  # 50
 """The host was restarted: every process of it is gone, and so is what was parked in its memory."""
+ERROR_REASON_CORDONED: ErrorReason.ValueType  # 51
+"""The GPU, or the whole worker, is cordoned."""
+ERROR_REASON_GPU_UNHEALTHY: ErrorReason.ValueType  # 52
+"""The GPU is excluded by its health."""
+ERROR_REASON_FOREIGN_PROCESS: ErrorReason.ValueType  # 53
+"""Processes that Leasehold doesn't know hold memory on the GPU."""
+ERROR_REASON_ALREADY_REGISTERED: ErrorReason.ValueType  # 54
+"""The process belongs to a workload already."""
+ERROR_REASON_UNKNOWN_PROCESS: ErrorReason.ValueType  # 55
+"""No process has this pid, or it is none that can be taken in."""
+ERROR_REASON_NOT_PERMITTED: ErrorReason.ValueType  # 56
+"""The caller, or the user of the process, is not one of those who may."""
+ERROR_REASON_ALREADY_RELEASED: ErrorReason.ValueType  # 57
+"""What is given back was given back before."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

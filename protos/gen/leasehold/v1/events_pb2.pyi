@@ -48,6 +48,12 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A command has ended; the message says how."""
     EVENT_KIND_COMMAND_UNKNOWN: _EventKind.ValueType  # 10
     """The worker that has a command is out of contact."""
+    EVENT_KIND_GPU_HEALTH: _EventKind.ValueType  # 11
+    """The health of a GPU is another; the message says why."""
+    EVENT_KIND_CORDON: _EventKind.ValueType  # 12
+    """A GPU or a worker was taken out of service, or put back."""
+    EVENT_KIND_GPU_FOREIGN: _EventKind.ValueType  # 13
+    """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing has happened."""
@@ -74,6 +80,12 @@ EVENT_KIND_COMMAND_ENDED: EventKind.ValueType  # 9
 """A command has ended; the message says how."""
 EVENT_KIND_COMMAND_UNKNOWN: EventKind.ValueType  # 10
 """The worker that has a command is out of contact."""
+EVENT_KIND_GPU_HEALTH: EventKind.ValueType  # 11
+"""The health of a GPU is another; the message says why."""
+EVENT_KIND_CORDON: EventKind.ValueType  # 12
+"""A GPU or a worker was taken out of service, or put back."""
+EVENT_KIND_GPU_FOREIGN: EventKind.ValueType  # 13
+"""Processes that Leasehold doesn't know appeared on a GPU, or left it."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final

@@ -13,6 +13,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
+from leasehold.v1 import machine_pb2 as _machine_pb2
 from leasehold.v1 import plan_pb2 as _plan_pb2
 from leasehold.v1 import worker_session_pb2 as _worker_session_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
@@ -105,6 +106,8 @@ class Worker(_message.Message):
     PARKED_WORKLOAD_COUNT_FIELD_NUMBER: _builtins.int
     LAST_SEEN_TIME_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    CORDON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """From hello."""
     name: _builtins.str
@@ -145,6 +148,14 @@ class Worker(_message.Message):
     def last_seen_time(self) -> _timestamp_pb2.Timestamp:
         """When the last frame came. Absent: not since the coordinator started."""
 
+    @_builtins.property
+    def resources(self) -> _machine_pb2.MachineResources:
+        """What it has for workloads, and what of it is free. Absent: it hasn't reported."""
+
+    @_builtins.property
+    def cordon(self) -> _lease_pb2.Cordon:
+        """It is out of service for new work. Absent: it isn't."""
+
     def __init__(
         self,
         *,
@@ -164,11 +175,15 @@ class Worker(_message.Message):
         parked_workload_count: _builtins.int = ...,
         last_seen_time: _timestamp_pb2.Timestamp | None = ...,
         host_memory_available_bytes: _builtins.int | None = ...,
+        resources: _machine_pb2.MachineResources | None = ...,
+        cordon: _lease_pb2.Cordon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "last_seen_time", b"last_seen_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_resources", b"_resources", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "last_seen_time", b"last_seen_time", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "agent_version", b"agent_version", "capabilities", b"capabilities", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_resources", b"_resources", "agent_version", b"agent_version", "capabilities", b"capabilities", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
+    _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
     _WhichOneofReturnType__cuda_version: _TypeAlias = _typing.Literal["cuda_version"]  # noqa: Y015
     _WhichOneofArgType__cuda_version: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version"]  # noqa: Y015
     _WhichOneofReturnType__driver_version: _TypeAlias = _typing.Literal["driver_version"]  # noqa: Y015
@@ -179,6 +194,10 @@ class Worker(_message.Message):
     _WhichOneofArgType__gpu_count: _TypeAlias = _typing.Literal["_gpu_count", b"_gpu_count"]  # noqa: Y015
     _WhichOneofReturnType__host_memory_available_bytes: _TypeAlias = _typing.Literal["host_memory_available_bytes"]  # noqa: Y015
     _WhichOneofArgType__host_memory_available_bytes: _TypeAlias = _typing.Literal["_host_memory_available_bytes", b"_host_memory_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__resources: _TypeAlias = _typing.Literal["resources"]  # noqa: Y015
+    _WhichOneofArgType__resources: _TypeAlias = _typing.Literal["_resources", b"_resources"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cuda_version) -> _WhichOneofReturnType__cuda_version | None: ...
     @_typing.overload
@@ -189,6 +208,8 @@ class Worker(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_count) -> _WhichOneofReturnType__gpu_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_memory_available_bytes) -> _WhichOneofReturnType__host_memory_available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resources) -> _WhichOneofReturnType__resources | None: ...
 
 Global___Worker: _TypeAlias = Worker  # noqa: Y015
 
@@ -1375,3 +1396,319 @@ class CancelCommandResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelCommandResponse: _TypeAlias = CancelCommandResponse  # noqa: Y015
+
+@_typing.final
+class CordonRequest(_message.Message):
+    """Request of Cordon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    worker: _builtins.str
+    """Id or name of the worker."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.CordonOperation:
+        """What to do."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.CordonOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonRequest: _TypeAlias = CordonRequest  # noqa: Y015
+
+@_typing.final
+class CordonResponse(_message.Message):
+    """Response of Cordon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonResponse: _TypeAlias = CordonResponse  # noqa: Y015
+
+@_typing.final
+class UncordonRequest(_message.Message):
+    """Request of Uncordon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    worker: _builtins.str
+    """Id or name of the worker."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.UncordonOperation:
+        """What to do."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.UncordonOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonRequest: _TypeAlias = UncordonRequest  # noqa: Y015
+
+@_typing.final
+class UncordonResponse(_message.Message):
+    """Response of Uncordon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonResponse: _TypeAlias = UncordonResponse  # noqa: Y015
+
+@_typing.final
+class ResetGpuHealthRequest(_message.Message):
+    """Request of ResetGpuHealth."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    worker: _builtins.str
+    """Id or name of the worker."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.ResetGpuHealthOperation:
+        """What to do."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.ResetGpuHealthOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetGpuHealthRequest: _TypeAlias = ResetGpuHealthRequest  # noqa: Y015
+
+@_typing.final
+class ResetGpuHealthResponse(_message.Message):
+    """Response of ResetGpuHealth."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetGpuHealthResponse: _TypeAlias = ResetGpuHealthResponse  # noqa: Y015
+
+@_typing.final
+class AdoptProcessRequest(_message.Message):
+    """Request of AdoptProcess."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    worker: _builtins.str
+    """Id or name of the worker on whose host it runs."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.AdoptOperation:
+        """Which process, and what to call it. An empty name is made up."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.AdoptOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptProcessRequest: _TypeAlias = AdoptProcessRequest  # noqa: Y015
+
+@_typing.final
+class AdoptProcessResponse(_message.Message):
+    """Response of AdoptProcess."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workload(self) -> _workload_pb2.Workload:
+        """The workload that it becomes, still PENDING."""
+
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command that takes it in."""
+
+    def __init__(
+        self,
+        *,
+        workload: _workload_pb2.Workload | None = ...,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptProcessResponse: _TypeAlias = AdoptProcessResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseWorkloadRequest(_message.Message):
+    """Request of ReleaseWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    workload: _builtins.str
+    """Id or name."""
+    expected_generation: _builtins.int
+    """Refuse if the workload has changed since it was read. Absent: any."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        workload: _builtins.str = ...,
+        expected_generation: _builtins.int | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "request_id", b"request_id", "timeout", b"timeout", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
+    _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+
+Global___ReleaseWorkloadRequest: _TypeAlias = ReleaseWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseWorkloadResponse(_message.Message):
+    """Response of ReleaseWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseWorkloadResponse: _TypeAlias = ReleaseWorkloadResponse  # noqa: Y015

@@ -60,6 +60,21 @@ class FleetServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
                 _registered_method=True)
+        self.Cordon = channel.unary_unary(
+                '/leasehold.v1.FleetService/Cordon',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.CordonRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.CordonResponse.FromString,
+                _registered_method=True)
+        self.Uncordon = channel.unary_unary(
+                '/leasehold.v1.FleetService/Uncordon',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.UncordonRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.UncordonResponse.FromString,
+                _registered_method=True)
+        self.ResetGpuHealth = channel.unary_unary(
+                '/leasehold.v1.FleetService/ResetGpuHealth',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -101,6 +116,27 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cordon(self, request, context):
+        """Takes GPUs of a worker, or the whole worker, out of service for new work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Uncordon(self, request, context):
+        """Puts them back into service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetGpuHealth(self, request, context):
+        """Forgets what is known against GPUs of a worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +164,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.WatchFleet,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.WatchFleetResponse.SerializeToString,
+            ),
+            'Cordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cordon,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.CordonRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.CordonResponse.SerializeToString,
+            ),
+            'Uncordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Uncordon,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.UncordonRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.UncordonResponse.SerializeToString,
+            ),
+            'ResetGpuHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetGpuHealth,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -276,6 +327,87 @@ class FleetService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Cordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.FleetService/Cordon',
+            leasehold_dot_v1_dot_fleet__pb2.CordonRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.CordonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Uncordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.FleetService/Uncordon',
+            leasehold_dot_v1_dot_fleet__pb2.UncordonRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.UncordonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetGpuHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.FleetService/ResetGpuHealth',
+            leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class WorkloadServiceStub:
     """The workloads, and what can be done with them.
@@ -331,6 +463,16 @@ class WorkloadServiceStub:
                 '/leasehold.v1.WorkloadService/StopWorkload',
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadResponse.FromString,
+                _registered_method=True)
+        self.AdoptProcess = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/AdoptProcess',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.AdoptProcessRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.AdoptProcessResponse.FromString,
+                _registered_method=True)
+        self.ReleaseWorkload = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/ReleaseWorkload',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadResponse.FromString,
                 _registered_method=True)
         self.ReadWorkloadOutput = channel.unary_stream(
                 '/leasehold.v1.WorkloadService/ReadWorkloadOutput',
@@ -406,6 +548,20 @@ class WorkloadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdoptProcess(self, request, context):
+        """Takes in a process that runs already on a worker's host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseWorkload(self, request, context):
+        """Lets an adopted process go, or one that holds a claim; it runs on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadWorkloadOutput(self, request, context):
         """What a workload wrote: both its streams, as one.
         """
@@ -460,6 +616,16 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.StopWorkload,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadResponse.SerializeToString,
+            ),
+            'AdoptProcess': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptProcess,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.AdoptProcessRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.AdoptProcessResponse.SerializeToString,
+            ),
+            'ReleaseWorkload': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseWorkload,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadResponse.SerializeToString,
             ),
             'ReadWorkloadOutput': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadWorkloadOutput,
@@ -711,6 +877,60 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/StopWorkload',
             leasehold_dot_v1_dot_fleet__pb2.StopWorkloadRequest.SerializeToString,
             leasehold_dot_v1_dot_fleet__pb2.StopWorkloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptProcess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/AdoptProcess',
+            leasehold_dot_v1_dot_fleet__pb2.AdoptProcessRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.AdoptProcessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseWorkload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/ReleaseWorkload',
+            leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.ReleaseWorkloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,12 @@ class FleetServiceStub:
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]
     """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
+    Cordon: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CordonRequest, _fleet_pb2.CordonResponse]
+    """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+    Uncordon: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.UncordonRequest, _fleet_pb2.UncordonResponse]
+    """Puts them back into service."""
+    ResetGpuHealth: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ResetGpuHealthRequest, _fleet_pb2.ResetGpuHealthResponse]
+    """Forgets what is known against GPUs of a worker."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -59,6 +65,12 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]  # type: ignore[assignment]
     """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
+    Cordon: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CordonRequest, _fleet_pb2.CordonResponse]  # type: ignore[assignment]
+    """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+    Uncordon: _aio.UnaryUnaryMultiCallable[_fleet_pb2.UncordonRequest, _fleet_pb2.UncordonResponse]  # type: ignore[assignment]
+    """Puts them back into service."""
+    ResetGpuHealth: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ResetGpuHealthRequest, _fleet_pb2.ResetGpuHealthResponse]  # type: ignore[assignment]
+    """Forgets what is known against GPUs of a worker."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """The workers and their GPUs."""
@@ -103,6 +115,30 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_pb2.WatchFleetResponse]]:
         """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
 
+    @_abc_1.abstractmethod
+    def Cordon(
+        self,
+        request: _fleet_pb2.CordonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.CordonResponse, _abc.Awaitable[_fleet_pb2.CordonResponse]]:
+        """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+
+    @_abc_1.abstractmethod
+    def Uncordon(
+        self,
+        request: _fleet_pb2.UncordonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.UncordonResponse, _abc.Awaitable[_fleet_pb2.UncordonResponse]]:
+        """Puts them back into service."""
+
+    @_abc_1.abstractmethod
+    def ResetGpuHealth(
+        self,
+        request: _fleet_pb2.ResetGpuHealthRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ResetGpuHealthResponse, _abc.Awaitable[_fleet_pb2.ResetGpuHealthResponse]]:
+        """Forgets what is known against GPUs of a worker."""
+
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class WorkloadServiceStub:
@@ -130,6 +166,10 @@ class WorkloadServiceStub:
     """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
     StopWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]
     """Ends a workload."""
+    AdoptProcess: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdoptProcessRequest, _fleet_pb2.AdoptProcessResponse]
+    """Takes in a process that runs already on a worker's host."""
+    ReleaseWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReleaseWorkloadRequest, _fleet_pb2.ReleaseWorkloadResponse]
+    """Lets an adopted process go, or one that holds a claim; it runs on."""
     ReadWorkloadOutput: _grpc.UnaryStreamMultiCallable[_fleet_pb2.ReadWorkloadOutputRequest, _fleet_pb2.ReadWorkloadOutputResponse]
     """What a workload wrote: both its streams, as one."""
 
@@ -156,6 +196,10 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
     StopWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]  # type: ignore[assignment]
     """Ends a workload."""
+    AdoptProcess: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdoptProcessRequest, _fleet_pb2.AdoptProcessResponse]  # type: ignore[assignment]
+    """Takes in a process that runs already on a worker's host."""
+    ReleaseWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReleaseWorkloadRequest, _fleet_pb2.ReleaseWorkloadResponse]  # type: ignore[assignment]
+    """Lets an adopted process go, or one that holds a claim; it runs on."""
     ReadWorkloadOutput: _aio.UnaryStreamMultiCallable[_fleet_pb2.ReadWorkloadOutputRequest, _fleet_pb2.ReadWorkloadOutputResponse]  # type: ignore[assignment]
     """What a workload wrote: both its streams, as one."""
 
@@ -233,6 +277,22 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.StopWorkloadResponse, _abc.Awaitable[_fleet_pb2.StopWorkloadResponse]]:
         """Ends a workload."""
+
+    @_abc_1.abstractmethod
+    def AdoptProcess(
+        self,
+        request: _fleet_pb2.AdoptProcessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.AdoptProcessResponse, _abc.Awaitable[_fleet_pb2.AdoptProcessResponse]]:
+        """Takes in a process that runs already on a worker's host."""
+
+    @_abc_1.abstractmethod
+    def ReleaseWorkload(
+        self,
+        request: _fleet_pb2.ReleaseWorkloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ReleaseWorkloadResponse, _abc.Awaitable[_fleet_pb2.ReleaseWorkloadResponse]]:
+        """Lets an adopted process go, or one that holds a claim; it runs on."""
 
     @_abc_1.abstractmethod
     def ReadWorkloadOutput(

@@ -40,6 +40,8 @@ class _GpuHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuHealth.V
     """It was split by MIG after the worker started."""
     GPU_HEALTH_THROTTLED: _GpuHealth.ValueType  # 7
     """It runs slower than it could; it still takes work."""
+    GPU_HEALTH_PAGES_RETIRED: _GpuHealth.ValueType  # 8
+    """Pages of its memory were retired, or wait for a reset to be."""
 
 class GpuHealth(_GpuHealth, metaclass=_GpuHealthEnumTypeWrapper):
     """Whether a GPU can be trusted with work."""
@@ -60,6 +62,8 @@ GPU_HEALTH_MIG_ENABLED: GpuHealth.ValueType  # 6
 """It was split by MIG after the worker started."""
 GPU_HEALTH_THROTTLED: GpuHealth.ValueType  # 7
 """It runs slower than it could; it still takes work."""
+GPU_HEALTH_PAGES_RETIRED: GpuHealth.ValueType  # 8
+"""Pages of its memory were retired, or wait for a reset to be."""
 Global___GpuHealth: _TypeAlias = GpuHealth  # noqa: Y015
 
 @_typing.final
@@ -79,6 +83,7 @@ class Gpu(_message.Message):
     MIG_ENABLED_FIELD_NUMBER: _builtins.int
     PERSISTENCE_MODE_FIELD_NUMBER: _builtins.int
     NUMA_NODE_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     """NVML's UUID, "GPU-…": the only name of a GPU on the wire and in storage."""
     slot: _builtins.int
@@ -101,6 +106,8 @@ class Gpu(_message.Message):
     """Whether persistence mode is on. Absent: NVML couldn't say."""
     numa_node: _builtins.int
     """NUMA node of the host. Absent: the host has one node, or the kernel couldn't say."""
+    units: _builtins.int
+    """Throughput units: what the GPU counts beside others, from the worker's table of models."""
     def __init__(
         self,
         *,
@@ -115,10 +122,11 @@ class Gpu(_message.Message):
         mig_enabled: _builtins.bool | None = ...,
         persistence_mode: _builtins.bool | None = ...,
         numa_node: _builtins.int | None = ...,
+        units: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_capability", b"_compute_capability", "_memory_total_bytes", b"_memory_total_bytes", "_mig_enabled", b"_mig_enabled", "_numa_node", b"_numa_node", "_pci_bus_id", b"_pci_bus_id", "_pci_device_id", b"_pci_device_id", "_persistence_mode", b"_persistence_mode", "_serial", b"_serial", "compute_capability", b"compute_capability", "memory_total_bytes", b"memory_total_bytes", "mig_enabled", b"mig_enabled", "numa_node", b"numa_node", "pci_bus_id", b"pci_bus_id", "pci_device_id", b"pci_device_id", "persistence_mode", b"persistence_mode", "serial", b"serial"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_capability", b"_compute_capability", "_memory_total_bytes", b"_memory_total_bytes", "_mig_enabled", b"_mig_enabled", "_numa_node", b"_numa_node", "_pci_bus_id", b"_pci_bus_id", "_pci_device_id", b"_pci_device_id", "_persistence_mode", b"_persistence_mode", "_serial", b"_serial", "compute_capability", b"compute_capability", "memory_total_bytes", b"memory_total_bytes", "mig_enabled", b"mig_enabled", "name", b"name", "numa_node", b"numa_node", "pci_bus_id", b"pci_bus_id", "pci_device_id", b"pci_device_id", "persistence_mode", b"persistence_mode", "serial", b"serial", "slot", b"slot", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_capability", b"_compute_capability", "_memory_total_bytes", b"_memory_total_bytes", "_mig_enabled", b"_mig_enabled", "_numa_node", b"_numa_node", "_pci_bus_id", b"_pci_bus_id", "_pci_device_id", b"_pci_device_id", "_persistence_mode", b"_persistence_mode", "_serial", b"_serial", "compute_capability", b"compute_capability", "memory_total_bytes", b"memory_total_bytes", "mig_enabled", b"mig_enabled", "name", b"name", "numa_node", b"numa_node", "pci_bus_id", b"pci_bus_id", "pci_device_id", b"pci_device_id", "persistence_mode", b"persistence_mode", "serial", b"serial", "slot", b"slot", "units", b"units", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compute_capability: _TypeAlias = _typing.Literal["compute_capability"]  # noqa: Y015
     _WhichOneofArgType__compute_capability: _TypeAlias = _typing.Literal["_compute_capability", b"_compute_capability"]  # noqa: Y015

@@ -36,11 +36,11 @@ class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.V
     SLOT_STATE_LEASED: _SlotState.ValueType  # 3
     """Leased to a workload."""
     SLOT_STATE_CORDONED: _SlotState.ValueType  # 4
-    """An operator took it out of service."""
+    """Nobody holds it, and an operator took it out of service."""
     SLOT_STATE_UNHEALTHY: _SlotState.ValueType  # 5
-    """Its health excludes it."""
+    """Nobody holds it, and its health excludes it."""
     SLOT_STATE_FOREIGN: _SlotState.ValueType  # 6
-    """Processes that Leasehold doesn't know hold memory on it."""
+    """Nobody leases it, and processes that Leasehold doesn't know hold memory on it."""
 
 class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper):
     """What a slot of a worker's pool is doing."""
@@ -54,11 +54,11 @@ SLOT_STATE_RESERVED: SlotState.ValueType  # 2
 SLOT_STATE_LEASED: SlotState.ValueType  # 3
 """Leased to a workload."""
 SLOT_STATE_CORDONED: SlotState.ValueType  # 4
-"""An operator took it out of service."""
+"""Nobody holds it, and an operator took it out of service."""
 SLOT_STATE_UNHEALTHY: SlotState.ValueType  # 5
-"""Its health excludes it."""
+"""Nobody holds it, and its health excludes it."""
 SLOT_STATE_FOREIGN: SlotState.ValueType  # 6
-"""Processes that Leasehold doesn't know hold memory on it."""
+"""Nobody leases it, and processes that Leasehold doesn't know hold memory on it."""
 Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
 @_typing.final
@@ -117,6 +117,9 @@ class GpuLease(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    HEALTH_REASON_FIELD_NUMBER: _builtins.int
+    CORDON_FIELD_NUMBER: _builtins.int
+    FOREIGN_PROCESSES_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU."""
     slot: _builtins.int
@@ -128,7 +131,9 @@ class GpuLease(_message.Message):
     workload_id: _builtins.str
     """Id of the workload that holds it. Absent: none."""
     health: _gpu_pb2.GpuHealth.ValueType
-    """Whether the GPU can be trusted."""
+    """Whether the GPU can be trusted. What excludes it stays until an operator resets it."""
+    health_reason: _builtins.str
+    """What is known against it, in words. Empty: nothing."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Since when the slot is in this state."""
@@ -136,6 +141,14 @@ class GpuLease(_message.Message):
     @_builtins.property
     def sample(self) -> _gpu_pb2.GpuSample:
         """What was measured on it. Absent: NVML couldn't say anything."""
+
+    @_builtins.property
+    def cordon(self) -> Global___Cordon:
+        """An operator takes it out of service: nobody gets it. Absent: none does."""
+
+    @_builtins.property
+    def foreign_processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignProcess]:
+        """Processes that hold memory on it and belong to no workload. Leasehold never touches them."""
 
     def __init__(
         self,
@@ -148,17 +161,24 @@ class GpuLease(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         health: _gpu_pb2.GpuHealth.ValueType = ...,
         sample: _gpu_pb2.GpuSample | None = ...,
+        health_reason: _builtins.str = ...,
+        cordon: Global___Cordon | None = ...,
+        foreign_processes: _abc.Iterable[Global___ForeignProcess] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "cordon", b"cordon", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "gpu_uuid", b"gpu_uuid", "health", b"health", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "cordon", b"cordon", "foreign_processes", b"foreign_processes", "gpu_uuid", b"gpu_uuid", "health", b"health", "health_reason", b"health_reason", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
+    _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
     _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
     _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
     _WhichOneofReturnType__sample: _TypeAlias = _typing.Literal["sample"]  # noqa: Y015
     _WhichOneofArgType__sample: _TypeAlias = _typing.Literal["_sample", b"_sample"]  # noqa: Y015
     _WhichOneofReturnType__workload_id: _TypeAlias = _typing.Literal["workload_id"]  # noqa: Y015
     _WhichOneofArgType__workload_id: _TypeAlias = _typing.Literal["_workload_id", b"_workload_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_id) -> _WhichOneofReturnType__lease_id | None: ...
     @_typing.overload
@@ -167,3 +187,71 @@ class GpuLease(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workload_id) -> _WhichOneofReturnType__workload_id | None: ...
 
 Global___GpuLease: _TypeAlias = GpuLease  # noqa: Y015
+
+@_typing.final
+class Cordon(_message.Message):
+    """An operator's word that nobody is to get a GPU, or anything of a worker, from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    CORDONED_BY_FIELD_NUMBER: _builtins.int
+    CORDON_TIME_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why."""
+    cordoned_by: _builtins.str
+    """Who said so."""
+    @_builtins.property
+    def cordon_time(self) -> _timestamp_pb2.Timestamp:
+        """When."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        cordoned_by: _builtins.str = ...,
+        cordon_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cordon_time", b"cordon_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordon_time", b"cordon_time", "cordoned_by", b"cordoned_by", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cordon: _TypeAlias = Cordon  # noqa: Y015
+
+@_typing.final
+class ForeignProcess(_message.Message):
+    """A process that holds memory on a GPU and belongs to no workload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Process id on the host."""
+    user: _builtins.str
+    """Name of its user, or the number where it has none. Empty: unknown."""
+    command: _builtins.str
+    """What runs, as far as /proc says. Empty: unknown."""
+    device_memory_bytes: _builtins.int
+    """Device memory that it holds on the GPU, in bytes. Absent: NVML couldn't say."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        user: _builtins.str = ...,
+        command: _builtins.str = ...,
+        device_memory_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes", "device_memory_bytes", b"device_memory_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes", "command", b"command", "device_memory_bytes", b"device_memory_bytes", "pid", b"pid", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device_memory_bytes: _TypeAlias = _typing.Literal["device_memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType__device_memory_bytes: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_memory_bytes) -> _WhichOneofReturnType__device_memory_bytes | None: ...
+
+Global___ForeignProcess: _TypeAlias = ForeignProcess  # noqa: Y015

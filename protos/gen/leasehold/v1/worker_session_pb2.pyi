@@ -14,6 +14,7 @@ from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import errors_pb2 as _errors_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
+from leasehold.v1 import machine_pb2 as _machine_pb2
 from leasehold.v1 import plan_pb2 as _plan_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
 import builtins as _builtins
@@ -43,6 +44,8 @@ class _WorkloadEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wor
     """Its first process ended."""
     WORKLOAD_EVENT_KIND_FAILED: _WorkloadEventKind.ValueType  # 4
     """It could not be started, or is gone without a trace of how it ended."""
+    WORKLOAD_EVENT_KIND_RELEASED: _WorkloadEventKind.ValueType  # 5
+    """It was let go, and goes on without us."""
 
 class WorkloadEventKind(_WorkloadEventKind, metaclass=_WorkloadEventKindEnumTypeWrapper):
     """What happened to a workload."""
@@ -57,6 +60,8 @@ WORKLOAD_EVENT_KIND_EXITED: WorkloadEventKind.ValueType  # 3
 """Its first process ended."""
 WORKLOAD_EVENT_KIND_FAILED: WorkloadEventKind.ValueType  # 4
 """It could not be started, or is gone without a trace of how it ended."""
+WORKLOAD_EVENT_KIND_RELEASED: WorkloadEventKind.ValueType  # 5
+"""It was let go, and goes on without us."""
 Global___WorkloadEventKind: _TypeAlias = WorkloadEventKind  # noqa: Y015
 
 class _GoodbyeReason:
@@ -269,6 +274,8 @@ class Hello(_message.Message):
     WORKLOADS_FIELD_NUMBER: _builtins.int
     COMMANDS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     COMMANDS_UNACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    CORDON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Made once and kept in the worker's state directory."""
     name: _builtins.str
@@ -323,6 +330,14 @@ class Hello(_message.Message):
     def commands_unacknowledged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Commands whose outcome hasn't been acknowledged; their updates follow the welcome."""
 
+    @_builtins.property
+    def resources(self) -> _machine_pb2.MachineResources:
+        """What the host has for workloads, and what of it is free."""
+
+    @_builtins.property
+    def cordon(self) -> _lease_pb2.Cordon:
+        """The whole worker is out of service for new work. Absent: it isn't."""
+
     def __init__(
         self,
         *,
@@ -344,17 +359,23 @@ class Hello(_message.Message):
         workloads: _abc.Iterable[_workload_pb2.Workload] | None = ...,
         commands_in_flight: _abc.Iterable[_builtins.str] | None = ...,
         commands_unacknowledged: _abc.Iterable[_builtins.str] | None = ...,
+        resources: _machine_pb2.MachineResources | None = ...,
+        cordon: _lease_pb2.Cordon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "host", b"host", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "host", b"host", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "commands_in_flight", b"commands_in_flight", "commands_unacknowledged", b"commands_unacknowledged", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "gpu_leases", b"gpu_leases", "gpu_pool", b"gpu_pool", "host", b"host", "instance_id", b"instance_id", "labels", b"labels", "last_epoch", b"last_epoch", "name", b"name", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "worker_id", b"worker_id", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "commands_in_flight", b"commands_in_flight", "commands_unacknowledged", b"commands_unacknowledged", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "gpu_leases", b"gpu_leases", "gpu_pool", b"gpu_pool", "host", b"host", "instance_id", b"instance_id", "labels", b"labels", "last_epoch", b"last_epoch", "name", b"name", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "resources", b"resources", "worker_id", b"worker_id", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
+    _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
     _WhichOneofReturnType__cuda_version: _TypeAlias = _typing.Literal["cuda_version"]  # noqa: Y015
     _WhichOneofArgType__cuda_version: _TypeAlias = _typing.Literal["_cuda_version", b"_cuda_version"]  # noqa: Y015
     _WhichOneofReturnType__driver_version: _TypeAlias = _typing.Literal["driver_version"]  # noqa: Y015
     _WhichOneofArgType__driver_version: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version"]  # noqa: Y015
     _WhichOneofReturnType__nvml_version: _TypeAlias = _typing.Literal["nvml_version"]  # noqa: Y015
     _WhichOneofArgType__nvml_version: _TypeAlias = _typing.Literal["_nvml_version", b"_nvml_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cuda_version) -> _WhichOneofReturnType__cuda_version | None: ...
     @_typing.overload
@@ -438,7 +459,7 @@ class Capability(_message.Message):
     AVAILABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"cuda_suspend", "gpu_remap", "checkpoint_image"."""
+    """"cuda_suspend", "gpu_remap", "checkpoint_image", "commands", "cpu_limit", "memory_limit", "health_events"."""
     available: _builtins.bool
     """Whether it can."""
     reason: _builtins.str
@@ -525,6 +546,8 @@ class WorkerLoad(_message.Message):
     PARKED_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     SAMPLE_TIME_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    CORDON_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """From welcome."""
     sequence: _builtins.int
@@ -545,6 +568,14 @@ class WorkerLoad(_message.Message):
     def sample_time(self) -> _timestamp_pb2.Timestamp:
         """When it was put together."""
 
+    @_builtins.property
+    def resources(self) -> _machine_pb2.MachineResources:
+        """What the host has for workloads, and what of it is free."""
+
+    @_builtins.property
+    def cordon(self) -> _lease_pb2.Cordon:
+        """The whole worker is out of service for new work. Absent: it isn't."""
+
     def __init__(
         self,
         *,
@@ -555,13 +586,20 @@ class WorkerLoad(_message.Message):
         parked: _abc.Iterable[Global___ParkedWorkload] | None = ...,
         host_memory_available_bytes: _builtins.int | None = ...,
         sample_time: _timestamp_pb2.Timestamp | None = ...,
+        resources: _machine_pb2.MachineResources | None = ...,
+        cordon: _lease_pb2.Cordon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_memory_available_bytes", b"_host_memory_available_bytes", "host_memory_available_bytes", b"host_memory_available_bytes", "sample_time", b"sample_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cordon", b"cordon", "host_memory_available_bytes", b"host_memory_available_bytes", "resources", b"resources", "sample_time", b"sample_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_memory_available_bytes", b"_host_memory_available_bytes", "gpu_pool", b"gpu_pool", "host_memory_available_bytes", b"host_memory_available_bytes", "parked", b"parked", "pending_claimers", b"pending_claimers", "sample_time", b"sample_time", "sequence", b"sequence", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cordon", b"cordon", "gpu_pool", b"gpu_pool", "host_memory_available_bytes", b"host_memory_available_bytes", "parked", b"parked", "pending_claimers", b"pending_claimers", "resources", b"resources", "sample_time", b"sample_time", "sequence", b"sequence", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
+    _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
     _WhichOneofReturnType__host_memory_available_bytes: _TypeAlias = _typing.Literal["host_memory_available_bytes"]  # noqa: Y015
     _WhichOneofArgType__host_memory_available_bytes: _TypeAlias = _typing.Literal["_host_memory_available_bytes", b"_host_memory_available_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_memory_available_bytes) -> _WhichOneofReturnType__host_memory_available_bytes | None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015

@@ -23,6 +23,70 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _WorkloadOrigin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkloadOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkloadOrigin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKLOAD_ORIGIN_UNSPECIFIED: _WorkloadOrigin.ValueType  # 0
+    """As if RUN."""
+    WORKLOAD_ORIGIN_RUN: _WorkloadOrigin.ValueType  # 1
+    """A worker started it. What is left of it when its first process ends is killed."""
+    WORKLOAD_ORIGIN_EXEC: _WorkloadOrigin.ValueType  # 2
+    """Somebody started it on the worker's host by `leasehold exec`. As with RUN, nothing of it is left."""
+    WORKLOAD_ORIGIN_CLAIM: _WorkloadOrigin.ValueType  # 3
+    """A process of the worker's host claimed GPUs for itself. It is let go when it gives them back."""
+    WORKLOAD_ORIGIN_ADOPT: _WorkloadOrigin.ValueType  # 4
+    """It was running, and was taken in by its process id. It is let go when it is released."""
+
+class WorkloadOrigin(_WorkloadOrigin, metaclass=_WorkloadOriginEnumTypeWrapper):
+    """How Leasehold came to know a workload, which decides what becomes of its processes at the end."""
+
+WORKLOAD_ORIGIN_UNSPECIFIED: WorkloadOrigin.ValueType  # 0
+"""As if RUN."""
+WORKLOAD_ORIGIN_RUN: WorkloadOrigin.ValueType  # 1
+"""A worker started it. What is left of it when its first process ends is killed."""
+WORKLOAD_ORIGIN_EXEC: WorkloadOrigin.ValueType  # 2
+"""Somebody started it on the worker's host by `leasehold exec`. As with RUN, nothing of it is left."""
+WORKLOAD_ORIGIN_CLAIM: WorkloadOrigin.ValueType  # 3
+"""A process of the worker's host claimed GPUs for itself. It is let go when it gives them back."""
+WORKLOAD_ORIGIN_ADOPT: WorkloadOrigin.ValueType  # 4
+"""It was running, and was taken in by its process id. It is let go when it is released."""
+Global___WorkloadOrigin: _TypeAlias = WorkloadOrigin  # noqa: Y015
+
+class _GpuPreference:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GpuPreferenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuPreference.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GPU_PREFERENCE_UNSPECIFIED: _GpuPreference.ValueType  # 0
+    """As if LOWEST_SLOT."""
+    GPU_PREFERENCE_LOWEST_SLOT: _GpuPreference.ValueType  # 1
+    """The first in the order of the pool."""
+    GPU_PREFERENCE_SAME_AS_BEFORE: _GpuPreference.ValueType  # 2
+    """Those that a workload of the same name had last, then the lowest slot."""
+    GPU_PREFERENCE_SAME_NUMA_NODE: _GpuPreference.ValueType  # 3
+    """All on one NUMA node if possible, then the lowest slot."""
+    GPU_PREFERENCE_MOST_FREE_MEMORY: _GpuPreference.ValueType  # 4
+    """Those with the most free memory."""
+
+class GpuPreference(_GpuPreference, metaclass=_GpuPreferenceEnumTypeWrapper):
+    """Which GPUs are taken where several would do."""
+
+GPU_PREFERENCE_UNSPECIFIED: GpuPreference.ValueType  # 0
+"""As if LOWEST_SLOT."""
+GPU_PREFERENCE_LOWEST_SLOT: GpuPreference.ValueType  # 1
+"""The first in the order of the pool."""
+GPU_PREFERENCE_SAME_AS_BEFORE: GpuPreference.ValueType  # 2
+"""Those that a workload of the same name had last, then the lowest slot."""
+GPU_PREFERENCE_SAME_NUMA_NODE: GpuPreference.ValueType  # 3
+"""All on one NUMA node if possible, then the lowest slot."""
+GPU_PREFERENCE_MOST_FREE_MEMORY: GpuPreference.ValueType  # 4
+"""Those with the most free memory."""
+Global___GpuPreference: _TypeAlias = GpuPreference  # noqa: Y015
+
 class _WeightStrategy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -163,6 +227,8 @@ class _WorkloadStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Workloa
     """A member can neither be restored nor unlocked. It can only be stopped."""
     WORKLOAD_STATE_UNKNOWN: _WorkloadState.ValueType  # 12
     """A driver call on a member did not return, and its state could not be read since."""
+    WORKLOAD_STATE_RELEASED: _WorkloadState.ValueType  # 13
+    """It ended for Leasehold: it was let go, and goes on without us."""
 
 class WorkloadState(_WorkloadState, metaclass=_WorkloadStateEnumTypeWrapper):
     """Where a workload stands."""
@@ -193,6 +259,8 @@ WORKLOAD_STATE_WEDGED: WorkloadState.ValueType  # 11
 """A member can neither be restored nor unlocked. It can only be stopped."""
 WORKLOAD_STATE_UNKNOWN: WorkloadState.ValueType  # 12
 """A driver call on a member did not return, and its state could not be read since."""
+WORKLOAD_STATE_RELEASED: WorkloadState.ValueType  # 13
+"""It ended for Leasehold: it was let go, and goes on without us."""
 Global___WorkloadState: _TypeAlias = WorkloadState  # noqa: Y015
 
 class _MemberState:
@@ -259,12 +327,18 @@ class Workload(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     """Made by the coordinator (or by the worker for one that is registered there); unique in the fleet."""
     name: _builtins.str
     """What people call it: unique among the workloads that have not ended."""
     worker_id: _builtins.str
     """Worker that it lives on."""
+    origin: Global___WorkloadOrigin.ValueType
+    """How Leasehold came to know it."""
+    user: _builtins.str
+    """Name of the user that its first process runs as. Empty: unknown."""
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec:
         """What was asked for."""
@@ -286,14 +360,52 @@ class Workload(_message.Message):
         spec: Global___WorkloadSpec | None = ...,
         status: Global___WorkloadStatus | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        origin: Global___WorkloadOrigin.ValueType = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "spec", b"spec", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "spec", b"spec", "status", b"status", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "origin", b"origin", "spec", b"spec", "status", b"status", "user", b"user", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Workload: _TypeAlias = Workload  # noqa: Y015
+
+@_typing.final
+class HelperTerms(_message.Message):
+    """Opportunistic work: it gets GPUs that nobody waits for, and gives them back on request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_FIELD_NUMBER: _builtins.int
+    PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
+    SIGNAL_NUMBER_FIELD_NUMBER: _builtins.int
+    process_strategy: Global___ProcessStrategy.ValueType
+    """What happens then: CUDA_SUSPEND parks it, and it is woken once GPUs are spare again; STOP ends it.
+    UNSPECIFIED: CUDA_SUSPEND.
+    """
+    signal_number: _builtins.int
+    """Signal by which its first process is asked. Absent: none; one that claims by a stream is told there."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Time between the request and what happens then. Absent: 10 s."""
+
+    def __init__(
+        self,
+        *,
+        grace: _duration_pb2.Duration | None = ...,
+        process_strategy: Global___ProcessStrategy.ValueType = ...,
+        signal_number: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_signal_number", b"_signal_number", "grace", b"grace", "signal_number", b"signal_number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_signal_number", b"_signal_number", "grace", b"grace", "process_strategy", b"process_strategy", "signal_number", b"signal_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__signal_number: _TypeAlias = _typing.Literal["signal_number"]  # noqa: Y015
+    _WhichOneofArgType__signal_number: _TypeAlias = _typing.Literal["_signal_number", b"_signal_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__signal_number) -> _WhichOneofReturnType__signal_number | None: ...
+
+Global___HelperTerms: _TypeAlias = HelperTerms  # noqa: Y015
 
 @_typing.final
 class WorkloadSpec(_message.Message):
@@ -350,6 +462,7 @@ class WorkloadSpec(_message.Message):
     MEMBER_ORDER_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    HELPER_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
     """Directory to start in, on the worker. Absent: the workload's own directory."""
     priority: _builtins.int
@@ -382,6 +495,10 @@ class WorkloadSpec(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Free to use by clients."""
 
+    @_builtins.property
+    def helper(self) -> Global___HelperTerms:
+        """It is a helper. Absent: it keeps its GPUs until it is done."""
+
     def __init__(
         self,
         *,
@@ -394,19 +511,24 @@ class WorkloadSpec(_message.Message):
         member_order: Global___MemberOrder.ValueType = ...,
         hooks: _abc.Iterable[Global___Hook] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        helper: Global___HelperTerms | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "helper", b"helper", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "hooks", b"hooks", "labels", b"labels", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "labels", b"labels", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
     _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015
+    _WhichOneofReturnType__helper: _TypeAlias = _typing.Literal["helper"]  # noqa: Y015
+    _WhichOneofArgType__helper: _TypeAlias = _typing.Literal["_helper", b"_helper"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__working_directory: _TypeAlias = _typing.Literal["working_directory"]  # noqa: Y015
     _WhichOneofArgType__working_directory: _TypeAlias = _typing.Literal["_working_directory", b"_working_directory"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eviction) -> _WhichOneofReturnType__eviction | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__helper) -> _WhichOneofReturnType__helper | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -426,6 +548,11 @@ class Resources(_message.Message):
     CPU_MILLICORES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_UNITS_FIELD_NUMBER: _builtins.int
+    ACCEPTABLE_GPU_UNITS_FIELD_NUMBER: _builtins.int
+    GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    GPU_PREFERENCE_FIELD_NUMBER: _builtins.int
+    ALLOW_FOREIGN_FIELD_NUMBER: _builtins.int
     gpu_count: _builtins.int
     """Number of whole GPUs. 0: none."""
     gpu_memory_bytes: _builtins.int
@@ -438,6 +565,20 @@ class Resources(_message.Message):
     """Host memory in bytes. Absent: not accounted."""
     disk_bytes: _builtins.int
     """Disk in bytes. Absent: not accounted."""
+    gpu_units: _builtins.int
+    """Throughput units that the GPUs must have together, at least; the smallest that suffice are taken. Absent: any."""
+    gpu_preference: Global___GpuPreference.ValueType
+    """Which of several that would do. UNSPECIFIED: the lowest slot."""
+    allow_foreign: _builtins.bool
+    """GPUs on which processes that Leasehold doesn't know hold memory may be taken too."""
+    @_builtins.property
+    def acceptable_gpu_units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Units that each of them may have. Empty: any."""
+
+    @_builtins.property
+    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """UUIDs of the GPUs that may be taken. Empty: any."""
+
     def __init__(
         self,
         *,
@@ -447,10 +588,15 @@ class Resources(_message.Message):
         cpu_millicores: _builtins.int | None = ...,
         memory_bytes: _builtins.int | None = ...,
         disk_bytes: _builtins.int | None = ...,
+        gpu_units: _builtins.int | None = ...,
+        acceptable_gpu_units: _abc.Iterable[_builtins.int] | None = ...,
+        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+        gpu_preference: Global___GpuPreference.ValueType = ...,
+        allow_foreign: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_millicores", b"_cpu_millicores", "_disk_bytes", b"_disk_bytes", "_gpu_memory_bytes", b"_gpu_memory_bytes", "_gpu_name", b"_gpu_name", "_memory_bytes", b"_memory_bytes", "cpu_millicores", b"cpu_millicores", "disk_bytes", b"disk_bytes", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_name", b"gpu_name", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_millicores", b"_cpu_millicores", "_disk_bytes", b"_disk_bytes", "_gpu_memory_bytes", b"_gpu_memory_bytes", "_gpu_name", b"_gpu_name", "_gpu_units", b"_gpu_units", "_memory_bytes", b"_memory_bytes", "cpu_millicores", b"cpu_millicores", "disk_bytes", b"disk_bytes", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_name", b"gpu_name", "gpu_units", b"gpu_units", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_millicores", b"_cpu_millicores", "_disk_bytes", b"_disk_bytes", "_gpu_memory_bytes", b"_gpu_memory_bytes", "_gpu_name", b"_gpu_name", "_memory_bytes", b"_memory_bytes", "cpu_millicores", b"cpu_millicores", "disk_bytes", b"disk_bytes", "gpu_count", b"gpu_count", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_name", b"gpu_name", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_millicores", b"_cpu_millicores", "_disk_bytes", b"_disk_bytes", "_gpu_memory_bytes", b"_gpu_memory_bytes", "_gpu_name", b"_gpu_name", "_gpu_units", b"_gpu_units", "_memory_bytes", b"_memory_bytes", "acceptable_gpu_units", b"acceptable_gpu_units", "allow_foreign", b"allow_foreign", "cpu_millicores", b"cpu_millicores", "disk_bytes", b"disk_bytes", "gpu_count", b"gpu_count", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_name", b"gpu_name", "gpu_preference", b"gpu_preference", "gpu_units", b"gpu_units", "gpu_uuids", b"gpu_uuids", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpu_millicores: _TypeAlias = _typing.Literal["cpu_millicores"]  # noqa: Y015
     _WhichOneofArgType__cpu_millicores: _TypeAlias = _typing.Literal["_cpu_millicores", b"_cpu_millicores"]  # noqa: Y015
@@ -460,6 +606,8 @@ class Resources(_message.Message):
     _WhichOneofArgType__gpu_memory_bytes: _TypeAlias = _typing.Literal["_gpu_memory_bytes", b"_gpu_memory_bytes"]  # noqa: Y015
     _WhichOneofReturnType__gpu_name: _TypeAlias = _typing.Literal["gpu_name"]  # noqa: Y015
     _WhichOneofArgType__gpu_name: _TypeAlias = _typing.Literal["_gpu_name", b"_gpu_name"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_units: _TypeAlias = _typing.Literal["gpu_units"]  # noqa: Y015
+    _WhichOneofArgType__gpu_units: _TypeAlias = _typing.Literal["_gpu_units", b"_gpu_units"]  # noqa: Y015
     _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015
     @_typing.overload
@@ -470,6 +618,8 @@ class Resources(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory_bytes) -> _WhichOneofReturnType__gpu_memory_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_name) -> _WhichOneofReturnType__gpu_name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_units) -> _WhichOneofReturnType__gpu_units | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_bytes) -> _WhichOneofReturnType__memory_bytes | None: ...
 
@@ -648,6 +798,7 @@ class WorkloadStatus(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    YIELDED_FIELD_NUMBER: _builtins.int
     state: Global___WorkloadState.ValueType
     """Where it stands."""
     generation: _builtins.int
@@ -656,6 +807,8 @@ class WorkloadStatus(_message.Message):
     """Process id of the first process on its host. Absent: none was started."""
     parked_bytes: _builtins.int
     """Device memory that is parked on the host, in bytes. Absent: it is not parked, or NVML couldn't say."""
+    yielded: _builtins.bool
+    """It is a helper that gave its GPUs back on request, and is woken once GPUs are spare."""
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
         """The lease that it holds. Absent: it holds no GPU."""
@@ -708,10 +861,11 @@ class WorkloadStatus(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         exit: Global___Exit | None = ...,
         error: _errors_pb2.Error | None = ...,
+        yielded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_exit", b"_exit", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "end_time", b"end_time", "error", b"error", "exit", b"exit", "lease", b"lease", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "root_pid", b"root_pid", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_exit", b"_exit", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_exit", b"_exit", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015

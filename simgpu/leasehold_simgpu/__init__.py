@@ -15,13 +15,16 @@ that puts these libraries first:
     host.hog(0, 70 * GIB)                  # GPU 0 has that much less
     host.lose_gpu(1)                       # NVML_ERROR_GPU_IS_LOST
     host.set_readings(2, ecc_uncorrected=1, mig_enabled=True, temperature_c=91)
+    host.set_readings(2, row_remap_pending=True, throttle_reasons=ThrottleReason.HW_THERMAL_SLOWDOWN)
+    host.raise_xid(2, 48)                  # NVML's event, in every process that registered for it
     host.clear_faults()
 
 Or from the command line: `leasehold simgpu exec --gpus 4 --chip H100 -- COMMAND`.
 
 Simulated: the driver API that allocates, copies, fills and waits; the checkpoint API of CUDA 12.8 and 13.0;
-NVML's inventory, readings and process lists. Not simulated: kernels and modules, the CUDA runtime API, IPC,
-peer access, managed memory, MIG instances, MPS beyond its marks, and the custom storage of CUDA 13.4.
+NVML's inventory, readings, health, Xid events and process lists. Not simulated: kernels and modules, the CUDA
+runtime API, IPC, peer access, managed memory, MIG instances, MPS beyond its marks, and the custom storage of
+CUDA 13.4.
 
 Never load the libraries into a process that has started without that environment: the loader reads
 LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's state file.
@@ -34,7 +37,7 @@ from leasehold_simgpu.errors import CompilerError, InvalidSettingError, NoSuchHo
 from leasehold_simgpu.faults import CALL_OF_ACTION
 from leasehold_simgpu.host import SimulatedHost
 from leasehold_simgpu.libraries import build
-from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess
+from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess, ThrottleReason
 from leasehold_simgpu.timing import Timing
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "SimulatedGpu",
     "SimulatedHost",
     "SimulatedProcess",
+    "ThrottleReason",
     "Timing",
     "build",
     "find_chip",

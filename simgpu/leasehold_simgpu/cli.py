@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from leasehold_simgpu.chips import CHIPS
+from leasehold_simgpu.cli_types import SignalType, SizeType, ThrottleReasonType
 from leasehold_simgpu.errors import InvalidSettingError, SimgpuError
 from leasehold_simgpu.faults import CALL_OF_ACTION
 from leasehold_simgpu.host import DIRECTORY_VARIABLE, SimulatedHost
@@ -25,37 +24,7 @@ from leasehold_simgpu.pass_through import run_with_signals
 from leasehold_simgpu.records import Fault, ProcessState
 from leasehold_simgpu.timing import Timing
 
-_UNITS: Final = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class SizeType(click.ParamType[int]):
-    """A number of bytes such as 80GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads the number, or fails with what would be right."""
-        match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(value))
-        if match is None or match[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is not a size: write one like 80GiB, with KiB, MiB, GiB or TiB", param, ctx)
-        return int(match[1]) * _UNITS[match[2].upper()]
-
-
-class SignalType(click.ParamType[int]):
-    """A signal by name or number."""
-
-    name = "signal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads KILL, SIGKILL or 9."""
-        text = str(value).upper()
-        if text.isdecimal() and int(text) in set(signal.Signals):
-            return int(text)
-        name = text if text.startswith("SIG") else f"SIG{text}"
-        if name not in signal.Signals.__members__:
-            self.fail(f"{value!r} is not a signal: write one like KILL or 9", param, ctx)
-        return signal.Signals[name]
 
 
 class _BadUsage(click.ClickException):
@@ -301,16 +270,46 @@ def mps(directory: Path, off: bool, pid: int) -> None:
     default=None,
     help="Let NVML not know what processes take.",
 )
+@click.option(
+    "--throttle",
+    "throttle_reasons",
+    type=ThrottleReasonType(),
+    help="Why its clocks are not higher, as hw-slowdown,sw-power-cap; or none.",
+)
+@click.option("--remapped-rows-corrected", type=click.IntRange(min=0), help="Rows remapped, from Ampere on.")
+@click.option("--remapped-rows-uncorrected", type=click.IntRange(min=0))
+@click.option("--row-remap-pending/--no-row-remap-pending", default=None, help="A remap waits for a reset.")
+@click.option("--row-remap-failed/--no-row-remap-failed", default=None, help="No spare row was left.")
+@click.option(
+    "--retired-pages-single-bit", type=click.IntRange(0, 64), help="Pages retired, before Ampere (T4)."
+)
+@click.option("--retired-pages-double-bit", type=click.IntRange(0, 64))
+@click.option(
+    "--retired-pages-pending/--no-retired-pages-pending", default=None, help="A page waits for a reset."
+)
 @click.argument("gpu")
 def gpu_(directory: Path, gpu: str, hog: int | None, lost: bool | None, **readings: int | None) -> None:
     """Change what GPU (index or UUID) has, or says about itself."""
     host = SimulatedHost.open(directory)
-    key = int(gpu) if gpu.isdecimal() else gpu
+    key = _gpu_key(gpu)
     host.set_readings(key, **{name: int(value) for name, value in readings.items() if value is not None})
     if hog is not None:
         host.hog(key, hog)
     if lost is not None:
         host.lose_gpu(key, lost)
+
+
+@command.command("xid")
+@directory_option
+@click.argument("gpu")
+@click.argument("xid", type=click.IntRange(min=1))
+def xid_(directory: Path, gpu: str, xid: int) -> None:
+    """Let the driver report error XID of GPU (index or UUID) to who listens: 48 is a double-bit ECC error."""
+    SimulatedHost.open(directory).raise_xid(_gpu_key(gpu), xid)
+
+
+def _gpu_key(gpu: str) -> int | str:
+    return int(gpu) if gpu.isdecimal() else gpu
 
 
 def _timing(instant: bool, suspend_gbps: float | None, restore_gbps: float | None) -> Timing:

@@ -25,6 +25,7 @@ from leasehold_simgpu.state_file import StateFile
 from leasehold_simgpu.timing import Timing
 
 DIRECTORY_VARIABLE: Final = "LEASEHOLD_SIMGPU_DIR"
+_LARGEST_XID: Final = 2**32 - 1
 _READINGS: Final = frozenset(
     {
         "utilization_percent",
@@ -37,6 +38,14 @@ _READINGS: Final = frozenset(
         "ecc_uncorrected",
         "mig_enabled",
         "hides_process_memory",
+        "throttle_reasons",
+        "remapped_rows_corrected",
+        "remapped_rows_uncorrected",
+        "row_remap_pending",
+        "row_remap_failed",
+        "retired_pages_single_bit",
+        "retired_pages_double_bit",
+        "retired_pages_pending",
     }
 )
 
@@ -278,8 +287,11 @@ class SimulatedHost:
         Args:
             gpu: Index or UUID.
             **readings: utilization_percent, memory_utilization_percent, encoder_percent, decoder_percent,
-                temperature_c, power_mw, ecc_corrected, ecc_uncorrected, mig_enabled; and
-                hides_process_memory: NVML lists the GPU's processes, but not what they take.
+                temperature_c, power_mw, ecc_corrected, ecc_uncorrected, mig_enabled; throttle_reasons (bits
+                of `ThrottleReason`); hides_process_memory: NVML lists the GPU's processes, but not what they
+                take; remapped_rows_corrected, remapped_rows_uncorrected, row_remap_pending and
+                row_remap_failed, which NVML knows of chips from Ampere on; retired_pages_single_bit,
+                retired_pages_double_bit and retired_pages_pending, which it knows of older ones.
 
         Raises:
             InvalidSettingError: There is no such GPU or reading.
@@ -292,6 +304,26 @@ class SimulatedHost:
             )
         for name, value in readings.items():
             setattr(record, name, value)
+
+    def raise_xid(self, gpu: int | str, xid: int) -> None:
+        """Lets the driver report an Xid of a GPU, to every process that registered for its events before.
+
+        It changes nothing else: set the readings, or lose the GPU, that go with it. A process that has not
+        asked for more than 32 Xids of a GPU misses the oldest.
+
+        Args:
+            gpu: Index or UUID.
+            xid: NVIDIA's number of the error: 48 is a double-bit ECC error.
+
+        Raises:
+            InvalidSettingError: There is no such GPU, or the number is out of range.
+        """
+        if not 0 < xid <= _LARGEST_XID:
+            raise InvalidSettingError(f"Xid {xid} is out of range: choose 1 or more")
+        record = self._gpu(gpu)
+        with self._file.locked():
+            record.xids[record.xids_raised % layout.XIDS_KEPT] = xid
+            record.xids_raised = (record.xids_raised + 1) % 2**32
 
     def _gpu_records(self) -> Sequence[layout.Gpu]:
         records: Sequence[layout.Gpu] = self._state.gpus[: self._state.gpu_count]

@@ -12,6 +12,7 @@ MAGIC: Final = 0x55504753
 MAX_GPUS: Final = 16
 MAX_PROCESSES: Final = 256
 MAX_FAULTS: Final = 64
+XIDS_KEPT: Final = 32
 NO_STATE: Final = -1
 UNLIMITED: Final = -1
 
@@ -36,6 +37,7 @@ class Gpu(ctypes.Structure):
         ("hogged_bytes", ctypes.c_uint64),
         ("ecc_corrected", ctypes.c_uint64),
         ("ecc_uncorrected", ctypes.c_uint64),
+        ("throttle_reasons", ctypes.c_uint64),
         ("pci_domain", ctypes.c_uint32),
         ("pci_bus", ctypes.c_uint32),
         ("pci_device", ctypes.c_uint32),
@@ -53,6 +55,15 @@ class Gpu(ctypes.Structure):
         ("power_mw", ctypes.c_uint32),
         ("power_limit_mw", ctypes.c_uint32),
         ("hides_process_memory", ctypes.c_uint32),
+        ("remapped_rows_corrected", ctypes.c_uint32),
+        ("remapped_rows_uncorrected", ctypes.c_uint32),
+        ("row_remap_pending", ctypes.c_uint32),
+        ("row_remap_failed", ctypes.c_uint32),
+        ("retired_pages_single_bit", ctypes.c_uint32),
+        ("retired_pages_double_bit", ctypes.c_uint32),
+        ("retired_pages_pending", ctypes.c_uint32),
+        ("xids", ctypes.c_uint32 * XIDS_KEPT),
+        ("xids_raised", ctypes.c_uint32),
     )
 
 

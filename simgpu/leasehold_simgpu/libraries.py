@@ -33,7 +33,14 @@ _LIBRARIES: Final = {
         "streams.c",
         "visible_devices.c",
     ),
-    "libnvidia-ml.so.1": (*_SHARED, "nvml_devices.c", "nvml_processes.c", "nvml_system.c"),
+    "libnvidia-ml.so.1": (
+        *_SHARED,
+        "nvml_devices.c",
+        "nvml_events.c",
+        "nvml_health.c",
+        "nvml_processes.c",
+        "nvml_system.c",
+    ),
 }
 _FLAGS: Final = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),

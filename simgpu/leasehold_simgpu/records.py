@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 
 class ProcessState(IntEnum):
@@ -17,6 +17,20 @@ class ProcessState(IntEnum):
     CHECKPOINTING = 4
     """From CUDA 13.4 on, and here only when a fault asks for it."""
     RESTORING = 5
+
+
+class ThrottleReason(IntFlag):
+    """NVML's nvmlClocksEventReasons: why a GPU's clocks are not higher."""
+
+    GPU_IDLE = 0x01
+    APPLICATIONS_CLOCKS_SETTING = 0x02
+    SW_POWER_CAP = 0x04
+    HW_SLOWDOWN = 0x08
+    SYNC_BOOST = 0x10
+    SW_THERMAL_SLOWDOWN = 0x20
+    HW_THERMAL_SLOWDOWN = 0x40
+    HW_POWER_BRAKE_SLOWDOWN = 0x80
+    DISPLAY_CLOCK_SETTING = 0x100
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,10 @@ import pynvml
 from cuda.bindings import driver
 
 Buffer = dict[str, int]
+events: Any = None
+"""NVML's set of events, between `listen` and `stop_listening`."""
+listened: dict[int | None, int] = {}
+"""Index of a GPU by its handle: a lost one can't be asked for it."""
 
 
 def _ok(answer: tuple[Any, ...]) -> Any:
@@ -203,6 +207,38 @@ def nvml_system(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         return error.value
     return pynvml.nvmlDeviceGetIndex(answer) if name.startswith("nvmlDeviceGetHandle") else answer
+
+
+def listen(indices: list[int], types: int = pynvml.nvmlEventTypeXidCriticalError) -> int:
+    """Registers GPUs in a set of events that lasts: 0, or the number of NVML's error."""
+    global events
+    pynvml.nvmlInit()
+    try:
+        events = pynvml.nvmlEventSetCreate()
+        for index in indices:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pynvml.nvmlDeviceRegisterEvents(gpu, types, events)
+            listened[ctypes.cast(gpu, ctypes.c_void_p).value] = index
+    except pynvml.NVMLError as error:
+        return int(error.value)
+    return 0
+
+
+def next_event(timeout_ms: int = 30_000) -> Any:
+    """The next event: [index of the GPU, type, Xid], or the number of NVML's error."""
+    try:
+        event = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
+    except pynvml.NVMLError as error:
+        return error.value
+    return [listened[ctypes.cast(event.device, ctypes.c_void_p).value], event.eventType, event.eventData]
+
+
+def stop_listening() -> int:
+    try:
+        pynvml.nvmlEventSetFree(events)
+    except pynvml.NVMLError as error:
+        return int(error.value)
+    return 0
 
 
 def main() -> None:

@@ -39,7 +39,16 @@ def test_python_and_c_lay_the_state_file_out_alike(tmp_path: Path) -> None:
         for field, *_ in struct._fields_:
             lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct simgpu_{name}, {field}));')
             expected.append(f"{name}.{field} {getattr(struct, field).offset}")
-    for name in ("MAGIC", "MAX_GPUS", "MAX_PROCESSES", "MAX_FAULTS", "NO_STATE", "UNLIMITED", "STATE_MASK"):
+    for name in (
+        "MAGIC",
+        "MAX_GPUS",
+        "MAX_PROCESSES",
+        "MAX_FAULTS",
+        "XIDS_KEPT",
+        "NO_STATE",
+        "UNLIMITED",
+        "STATE_MASK",
+    ):
         lines.append(f'printf("{name} %lld\\n", (long long)SIMGPU_{name});')
         expected.append(f"{name} {getattr(layout, name)}")
     for name in ("RESIDENT", "WEDGED", "GATE_CLOSED", "PLACEMENT"):
@@ -80,6 +89,7 @@ def test_structs_have_the_sizes_that_the_api_fixes(tmp_path: Path) -> None:
         "nvmlUtilization_t": ctypes.sizeof(pynvml.c_nvmlUtilization_t),
         "nvmlPciInfo_t": ctypes.sizeof(pynvml.nvmlPciInfo_t),
         "nvmlProcessInfo_t": ctypes.sizeof(pynvml.c_nvmlProcessInfo_v3_t),
+        "nvmlEventData_t": ctypes.sizeof(pynvml.c_nvmlEventData_t),
     }
     lines = "\n".join(f'printf("%zu\\n", sizeof({name}));' for name in sizes)
     headers = '#include <stdio.h>\n#include "driver_types.h"\n#undef EXPORT\n#include "nvml_types.h"\n'

@@ -142,6 +142,30 @@ def test_what_processes_take_can_be_hidden_by_command(
     assert controller.nvml_processes()[host.gpus[0].uuid] == {str(target.pid): 0}
 
 
+def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgram) -> None:
+    host = make_host(gpus=2, chip=["H100", "T4"])
+    program = start_program(host)
+    where = ("--dir", host.directory)
+    rows = ("--remapped-rows-corrected", "1", "--remapped-rows-uncorrected", "2", "--row-remap-failed")
+    throttle = ("--throttle", "hw-slowdown,sw-thermal-slowdown")
+    assert simgpu("gpu", *where, *rows, "--row-remap-pending", *throttle, "0").returncode == 0
+    assert program.nvml("nvmlDeviceGetRemappedRows", 0) == [1, 2, 1, 1]
+    assert program.nvml("nvmlDeviceGetCurrentClocksEventReasons", 0) == 0x28
+    assert simgpu("gpu", *where, "--no-row-remap-failed", "--throttle", "none", "0").returncode == 0
+    assert program.nvml("nvmlDeviceGetRemappedRows", 0) == [1, 2, 1, 0]
+    assert program.nvml("nvmlDeviceGetCurrentClocksEventReasons", 0) == 0
+    pages = ("--retired-pages-single-bit", "2", "--retired-pages-double-bit", "1", "--retired-pages-pending")
+    assert simgpu("gpu", *where, *pages, "1").returncode == 0
+    assert [len(program.nvml("nvmlDeviceGetRetiredPages", 1, cause)) for cause in (0, 1)] == [2, 1]
+    assert program.nvml("nvmlDeviceGetRetiredPagesPendingStatus", 1) == 1
+    program.listen([0, 1])
+    assert simgpu("xid", *where, host.gpus[1].uuid, "48").returncode == 0
+    assert program.next_event() == [1, 8, 48]
+    assert "'hot' is no reason of throttling" in simgpu("gpu", *where, "--throttle", "hot", "0").stderr
+    assert "GPU 9 is not on the host" in simgpu("xid", *where, "9", "48").stderr
+    assert simgpu("xid", *where, "0", "0").returncode == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

@@ -18,6 +18,7 @@
 #define SIMGPU_MAX_GPUS 16
 #define SIMGPU_MAX_PROCESSES 256
 #define SIMGPU_MAX_FAULTS 64
+#define SIMGPU_XIDS_KEPT 32
 #define SIMGPU_NO_STATE (-1)
 #define SIMGPU_UNLIMITED (-1)
 
@@ -29,6 +30,7 @@ struct simgpu_gpu {
     uint64_t hogged_bytes; /* memory taken by something that is not a process of this host */
     uint64_t ecc_corrected;
     uint64_t ecc_uncorrected;
+    uint64_t throttle_reasons; /* bits of nvmlClocksEventReasons */
     uint32_t pci_domain;
     uint32_t pci_bus;
     uint32_t pci_device;
@@ -46,6 +48,15 @@ struct simgpu_gpu {
     uint32_t power_mw;
     uint32_t power_limit_mw;
     uint32_t hides_process_memory; /* NVML cannot say what a process takes */
+    uint32_t remapped_rows_corrected;
+    uint32_t remapped_rows_uncorrected;
+    uint32_t row_remap_pending;
+    uint32_t row_remap_failed;
+    uint32_t retired_pages_single_bit;
+    uint32_t retired_pages_double_bit;
+    uint32_t retired_pages_pending;
+    uint32_t xids[SIMGPU_XIDS_KEPT]; /* the newest ones: number n is in place n modulo SIMGPU_XIDS_KEPT */
+    _Atomic uint32_t xids_raised;    /* grows; whoever raises one writes it first, under the lock */
 };
 
 /* What to do instead of, or besides, a call. `pid` is the target of a checkpoint call and the caller of any

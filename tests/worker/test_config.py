@@ -72,3 +72,43 @@ def test_a_setting_out_of_range_is_refused(tmp_path: Path, text: str, match: str
     file.write_text(text)
     with pytest.raises(StartError, match=match):
         load_config(file)
+
+
+def test_limits_of_resources_are_bytes_or_sizes(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(
+        """
+        cpu_limit_millicores = 8000
+        memory_limit = "1.5 GiB"
+        disk_reserve = 1000
+        [gpu_units]
+        "H100 PCIe" = 50
+        """
+    )
+    config = load_config(file)
+    assert (config.cpu_limit_millicores, config.gpu_units) == (8000, {"H100 PCIe": 50})
+    assert (config.memory_limit_bytes, config.disk_reserve_bytes) == (3 * 2**29, 1000)
+
+
+def test_without_limits_all_of_the_host_may_be_had(tmp_path: Path) -> None:
+    config = load_config(None)
+    assert (config.cpu_limit_millicores, config.memory_limit_bytes, config.disk_reserve_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("cpu_limit_millicores = -1", "cpu_limit_millicores -1 is negative"),
+        ("memory_limit = -5", "memory_limit -5 is negative"),
+        ('memory_limit = "8G"', "memory_limit: '8G' is not a size"),
+        ('disk_reserve = "-1GiB"', "disk_reserve: '-1GiB' is not a size"),
+        ("disk_reserve = 1.5", "Expected `int | str`"),
+        ("[gpu_units]\nH100 = 0", "gpu_units of 'H100' are 0"),
+        ('[gpu_units]\n"" = 5', "name a part"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)

@@ -1,4 +1,4 @@
-"""What control groups allow a process: how much more memory, and whether it may run at all.
+"""What control groups allow a process: how much memory and CPU time, and whether it may run at all.
 
 Both versions of the interface are read (cgroups(7)). What can't be read limits nothing that we know of.
 """
@@ -33,6 +33,28 @@ def memory_limits(pid: int) -> list[MemoryLimit]:
     return [limit for group in _groups(pid, "memory") if (limit := _memory_limit(group)) is not None]
 
 
+def memory_limit_bytes(pid: int) -> int | None:
+    """The least memory limit of the groups that the process is in, used or not. None: none is limited."""
+    limits = [limit for group in _groups(pid, "memory") if (limit := _memory_limit_bytes(group)) is not None]
+    return min(limits, default=None)
+
+
+def cpu_limit_millicores(pid: int) -> int | None:
+    """The least CPU time that one of its groups may take, in thousandths of a core. None: none is limited."""
+    limits = [limit for group in _groups(pid, "cpu") if (limit := _cpu_limit_millicores(group)) is not None]
+    return min(limits, default=None)
+
+
+def version_2_group(pid: int) -> Path | None:
+    """The directory of the process's group of version 2. None: it is in none that can be seen."""
+    for line in _lines(pid):
+        if line.startswith("0::"):
+            name = line.removeprefix("0::")
+            group = _version_2_root() / name.lstrip("/")
+            return group if ".." not in Path(name).parts and group.is_dir() else None
+    return None
+
+
 def is_frozen(pid: int) -> bool:
     """Whether the freezer stops the process, so that it can't answer the driver."""
     return any(_group_is_frozen(group) for group in _groups(pid, "freezer"))
@@ -40,21 +62,30 @@ def is_frozen(pid: int) -> bool:
 
 def _groups(pid: int, controller: str) -> Iterator[Path]:
     """The directories of the process's group and of those around it, for one controller."""
-    try:
-        lines = (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _lines(pid):
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        top = _CGROUP / controllers if controllers else _version_2_root()
+        top = _version_1_root(controllers, controller) if controllers else _version_2_root()
         # In a namespace of its own, a process elsewhere is shown with a path above the root.
         group = top / name.lstrip("/") if ".." not in Path(name).parts else top
         while group.is_relative_to(top):
             yield group
             group = group.parent
+
+
+def _lines(pid: int) -> list[str]:
+    try:
+        return (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _version_1_root(controllers: str, controller: str) -> Path:
+    """Some hosts mount "cpuacct,cpu" under the other order of names, with a link for each name."""
+    together = _CGROUP / controllers
+    return together if together.is_dir() else _CGROUP / controller
 
 
 def _version_2_root() -> Path:
@@ -73,6 +104,22 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
             reclaimable = _inactive_file_bytes(group)
             return MemoryLimit(group, max(0, limit - max(0, usage - reclaimable)))
     return None
+
+
+def _memory_limit_bytes(group: Path) -> int | None:
+    limits = (_number(group / "memory.max"), _number(group / "memory.limit_in_bytes"))
+    return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
+
+
+def _cpu_limit_millicores(group: Path) -> int | None:
+    """The quota, as a share of the period. Version 1 writes a quota of -1 where there is none."""
+    try:
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        quota, period = str(_number(group / "cpu.cfs_quota_us")), str(_number(group / "cpu.cfs_period_us"))
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) * 1000 // int(period)
 
 
 def _inactive_file_bytes(group: Path) -> int:

@@ -11,6 +11,7 @@ from leasehold_worker.checkpoint.driver import CALL_FLOOR_S
 from leasehold_worker.errors import StartError
 from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.proof import DEFAULT_TIMEOUT_S
+from leasehold_worker.sizes import parse_size
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
@@ -44,6 +45,24 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stop of the worker does with its workloads: leave them as they are, park them, or stop them."""
     host_memory_reserve_bytes: int = DEFAULT_RESERVE_BYTES
     """Host memory that no suspend may take."""
+    cpu_limit_millicores: int = 0
+    """CPU time that workloads may have together, in thousandths of a core. 0: all of it."""
+    memory_limit: str | int = 0
+    """Host memory that workloads may have together: bytes, or a size such as "400GiB". 0: all of it."""
+    disk_reserve: str | int = 0
+    """Disk kept free on the state directory's volume: bytes, or a size. A tenth of it at least is kept."""
+    gpu_units: dict[str, int] = {}
+    """Throughput units of GPU models by a part of the product name. They go before the default table."""
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """``memory_limit`` in bytes."""
+        return _size_bytes("memory_limit", self.memory_limit)
+
+    @property
+    def disk_reserve_bytes(self) -> int:
+        """``disk_reserve`` in bytes."""
+        return _size_bytes("disk_reserve", self.disk_reserve)
 
 
 def load_config(path: Path | None, **flags: object) -> WorkerConfig:
@@ -69,11 +88,27 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
     for name in ("driver_call_floor_s", "proof_timeout_s"):
         if not 0 < getattr(config, name) < float("inf"):
             raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
-    if config.host_memory_reserve_bytes < 0:
-        raise StartError(
-            f"host_memory_reserve_bytes {config.host_memory_reserve_bytes} is negative: give 0 or more"
-        )
+    for name, number in {
+        "host_memory_reserve_bytes": config.host_memory_reserve_bytes,
+        "cpu_limit_millicores": config.cpu_limit_millicores,
+        "memory_limit": config.memory_limit_bytes,
+        "disk_reserve": config.disk_reserve_bytes,
+    }.items():
+        if number < 0:
+            raise StartError(f"{name} {number} is negative: give 0 or more")
+    for model, units in config.gpu_units.items():
+        if not model.strip() or units < 1:
+            raise StartError(
+                f"gpu_units of {model!r} are {units}: name a part of the product's name, and give 1 or more"
+            )
     return config
+
+
+def _size_bytes(name: str, size: str | int) -> int:
+    try:
+        return parse_size(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise StartError(f"{name}: {error}") from error
 
 
 def _read(path: Path) -> WorkerConfig:

@@ -1,11 +1,42 @@
-"""Sizes as people read them."""
+"""Sizes as people read and write them."""
 
+import re
+from decimal import Decimal
 from typing import Final
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MOST_BYTES: Final = 2**63 - 1
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_FACTORS: Final = {
+    "": 1,
+    "b": 1,
+    **{prefix + "b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
+    **{prefix + "ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
+}
 
 
 def size_text(size_bytes: int) -> str:
     """A size in the largest unit that it has one of, such as "1.5 GiB"."""
     power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
     return f"{size_bytes / 1024**power:.4g} {_UNITS[power]}"
+
+
+def parse_size(text: str) -> int:
+    """The bytes of a size such as "1.5 GiB", "500MB" or "4096"; parts of a byte are dropped.
+
+    KiB to PiB are powers of 1024, kB to PB powers of 1000, in any case of letters. A bare "8G" is refused:
+    some programs mean the one by it and some the other.
+
+    Raises:
+        ValueError: It is not a size, or more than 2**63 - 1 bytes; the text is one sentence with the remedy.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(
+            f"{text!r} is not a size: write bytes, or a number with a unit, like 1.5GiB or 500MB"
+        )
+    size_bytes = int(Decimal(match[1]) * factor)
+    if size_bytes > _MOST_BYTES:
+        raise ValueError(f"{text!r} is more than any host has: give 8388607TiB at most")
+    return size_bytes

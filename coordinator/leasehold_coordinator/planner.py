@@ -1,87 +1,104 @@
 """On which worker a new workload runs. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Final
 
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import errors_pb2, lease_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.lease_pb2 import SlotState
+from leasehold.v1.workload_pb2 import Resources
 
+from leasehold_coordinator.candidates import Candidate, CandidateGpu, suits
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.shortages import (
+    Shortage,
+    cordon_text,
+    foreign_text,
+    listed,
+    shortage_of,
+    wanted_text,
+)
+
+_REMEDIES: Final[dict[ErrorReason.ValueType, str]] = {
+    errors_pb2.ERROR_REASON_NO_FREE_GPU: "suspend or stop a workload, or ask for less",
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: "stop a workload, or ask for less",
+    errors_pb2.ERROR_REASON_CORDONED: "`leasehold uncordon` one, or connect another",
+}
+"""What to do about each reason. Where workers lack different things, the first that one lacks counts."""
+
+_NOT_FREE: Final[dict[SlotState.ValueType, ErrorReason.ValueType]] = {
+    lease_pb2.SLOT_STATE_CORDONED: errors_pb2.ERROR_REASON_CORDONED,
+    lease_pb2.SLOT_STATE_UNHEALTHY: errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
+    lease_pb2.SLOT_STATE_FOREIGN: errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
+}
+"""Reasons of GPUs that nobody leases and that are not free all the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker in contact.
-
-    Attributes:
-        worker_id: Its id.
-        name: What people call it.
-        gpus: Whether each of its GPUs is free, by UUID, in slot order.
-        promised: GPUs, of those that are free, that commands which have not ended may still take.
-    """
-
-    worker_id: str
-    name: str
-    gpus: Mapping[str, bool]
-    promised: int
-
-    @property
-    def room(self) -> int:
-        """GPUs that a new workload can get."""
-        return max(0, sum(self.gpus.values()) - self.promised)
-
-
-def choose_worker(candidates: Sequence[Candidate], gpu_count: int) -> Candidate:
-    """The candidate with the most free GPUs; among equals the first by name.
+def choose_worker(candidates: Sequence[Candidate], resources: Resources) -> Candidate:
+    """The candidate that has what is wanted, and most free GPUs of it; among equals the first by name.
 
     Raises:
-        FleetError: WORKER_UNAVAILABLE without any candidate, NO_FREE_GPU where none has room.
+        FleetError: WORKER_UNAVAILABLE without any candidate; CORDONED where all are; INSUFFICIENT_RESOURCES
+            where only CPU, memory or disk lack; else NO_FREE_GPU. It says of each worker why.
     """
     if not candidates:
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             "no worker is connected: start one with `leasehold worker`",
         )
-    best = min(candidates, key=lambda candidate: (-candidate.room, candidate.name))
-    if best.room < gpu_count:
-        free = ", ".join(f"{candidate.name} {candidate.room}" for candidate in candidates)
+    if resources.gpu_uuids and not any(
+        uuid in one.gpus for one in candidates for uuid in resources.gpu_uuids
+    ):
         raise FleetError(
-            errors_pb2.ERROR_REASON_NO_FREE_GPU,
-            f"{gpu_count} GPUs are wanted on one worker, and free are: {free}; suspend or stop another first",
-            field="gpu_count",
+            errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+            f"no connected worker has {resources.gpu_uuids[0]}: `leasehold get gpus` lists them",
+            field="spec.resources.gpu_uuids",
         )
-    return best
+    shortages: list[Shortage] = []
+    fitting: list[Candidate] = []
+    for candidate in candidates:
+        shortage = shortage_of(candidate, resources)
+        if shortage is None:
+            fitting.append(candidate)
+        else:
+            shortages.append(shortage)
+    if not fitting:
+        raise _refusal(shortages, resources)
+    return min(fitting, key=lambda candidate: (-candidate.room(resources), candidate.name))
 
 
-def check_named_gpus(candidates: Sequence[Candidate], gpu_uuids: Sequence[str], gpu_count: int) -> Candidate:
-    """The candidate that has these very GPUs, all of them free.
+def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
+    reasons = {shortage.reason for shortage in shortages}
+    reason = next(reason for reason in _REMEDIES if reason in reasons)
+    whys = listed([f"{shortage.worker}: {shortage.why}" for shortage in shortages])
+    field = "gpu_count" if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU else "resources"
+    return FleetError(reason, f"{wanted_text(resources)}; {whys}: {_REMEDIES[reason]}", field=field)
+
+
+def check_named_gpus(
+    candidates: Sequence[Candidate], gpu_uuids: Sequence[str], resources: Resources
+) -> Candidate:
+    """The candidate that has these very GPUs, all of them free and of the kind that is wanted.
 
     Raises:
-        FleetError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, or INVALID_ARGUMENT where the count differs.
+        FleetError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY, FOREIGN_PROCESS,
+            INSUFFICIENT_RESOURCES, or INVALID_ARGUMENT where the count differs.
     """
     if len(set(gpu_uuids)) != len(gpu_uuids):
         raise FleetError(
             errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once", field="gpu_uuids"
         )
-    if gpu_count not in (0, len(gpu_uuids)):
+    if resources.gpu_count not in (0, len(gpu_uuids)):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{len(gpu_uuids)} GPUs are named and gpu_count is {gpu_count}: make them agree",
+            f"{len(gpu_uuids)} GPUs are named and gpu_count is {resources.gpu_count}: make them agree",
             field="gpu_count",
         )
     for candidate in candidates:
         if set(gpu_uuids) <= candidate.gpus.keys():
-            taken = [uuid for uuid in gpu_uuids if not candidate.gpus[uuid]]
-            if taken:
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                    f"{taken[0]} is not free: choose another, or suspend its holder",
-                    gpu_uuid=taken[0],
-                )
-            if candidate.room < len(gpu_uuids):
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                    f"commands under way may take the free GPUs of {candidate.name}: try again later",
-                )
+            for uuid in gpu_uuids:
+                _check_named(candidate.gpus[uuid], resources)
+            _check_rest(candidate, len(gpu_uuids), resources)
             return candidate
     known = {uuid for candidate in candidates for uuid in candidate.gpus}
     unknown = [uuid for uuid in gpu_uuids if uuid not in known]
@@ -91,3 +108,42 @@ def check_named_gpus(candidates: Sequence[Candidate], gpu_uuids: Sequence[str], 
         else "the named GPUs are on several workers: name those of one"
     )
     raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_GPU, message, field="gpu_uuids")
+
+
+def _check_named(one: CandidateGpu, resources: Resources) -> None:
+    uuid = one.gpu.uuid
+    if not suits(one.gpu, resources):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_NO_FREE_GPU,
+            f"{uuid} ({one.gpu.name}) is not of the kind that is wanted: name another, or ask for less",
+            gpu_uuid=uuid,
+        )
+    if one.is_open_to(resources):
+        return
+    match one.state:
+        case lease_pb2.SLOT_STATE_CORDONED:
+            why = f"is cordoned{cordon_text(one.lease.cordon)}: choose another, or `leasehold uncordon` it"
+        case lease_pb2.SLOT_STATE_UNHEALTHY:
+            health = f" ({one.lease.health_reason})" if one.lease.health_reason else ""
+            why = f"is unhealthy{health}: choose another, or mend it and `leasehold gpu reset-health` it"
+        case lease_pb2.SLOT_STATE_FOREIGN:
+            why = f"is held by {foreign_text(one.lease)}: choose another, end or adopt that, or allow it"
+        case _:
+            why = "is not free: choose another, or suspend its holder"
+    reason = _NOT_FREE.get(one.state, errors_pb2.ERROR_REASON_NO_FREE_GPU)
+    raise FleetError(reason, f"{uuid} {why}", gpu_uuid=uuid)
+
+
+def _check_rest(candidate: Candidate, gpu_count: int, resources: Resources) -> None:
+    wanted = Resources()
+    wanted.CopyFrom(resources)
+    wanted.gpu_count = gpu_count
+    shortage = shortage_of(candidate, wanted)
+    if shortage is None:
+        return
+    if shortage.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and candidate.room(wanted) < gpu_count:
+        raise FleetError(
+            errors_pb2.ERROR_REASON_NO_FREE_GPU,
+            f"commands under way may take the free GPUs of {candidate.name}: try again later",
+        )
+    raise _refusal([shortage], wanted)

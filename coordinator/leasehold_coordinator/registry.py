@@ -4,7 +4,7 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 a worker has reported, its GPUs are not known: that is not "none".
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NewType, final
 
@@ -12,10 +12,12 @@ from google.protobuf import timestamp_pb2
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandResult
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
-from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.lease_pb2 import Cordon, GpuLease
+from leasehold.v1.machine_pb2 import MachineResources
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
 
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.gpu_conditions import Conditions, seen_state, state_without_lease
 
 WorkerId = NewType("WorkerId", str)
 SessionId = NewType("SessionId", str)
@@ -43,6 +45,8 @@ class KnownWorker:
         last_seen: When the last frame came.
         last_seen_time: The same for people.
         loads_since_silence: Loads since it was last found silent.
+        resources: What its host has and what of it is free. None: it did not say.
+        cordon: It is out of service for new work. None: it isn't.
     """
 
     hello: Hello
@@ -56,15 +60,28 @@ class KnownWorker:
     loads_since_silence: int = LOADS_TO_COME_BACK
     leases: list[GpuLease] = field(default_factory=list)
     load: WorkerLoad = field(default_factory=WorkerLoad)
+    resources: MachineResources | None = None
+    cordon: Cordon | None = None
 
     @property
     def free_gpu_uuids(self) -> list[str]:
         """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
-        return [lease.gpu_uuid for lease in self.leases if lease.state == lease_pb2.SLOT_STATE_FREE]
+        return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
+
+    @property
+    def conditions(self) -> Conditions:
+        """What it last said against itself and its GPUs."""
+        return Conditions(self.cordon, {lease.gpu_uuid: lease for lease in self.leases})
 
     def held_gpus(self, workload_id: str) -> int:
         """Number of GPUs that a workload holds, as last reported."""
-        return sum(lease.workload_id == workload_id for lease in self.leases)
+        return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
+
+    def take_machine(self, said: Hello | WorkerLoad) -> None:
+        """Takes in what a frame says of the whole worker."""
+        self.cordon = said.cordon if said.HasField("cordon") else None
+        if said.HasField("resources"):
+            self.resources = said.resources
 
 
 @final
@@ -155,6 +172,7 @@ class Registry:
             load_sequence=before.load_sequence if before and same_instance else 0,
             leases=list(hello.gpu_leases),
         )
+        known.take_machine(hello)
         self._workers[hello.worker_id] = known
         return known
 
@@ -162,6 +180,7 @@ class Registry:
         """Takes in a hello that came again, with another inventory or other capabilities."""
         known.hello = hello
         known.leases = list(hello.gpu_leases)
+        known.take_machine(hello)
 
     def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
         """Notes that a frame came: any is proof of life."""
@@ -175,12 +194,13 @@ class Registry:
         """
         if load.sequence <= known.load_sequence:
             return False
-        before = _holdings(known.leases, known.load)
+        before = _holdings(known)
         known.load_sequence = load.sequence
         known.loads_since_silence += 1
         known.leases = list(load.gpu_pool)
         known.load = load
-        return _holdings(known.leases, load) != before
+        known.take_machine(load)
+        return _holdings(known) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
         """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
@@ -189,7 +209,7 @@ class Registry:
             if lease.gpu_uuid in taken:
                 lease.state = lease_pb2.SLOT_STATE_LEASED
             elif lease.gpu_uuid in freed:
-                lease.state = lease_pb2.SLOT_STATE_FREE
+                lease.state = state_without_lease(lease)
                 lease.ClearField("lease_id")
                 lease.ClearField("workload_id")
 
@@ -245,6 +265,8 @@ class Registry:
                 if known.load.HasField("host_memory_available_bytes")
                 else None
             ),
+            resources=known.resources,
+            cordon=known.cordon,
         )
 
     def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
@@ -262,7 +284,22 @@ class Registry:
             )
 
 
-def _holdings(leases: Sequence[GpuLease], load: WorkerLoad) -> tuple[object, ...]:
+def _holdings(known: KnownWorker) -> tuple[object, ...]:
     """What of a load is a change. Samples and free memory change all the time, and can be asked for."""
-    slots = [(lease.state, lease.lease_id, lease.workload_id, lease.health) for lease in leases]
-    return (load.pending_claimers, len(load.parked), slots)
+    slots = [
+        (
+            lease.state,
+            lease.lease_id,
+            lease.workload_id,
+            lease.health,
+            lease.health_reason,
+            _key(lease.cordon if lease.HasField("cordon") else None),
+            [process.pid for process in lease.foreign_processes],
+        )
+        for lease in known.leases
+    ]
+    return (known.load.pending_claimers, len(known.load.parked), _key(known.cordon), slots)
+
+
+def _key(cordon: Cordon | None) -> tuple[str, str] | None:
+    return (cordon.reason, cordon.cordoned_by) if cordon is not None else None

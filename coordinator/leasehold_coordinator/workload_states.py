@@ -5,7 +5,13 @@ from typing import Final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-ENDED: Final = frozenset({workload_pb2.WORKLOAD_STATE_EXITED, workload_pb2.WORKLOAD_STATE_FAILED})
+ENDED: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_EXITED,
+        workload_pb2.WORKLOAD_STATE_FAILED,
+        workload_pb2.WORKLOAD_STATE_RELEASED,
+    }
+)
 
 
 def is_ended(state: WorkloadState.ValueType) -> bool:

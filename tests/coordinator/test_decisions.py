@@ -9,13 +9,14 @@ from google.rpc import error_details_pb2, status_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Resources, Workload
 from leasehold_coordinator import command_states, watch
 from leasehold_coordinator.command_states import OUTCOMES, TRANSITIONS, is_terminal, may_follow
 from leasehold_coordinator.errors import FleetError, abort
-from leasehold_coordinator.planner import Candidate, check_named_gpus
+from leasehold_coordinator.planner import check_named_gpus
 from leasehold_coordinator.watch import Hub, Subscription
 
+from .candidates import candidate
 from .test_watch import named
 
 STATES = [state for state in CommandState.values() if state]
@@ -73,6 +74,9 @@ CODES = {
     "GENERATION_MISMATCH": grpc.StatusCode.ABORTED,
     "TOO_MANY_COMMANDS": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "NO_FREE_GPU": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "INSUFFICIENT_RESOURCES": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "ALREADY_REGISTERED": grpc.StatusCode.ALREADY_EXISTS,
+    "NOT_PERMITTED": grpc.StatusCode.PERMISSION_DENIED,
     "UNSUPPORTED_CAPABILITY": grpc.StatusCode.UNIMPLEMENTED,
     "STORAGE_UNAVAILABLE": grpc.StatusCode.INTERNAL,
     "INTERNAL": grpc.StatusCode.INTERNAL,
@@ -97,10 +101,10 @@ def test_every_reason_travels_with_its_code_and_facts(name: str) -> None:
 
 
 def test_named_gpus_leave_room_for_what_is_promised() -> None:
-    candidate = Candidate("worker-a", "a", {"GPU-0": True, "GPU-1": True}, promised=1)
-    assert check_named_gpus([candidate], ["GPU-0"], 0) is candidate
+    a = candidate("a", True, True, promised=1)
+    assert check_named_gpus([a], ["GPU-a0"], Resources()) is a
     with pytest.raises(FleetError, match="commands under way") as error:
-        check_named_gpus([candidate], ["GPU-0", "GPU-1"], 0)
+        check_named_gpus([a], ["GPU-a0", "GPU-a1"], Resources())
     assert error.value.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
 
 

@@ -1,7 +1,5 @@
 """The coordinator's decisions, as values in and values out."""
 
-import itertools
-
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
@@ -12,7 +10,6 @@ from leasehold.v1.worker_session_pb2 import Hello, HostFacts, WorkerLoad
 from leasehold_coordinator import command_states
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.paging import next_token, page_of
-from leasehold_coordinator.planner import Candidate, check_named_gpus, choose_worker
 from leasehold_coordinator.registry import KnownWorker, Registry, SessionId
 
 NOW = Timestamp(seconds=1)
@@ -164,48 +161,6 @@ def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
     ):
         with pytest.raises(FleetError, match=match):
             registry.find(wanted)
-
-
-def candidate(name: str, *free: bool, promised: int = 0) -> Candidate:
-    gpus = {f"GPU-{name}{index}": is_free for index, is_free in enumerate(free)}
-    return Candidate(f"worker-{name}", name, gpus, promised)
-
-
-def test_the_most_room_wins_and_then_the_name() -> None:
-    a, b, c = candidate("a", True), candidate("b", True, True), candidate("c", True, True, True, promised=1)
-    for order in itertools.permutations([a, b, c]):
-        assert choose_worker(order, 2) is b
-    assert choose_worker([a], 0) is a
-
-
-@pytest.mark.parametrize(
-    ("candidates", "count", "reason", "match"),
-    [
-        ([], 0, errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, "no worker is connected"),
-        ([candidate("a", True, False)], 2, errors_pb2.ERROR_REASON_NO_FREE_GPU, "free are: a 1"),
-        ([candidate("a", True, promised=1)], 1, errors_pb2.ERROR_REASON_NO_FREE_GPU, "free are: a 0"),
-    ],
-)
-def test_without_room_it_is_refused(candidates: list[Candidate], count: int, reason: int, match: str) -> None:
-    with pytest.raises(FleetError, match=match) as error:
-        choose_worker(candidates, count)
-    assert error.value.reason == reason
-
-
-def test_named_gpus_must_be_free_on_one_worker() -> None:
-    a, b = candidate("a", True, False), candidate("b", True)
-    assert check_named_gpus([a, b], ["GPU-b0"], 0) is b
-    assert check_named_gpus([a, b], ["GPU-a0"], 1) is a
-    for wanted, count, reason in (
-        (["GPU-a1"], 0, errors_pb2.ERROR_REASON_NO_FREE_GPU),
-        (["GPU-a0", "GPU-a0"], 0, errors_pb2.ERROR_REASON_DUPLICATE_GPU),
-        (["GPU-x"], 0, errors_pb2.ERROR_REASON_UNKNOWN_GPU),
-        (["GPU-a0", "GPU-b0"], 0, errors_pb2.ERROR_REASON_UNKNOWN_GPU),
-        (["GPU-a0"], 2, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
-    ):
-        with pytest.raises(FleetError) as error:
-            check_named_gpus([a, b], wanted, count)
-        assert error.value.reason == reason
 
 
 def test_pages_follow_each_other_to_the_end() -> None:

@@ -1,0 +1,94 @@
+"""Workers that could take a new workload, as the planner sees them. Pure.
+
+What is known here is necessary, and not enough: the worker has the last word.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from leasehold.v1 import lease_pb2
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import Cordon, GpuLease, SlotState
+from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.workload_pb2 import Resources
+
+FREE: Final = lease_pb2.SLOT_STATE_FREE
+FOREIGN: Final = lease_pb2.SLOT_STATE_FOREIGN
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateGpu:
+    """A GPU of a candidate.
+
+    Attributes:
+        gpu: What NVML says of it.
+        state: What its slot is doing.
+        lease: What its worker last reported of it.
+        awaited: A command that has not ended names it as one to take.
+    """
+
+    gpu: Gpu
+    state: SlotState.ValueType
+    lease: GpuLease = field(default_factory=GpuLease)
+    awaited: bool = False
+
+    def is_open_to(self, resources: Resources) -> bool:
+        """Whether a workload with these needs may get it now."""
+        foreign_is_fine = self.state == FOREIGN and resources.allow_foreign
+        return not self.awaited and (self.state == FREE or foreign_is_fine)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker in contact.
+
+    Attributes:
+        worker_id: Its id.
+        name: What people call it.
+        gpus: Its GPUs by UUID, in slot order.
+        promised: GPUs, of those that are free, that commands which have not ended may still take.
+        cordon: It is out of service for new work. None: it isn't.
+        machine: What of its host is free. None: it did not say.
+    """
+
+    worker_id: str
+    name: str
+    gpus: Mapping[str, CandidateGpu] = field(default_factory=dict)
+    promised: int = 0
+    cordon: Cordon | None = None
+    machine: MachineResources | None = None
+
+    def suitable(self, resources: Resources) -> list[CandidateGpu]:
+        """Its GPUs of the kind that is wanted, whoever has them."""
+        return [one for one in self.gpus.values() if suits(one.gpu, resources)]
+
+    def room(self, resources: Resources) -> int:
+        """GPUs that a new workload with these needs can get at most."""
+        every_open = sum(one.is_open_to(resources) for one in self.gpus.values())
+        suitable_open = sum(one.is_open_to(resources) for one in self.suitable(resources))
+        return max(0, min(suitable_open, every_open - self.promised))
+
+    def units(self, resources: Resources) -> int | None:
+        """Units that a new workload can get at most. None: the worker does not count its GPUs by units."""
+        units = [one.gpu.units for one in self.suitable(resources) if one.is_open_to(resources)]
+        if not all(units):
+            return None
+        return sum(sorted(units, reverse=True)[: resources.gpu_count or self.room(resources)])
+
+
+def suits(gpu: Gpu, resources: Resources) -> bool:
+    """Whether a GPU is of the kind that is wanted. What is not known of it speaks for it."""
+    if resources.gpu_uuids and gpu.uuid not in resources.gpu_uuids:
+        return False
+    if resources.gpu_name and gpu.name != resources.gpu_name:
+        return False
+    if gpu.HasField("memory_total_bytes") and gpu.memory_total_bytes < resources.gpu_memory_bytes:
+        return False
+    units = resources.acceptable_gpu_units
+    return not units or not gpu.units or gpu.units in units
+
+
+def least_gpus(resources: Resources) -> int:
+    """The fewest GPUs that can satisfy these needs."""
+    return max(resources.gpu_count, 1 if resources.gpu_units else 0)

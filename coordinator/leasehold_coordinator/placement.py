@@ -1,0 +1,61 @@
+"""Where a new workload goes: what the planner is told of the fleet, and what it says."""
+
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+
+from leasehold_coordinator.candidates import Candidate, CandidateGpu, least_gpus
+from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.gpu_conditions import seen_state
+from leasehold_coordinator.operations import named_gpus
+from leasehold_coordinator.planner import check_named_gpus, choose_worker
+from leasehold_coordinator.registry import KnownWorker
+
+
+def place(fleet: Fleet, request: CreateWorkloadRequest) -> Candidate:
+    """The worker for a new workload.
+
+    Raises:
+        FleetError: UNKNOWN_WORKER or WORKER_UNAVAILABLE, or as the planner refuses.
+    """
+    wanted = [fleet.registry.find(request.worker)] if request.worker else fleet.registry.all()
+    if request.worker:
+        fleet.contact(wanted[0].hello.worker_id)
+    resources = request.spec.resources
+    candidates = [_candidate(fleet, known) for known in wanted if fleet.is_in_contact(known.hello.worker_id)]
+    if request.gpu_uuids:
+        return check_named_gpus(candidates, list(request.gpu_uuids), resources)
+    return choose_worker(candidates, resources)
+
+
+def _candidate(fleet: Fleet, known: KnownWorker) -> Candidate:
+    worker_id = known.hello.worker_id
+    commands = [stored.command for stored in fleet.ledger.of_worker(worker_id)]
+    awaited = {uuid for command in commands for uuid in named_gpus(command.operation)}
+    return Candidate(
+        worker_id,
+        known.hello.name,
+        {
+            gpu.gpu.uuid: CandidateGpu(
+                gpu.gpu, seen_state(gpu.lease), gpu.lease, awaited=gpu.gpu.uuid in awaited
+            )
+            for gpu in fleet.registry.gpus(known)
+        },
+        sum(_promised(fleet, known, command) for command in commands),
+        known.cordon,
+        known.resources,
+    )
+
+
+def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
+    """Free GPUs of a worker that a command which has not ended may still take, without naming them."""
+    settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
+    return max(0, _wanted_gpus(fleet, command) - settled)
+
+
+def _wanted_gpus(fleet: Fleet, command: Command) -> int:
+    if command.operation.HasField("run"):
+        return least_gpus(command.operation.run.spec.resources)
+    workload = fleet.workloads.get(command.workload_id)
+    if command.operation.HasField("restore") and workload is not None:
+        return len(workload.status.parked_gpu_uuids)
+    return 0

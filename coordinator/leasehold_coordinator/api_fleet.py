@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator
 from typing import final
 
 from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.fleet_pb2 import (
     Bookmark,
+    CordonRequest,
+    CordonResponse,
     FleetGpu,
     GetGpuRequest,
     GetGpuResponse,
@@ -15,6 +18,10 @@ from leasehold.v1.fleet_pb2 import (
     ListGpusResponse,
     ListWorkersRequest,
     ListWorkersResponse,
+    ResetGpuHealthRequest,
+    ResetGpuHealthResponse,
+    UncordonRequest,
+    UncordonResponse,
     WatchFleetRequest,
     WatchFleetResponse,
     Worker,
@@ -25,14 +32,16 @@ from leasehold_coordinator.api_errors import Context, streaming, unary
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.requests import Requests
 
 
 @final
 class FleetService(FleetServiceServicer):
-    """Serves what the registry knows."""
+    """Serves what the registry knows, and creates commands about workers and their GPUs."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, requests: Requests) -> None:
         self._fleet = fleet
+        self._requests = requests
 
     @unary
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
@@ -93,6 +102,23 @@ class FleetService(FleetServiceServicer):
                 else:
                     token = hub.token(next_change.revision)
                     yield _response(next_change.message, token)
+
+    @unary
+    async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
+        operation = Operation(cordon=request.operation)
+        return CordonResponse(command=await self._requests.operate_worker(request, operation))
+
+    @unary
+    async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
+        operation = Operation(uncordon=request.operation)
+        return UncordonResponse(command=await self._requests.operate_worker(request, operation))
+
+    @unary
+    async def ResetGpuHealth(
+        self, request: ResetGpuHealthRequest, context: Context
+    ) -> ResetGpuHealthResponse:
+        operation = Operation(reset_gpu_health=request.operation)
+        return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
 
     def _all_gpus(self) -> list[FleetGpu]:
         return [gpu for known in self._fleet.registry.all() for gpu in self._fleet.gpus(known)]

@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import TypeAlias, final
 
-from leasehold.v1.command_pb2 import Command, Operation
+from leasehold.v1.command_pb2 import Command, Operation, ReleaseOperation
 from leasehold.v1.fleet_pb2 import (
+    AdoptProcessRequest,
+    AdoptProcessResponse,
     Bookmark,
     CreateWorkloadRequest,
     CreateWorkloadResponse,
@@ -16,6 +18,8 @@ from leasehold.v1.fleet_pb2 import (
     PlanResponse,
     ReadWorkloadOutputRequest,
     ReadWorkloadOutputResponse,
+    ReleaseWorkloadRequest,
+    ReleaseWorkloadResponse,
     RemapWorkloadsRequest,
     RemapWorkloadsResponse,
     RestoreWorkloadRequest,
@@ -37,7 +41,11 @@ from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
 
 OperationRequest: TypeAlias = (
-    SuspendWorkloadRequest | RestoreWorkloadRequest | RemapWorkloadsRequest | StopWorkloadRequest
+    SuspendWorkloadRequest
+    | RestoreWorkloadRequest
+    | RemapWorkloadsRequest
+    | StopWorkloadRequest
+    | ReleaseWorkloadRequest
 )
 
 
@@ -122,6 +130,18 @@ class WorkloadService(WorkloadServiceServicer):
         return StopWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
     @unary
+    async def AdoptProcess(self, request: AdoptProcessRequest, context: Context) -> AdoptProcessResponse:
+        workload, command = await self._requests.adopt(request)
+        return AdoptProcessResponse(workload=workload, command=command)
+
+    @unary
+    async def ReleaseWorkload(
+        self, request: ReleaseWorkloadRequest, context: Context
+    ) -> ReleaseWorkloadResponse:
+        operation = Operation(release=ReleaseOperation())
+        return ReleaseWorkloadResponse(command=await self._operate(request, operation, request.workload))
+
+    @unary
     async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
         generation = request.expected_generation if request.HasField("expected_generation") else None
         return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
@@ -132,7 +152,7 @@ class WorkloadService(WorkloadServiceServicer):
         """Creates the command that is asked for; None where it was only to be validated, and may be."""
         generation = request.expected_generation if request.HasField("expected_generation") else None
         timeout = request.timeout if request.HasField("timeout") else None
-        if not isinstance(request, StopWorkloadRequest) and request.validate_only:
+        if not isinstance(request, StopWorkloadRequest | ReleaseWorkloadRequest) and request.validate_only:
             await self._plans.validate(
                 workload=workload, operation=operation, expected_generation=generation, timeout=timeout
             )

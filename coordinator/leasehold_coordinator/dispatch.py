@@ -24,6 +24,7 @@ from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import GONE, Fleet
+from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import Row, workload_row
 
@@ -71,7 +72,7 @@ class Dispatcher:
             )
 
     async def create(self, command: Command, workload: Workload | None = None) -> None:
-        """Stores a command, with the workload that it starts if any, and sends it."""
+        """Stores a command, with the workload that it creates if any, and sends it."""
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
@@ -223,6 +224,6 @@ class Dispatcher:
 
     def _is_being_started(self, workload: Workload) -> bool:
         return any(
-            stored.command.operation.HasField("run")
+            creates_workload(stored.command.operation)
             for stored in self._fleet.ledger.of_workload(workload.workload_id)
         )

@@ -19,6 +19,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.gpu_conditions import ConditionChange
 from leasehold_coordinator.registry import KnownWorker
 from leasehold_coordinator.schema import event_id_at
 from leasehold_coordinator.store import Store, event_row
@@ -70,7 +71,29 @@ class Events:
         )
         event.workload_id, event.workload_name = workload.workload_id, workload.name
 
-    def command(self, command: Command, workload_name: str) -> None:
+    def condition(
+        self,
+        known: KnownWorker,
+        change: ConditionChange,
+        slot: int | None = None,
+        holder: Workload | None = None,
+    ) -> None:
+        """Something is known against a worker or a GPU of it, or no longer is.
+
+        Args:
+            known: The worker.
+            change: What has changed.
+            slot: The GPU's. None: it is about the worker.
+            holder: The workload that has the GPU. None: none does.
+        """
+        worker_id, name = known.hello.worker_id, known.hello.name
+        what = f"worker {name}" if slot is None else f"GPU {name}/{slot}"
+        held = f"; workload {holder.name} has it" if holder is not None else ""
+        event = self._add(change.kind, f"{what} {change.message}{held}", worker_id, name)
+        if holder is not None:
+            event.workload_id, event.workload_name = holder.workload_id, holder.name
+
+    def command(self, command: Command, *, workload_name: str, worker_name: str) -> None:
         """A command was stored, has ended, or can't be asked for."""
         if command.revision == 1:
             kind = events_pb2.EVENT_KIND_COMMAND_CREATED
@@ -80,10 +103,11 @@ class Events:
             kind = events_pb2.EVENT_KIND_COMMAND_UNKNOWN
         else:
             return
-        operation = command.operation.WhichOneof("kind") or "operation"
+        operation = (command.operation.WhichOneof("kind") or "operation").replace("_", " ")
+        of_what = workload_name if command.workload_id else f"worker {worker_name}"
         state = CommandState.Name(command.state).removeprefix("COMMAND_STATE_")
         why = f": {command.error.message}" if command.HasField("error") else ""
-        event = self._add(kind, f"{operation} of {workload_name} is {state}{why}", command.worker_id)
+        event = self._add(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
         event.workload_id, event.workload_name = command.workload_id, workload_name
         event.command_id = command.command_id
 

@@ -21,6 +21,9 @@ from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
+from leasehold_coordinator.gpu_conditions import Conditions, changes
+from leasehold_coordinator.operations import creates_workload
+from leasehold_coordinator.registration import registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import OldRows, Row, Store, command_row, worker_row, workload_row
@@ -37,6 +40,9 @@ GONE: Final = FleetError(
 
 TIME_LIMIT_NS: Final = 2**63
 """Beyond every time, and a number that no database takes."""
+
+NAMED_LIMIT: Final = 8
+"""Ids that a refusal lists."""
 
 SILENT: Final = (fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_LOST)
 
@@ -61,6 +67,8 @@ class Fleet:
         self.events = Events(store)
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_gpus: dict[str, set[str]] = {}
+        self._told_conditions: dict[str, Conditions] = {}
+        """By worker. What is wrong when it first reports after our start is told, also if it was before."""
 
     async def load(self) -> None:
         """Brings back what the store holds."""
@@ -98,9 +106,21 @@ class Fleet:
         if self._published_states.get(worker.worker_id) != worker.state:
             self.events.worker(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
+        self._tell_conditions(known)
         self.fleet_hub.publish(worker.worker_id, worker)
         for gpu in gpus:
             self.fleet_hub.publish(gpu.gpu.uuid, gpu)
+
+    def _tell_conditions(self, known: KnownWorker) -> None:
+        worker_id, now = known.hello.worker_id, known.conditions
+        slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpu_pool}
+        for change in changes(self._told_conditions.get(worker_id, Conditions()), now):
+            if change.gpu is None:
+                self.events.condition(known, change)
+                continue
+            slot = slots.get(change.gpu.gpu_uuid, change.gpu.slot)
+            self.events.condition(known, change, slot, self.workloads.get(change.gpu.workload_id))
+        self._told_conditions[worker_id] = now
 
     def publish_silent_workers(self) -> None:
         """Tells watchers of workers whose state has changed by the passing of time."""
@@ -172,11 +192,21 @@ class Fleet:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD.
+            FleetError: UNKNOWN_WORKLOAD; also where several that have not ended have the name, since workers
+                register what their own hosts call by it.
         """
-        live = self.workloads.get(id_or_name) or next(
-            (workload for workload in self.workloads.values() if workload.name == id_or_name), None
-        )
+        live = self.workloads.get(id_or_name)
+        if live is None:
+            named = [workload for workload in self.workloads.values() if workload.name == id_or_name]
+            if len(named) > 1:
+                ids = sorted(workload.workload_id for workload in named)
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                    f"{len(named)} workloads that have not ended are named {id_or_name!r}: "
+                    f"name one by its id, of {', '.join(ids[:NAMED_LIMIT])}",
+                    field="workload",
+                )
+            live = named[0] if named else None
         found = live or await self.store.find_workload(id_or_name)
         if found is None:
             raise FleetError(
@@ -197,11 +227,12 @@ class Fleet:
         """
         if not reported.workload_id:
             raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
-        if not -TIME_LIMIT_NS <= reported.status.start_time.ToNanoseconds() < TIME_LIMIT_NS:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                f"workload {reported.workload_id} has an impossible start time: send a true one",
-            )
+        for moment in (reported.status.start_time, reported.create_time):
+            if not -TIME_LIMIT_NS <= moment.ToNanoseconds() < TIME_LIMIT_NS:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                    f"workload {reported.workload_id} has an impossible start time: send a true one",
+                )
         worker_id = session.hello.worker_id
         if reported.workload_id not in self.workloads:
             ended = await self.store.find_workload(reported.workload_id)
@@ -211,19 +242,14 @@ class Fleet:
             return
         known = self.workloads.get(reported.workload_id)
         if known is None:
-            workload = Workload()
-            workload.CopyFrom(reported)
-            workload.worker_id = worker_id
-            workload.create_time.CopyFrom(reported.status.start_time)
+            workload = registered(reported, worker_id, now_timestamp())
         elif known.worker_id != worker_id:
             logger.warning("worker %s reported %s, which is another's", worker_id, known.name)
             return
         elif reported.status.generation <= known.status.generation:
             return
         else:
-            workload = Workload()
-            workload.CopyFrom(known)
-            workload.status.CopyFrom(reported.status)
+            workload = reported_again(known, reported)
         await self.save_workload(workload)
 
     async def save_workload(self, workload: Workload, *rows: Row) -> None:
@@ -263,18 +289,23 @@ class Fleet:
     async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
         """Stores a command as it is now, together with other rows, and then tells watchers.
 
-        A workload that it was to start and did not is FAILED by the same write.
+        A workload that it was to create and did not is FAILED by the same write.
         """
         command = stored.command
         workload = self.workloads.get(command.workload_id)
         failed = is_terminal(command.state) and command.state != SUCCEEDED
-        if workload is not None and failed and command.operation.HasField("run"):
+        if workload is not None and failed and creates_workload(command.operation):
             await self.fail_workload(workload, command.error, command_row(stored), *rows)
         else:
             await self.store.write(command_row(stored), *rows)
         self.ledger.kept(stored)
         self.command_hub.publish(command.command_id, command)
-        self.events.command(command, workload.name if workload else command.workload_id)
+        known = self.registry.get(command.worker_id)
+        self.events.command(
+            command,
+            workload_name=workload.name if workload else command.workload_id,
+            worker_name=known.hello.name if known else command.worker_id,
+        )
 
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""

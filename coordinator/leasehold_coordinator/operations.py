@@ -1,13 +1,18 @@
 """What operations name and must obey, whatever the state of the fleet. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from google.protobuf import duration_pb2
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, Operation
-from leasehold.v1.errors_pb2 import ERROR_REASON_GENERATION_MISMATCH, ERROR_REASON_WRONG_STATE
-from leasehold.v1.workload_pb2 import Workload, WorkloadState
+from leasehold.v1.errors_pb2 import (
+    ERROR_REASON_DUPLICATE_GPU,
+    ERROR_REASON_GENERATION_MISMATCH,
+    ERROR_REASON_UNKNOWN_GPU,
+    ERROR_REASON_WRONG_STATE,
+)
+from leasehold.v1.workload_pb2 import HelperTerms, Workload, WorkloadState
 
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.workload_states import is_ended, state_name
@@ -18,6 +23,23 @@ TIME_LIMIT_S: Final = 7 * 86_400
 COMMAND_LIMIT_BYTES: Final = 196_608
 """What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
 
+PID_LIMIT: Final = 2**22
+"""The most that Linux gives out."""
+
+SIGNAL_LIMIT: Final = 64
+"""The highest real-time signal of Linux."""
+
+HELPER_STRATEGIES: Final = frozenset(
+    {
+        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        workload_pb2.PROCESS_STRATEGY_STOP,
+    }
+)
+
+TEXT_LIMIT: Final = 256
+"""Characters that the reason of a cordon, and the name of who says so, may have."""
+
 RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
 WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
@@ -27,12 +49,35 @@ PARKABLE: Final = frozenset({RUNNING, SUSPENDED})
 WAKEABLE: Final = frozenset({SUSPENDED, UNKNOWN})
 """UNKNOWN: the worker looks at each process afresh, and brings back those that the driver lets it."""
 STOPPABLE: Final = frozenset({RUNNING, SUSPENDED, WEDGED, UNKNOWN})
+RELEASABLE: Final = frozenset(
+    {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
+)
+"""Origins of workloads whose processes were there before Leasehold knew them."""
 
 
 def workload_ids(command: Command) -> list[str]:
-    """Every workload that a command is about: a remap may name several."""
+    """Every workload that a command is about: a remap may name several, a cordon names none."""
     moves = command.operation.remap.moves
-    return list(dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)]))
+    ids = dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)])
+    return [workload_id for workload_id in ids if workload_id]
+
+
+def creates_workload(operation: Operation) -> bool:
+    """Whether the operation's workload begins with it: where it does not succeed, there is none."""
+    return operation.WhichOneof("kind") in ("run", "adopt")
+
+
+def cordoned_gpus(operation: Operation) -> Sequence[str]:
+    """UUIDs that an operation about a worker names. None: it is about the whole worker."""
+    match operation.WhichOneof("kind"):
+        case "cordon":
+            return operation.cordon.gpu_uuids
+        case "uncordon":
+            return operation.uncordon.gpu_uuids
+        case "reset_gpu_health":
+            return operation.reset_gpu_health.gpu_uuids
+        case kind:
+            raise ValueError(f"{kind} is not an operation on a worker")
 
 
 def named_gpus(operation: Operation) -> set[str]:
@@ -65,6 +110,56 @@ def check_operation(operation: Operation) -> None:
         case "stop":
             if operation.stop.HasField("grace"):
                 check_duration("operation.grace", operation.stop.grace, may_be_zero=True)
+        case "adopt":
+            if not 0 < operation.adopt.pid <= PID_LIMIT:
+                raise invalid(
+                    "operation.pid",
+                    f"{operation.adopt.pid} is no process id: give one of the worker's host, above 0",
+                )
+        case "cordon":
+            _check_text("operation.reason", operation.cordon.reason, "say why")
+            _check_text("operation.cordoned_by", operation.cordon.cordoned_by, "say who cordons")
+        case "reset_gpu_health":
+            if not operation.reset_gpu_health.gpu_uuids:
+                raise invalid(
+                    "operation.gpu_uuids", "no GPU is named: name those whose health is to be reset"
+                )
+
+
+def _check_text(field: str, text: str, remedy: str) -> None:
+    name = field.rpartition(".")[2]
+    if not text.strip():
+        raise invalid(field, f"the {name} is empty: {remedy}")
+    if len(text) > TEXT_LIMIT:
+        raise invalid(field, f"a {name} of {len(text)} characters is too long: {TEXT_LIMIT} fit")
+
+
+def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:
+    """Refuses an operation about a worker that names GPUs twice, or others than the worker's.
+
+    Args:
+        operation: What is asked for.
+        uuids: The worker's GPUs.
+        worker: Its name, for people.
+
+    Raises:
+        FleetError: DUPLICATE_GPU or UNKNOWN_GPU.
+    """
+    named = cordoned_gpus(operation)
+    for number, uuid in enumerate(named):
+        if uuid in named[:number]:
+            raise FleetError(
+                ERROR_REASON_DUPLICATE_GPU,
+                f"{uuid} is named twice: name it once",
+                field="operation.gpu_uuids",
+            )
+        if uuid not in uuids:
+            raise FleetError(
+                ERROR_REASON_UNKNOWN_GPU,
+                f"worker {worker} has no GPU {uuid}: `leasehold get gpus` lists them",
+                field="operation.gpu_uuids",
+                gpu_uuid=uuid,
+            )
 
 
 def _check_moves(operation: Operation) -> None:
@@ -87,6 +182,26 @@ def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: 
             field,
             f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: "
             f"give {'0' if may_be_zero else 'more than 0'} and at most {TIME_LIMIT_S} s",
+        )
+
+
+def check_helper(helper: HelperTerms) -> None:
+    """Refuses terms of a helper that can't be kept.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if helper.HasField("grace"):
+        check_duration("spec.helper.grace", helper.grace, may_be_zero=True)
+    if helper.process_strategy not in HELPER_STRATEGIES:
+        raise invalid(
+            "spec.helper.process_strategy",
+            "a helper that gives its GPUs back is either suspended or stopped: ask for CUDA_SUSPEND or STOP",
+        )
+    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
+        raise invalid(
+            "spec.helper.signal_number",
+            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
         )
 
 
@@ -150,8 +265,28 @@ def check_state(workload: Workload, operation: Operation) -> None:
         case "stop":
             if not is_ended(workload.status.state):
                 _require(workload, STOPPABLE, "stopped")
+        case "release":
+            if not is_ended(workload.status.state):
+                _check_release(workload)
         case kind:
             raise ValueError(f"{kind} is not an operation on a workload that exists")
+
+
+def _check_release(workload: Workload) -> None:
+    if workload.origin not in RELEASABLE:
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} was started by Leasehold: stop it instead",
+            observed_state=state_name(workload.status.state),
+        )
+    if workload.status.state == SUSPENDED:  # nobody would ever wake it again
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is SUSPENDED, and would hang for ever once it is let go: "
+            "restore it first",
+            observed_state=state_name(workload.status.state),
+        )
+    _require(workload, frozenset({RUNNING}), "released")
 
 
 _REMEDIES: Final = {

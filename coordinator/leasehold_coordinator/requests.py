@@ -1,15 +1,21 @@
-"""What clients may ask of workloads: checked, and turned into commands."""
+"""What clients may ask of workloads and workers: checked, and turned into commands."""
 
 import asyncio
 import re
 import secrets
 import uuid
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, Operation
-from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+from leasehold.v1.command_pb2 import AdoptOperation, Command, Operation
+from leasehold.v1.fleet_pb2 import (
+    AdoptProcessRequest,
+    CordonRequest,
+    CreateWorkloadRequest,
+    ResetGpuHealthRequest,
+    UncordonRequest,
+)
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import duration, now_timestamp
@@ -21,13 +27,14 @@ from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.operations import (
     check_duration,
     check_generation,
+    check_gpus_of_worker,
+    check_helper,
     check_one_worker,
+    check_operation,
     check_size,
     check_state,
-    named_gpus,
 )
-from leasehold_coordinator.planner import Candidate, check_named_gpus, choose_worker
-from leasehold_coordinator.registry import KnownWorker
+from leasehold_coordinator.placement import place
 from leasehold_coordinator.targets import find_target
 
 SHORT_TIMEOUT_S: Final = 60.0
@@ -38,6 +45,8 @@ LONG_TIMEOUT_S: Final = 600.0
 
 SPEC_LIMIT_BYTES: Final = 131_072
 """Half of what a frame holds."""
+
+WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -61,9 +70,9 @@ class Requests:
 
     async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         async with self._lock:
-            before = await self._repeated(request.request_id)
+            before = await self._created_before(request.request_id)
             if before is not None:
-                return await self._fleet.find_workload(before.workload_id), before
+                return before
             workload = self._new_workload(request)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             run = command_pb2.RunOperation(
@@ -71,15 +80,83 @@ class Requests:
             )
             command = self._new_command(
                 request.request_id,
-                workload,
+                workload.worker_id,
                 Operation(run=run),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
+                workload.workload_id,
             )
             if request.validate_only:
                 return workload, None
             await self._dispatcher.create(command, workload)
             crash_point("request-answered")
             return workload, command
+
+    async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
+        """Creates a workload for a process that runs already, and the command that takes it in.
+
+        Raises:
+            FleetError: It is refused, and nothing was created.
+        """
+        return await finish(self._adopt(request))
+
+    async def _adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
+        async with self._lock:
+            before = await self._created_before(request.request_id)
+            if before is not None:
+                return before
+            check_operation(Operation(adopt=request.operation))
+            workload_id = _workload_id()
+            workload = Workload(
+                workload_id=workload_id,
+                name=self._new_name(request.operation.name, workload_id),
+                worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
+                status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
+                create_time=now_timestamp(),
+                origin=workload_pb2.WORKLOAD_ORIGIN_ADOPT,
+            )
+            self._dispatcher.check_room(workload.worker_id, [workload_id])
+            self._fleet.contact(workload.worker_id)
+            command = self._new_command(
+                request.request_id,
+                workload.worker_id,
+                Operation(adopt=AdoptOperation(name=workload.name, pid=request.operation.pid)),
+                request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
+                workload_id,
+            )
+            await self._dispatcher.create(command, workload)
+            crash_point("request-answered")
+            return workload, command
+
+    async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
+        """Creates a command about a worker or its GPUs.
+
+        Args:
+            request: Which worker, and how long it may wait and take: 60 s unless it says so.
+            operation: The request's operation.
+
+        Raises:
+            FleetError: It is refused, and nothing was created.
+        """
+
+        async def create() -> Command:
+            async with self._lock:
+                before = await self._repeated(request.request_id)
+                if before is not None:
+                    return before
+                check_operation(operation)
+                known = self._fleet.registry.find(request.worker)
+                worker_id = known.hello.worker_id
+                self._fleet.contact(worker_id)
+                uuids = {gpu.uuid for gpu in known.hello.gpu_pool}
+                check_gpus_of_worker(operation, uuids, known.hello.name)
+                self._dispatcher.check_room(worker_id, [])
+                timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)
+                command = self._new_command(request.request_id, worker_id, operation, timeout)
+                await self._dispatcher.create(command)
+                crash_point("request-answered")
+                return command
+
+        return await finish(create())
 
     async def operate(
         self,
@@ -115,9 +192,13 @@ class Requests:
                 for found in target.workloads:
                     check_state(found, target.operation)
                 self._fleet.contact(target.first.worker_id)
-                default_s = SHORT_TIMEOUT_S if operation.HasField("stop") else LONG_TIMEOUT_S
+                is_short = operation.WhichOneof("kind") in ("stop", "release")
                 command = self._new_command(
-                    request_id, target.first, target.operation, timeout or duration(default_s)
+                    request_id,
+                    target.first.worker_id,
+                    target.operation,
+                    timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
+                    target.first.workload_id,
                 )
                 if expected_generation is not None:
                     command.expected_generation = expected_generation
@@ -136,6 +217,23 @@ class Requests:
             return await self._fleet.find_command(stored.command.command_id)
         return await self._fleet.store.find_request(request_id)
 
+    async def _created_before(self, request_id: str) -> tuple[Workload, Command] | None:
+        """The workload that an earlier request with this id created, and its command.
+
+        Raises:
+            FleetError: INVALID_ARGUMENT, it created a command that is about no workload.
+        """
+        before = await self._repeated(request_id)
+        if before is None:
+            return None
+        if not before.workload_id:
+            raise invalid(
+                "request_id",
+                f"the request id {request_id!r} is that of command {before.command_id}, a "
+                f"{before.operation.WhichOneof('kind')}: give each request an id of its own",
+            )
+        return await self._fleet.find_workload(before.workload_id), before
+
     def _new_workload(self, request: CreateWorkloadRequest) -> Workload:
         spec = request.spec
         if not spec.arguments or not spec.arguments[0]:
@@ -145,14 +243,17 @@ class Requests:
                 "spec",
                 f"the spec has {spec.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file",
             )
-        workload_id = f"w-{secrets.token_hex(6)}"
+        if spec.HasField("helper"):
+            check_helper(spec.helper)
+        workload_id = _workload_id()
         workload = Workload(
             workload_id=workload_id,
             name=self._new_name(request.name, workload_id),
-            worker_id=self._choose_worker(request).worker_id,
+            worker_id=place(self._fleet, request).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),
+            origin=workload_pb2.WORKLOAD_ORIGIN_RUN,
         )
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)
@@ -174,60 +275,26 @@ class Requests:
             )
         return wanted
 
-    def _choose_worker(self, request: CreateWorkloadRequest) -> Candidate:
-        registry = self._fleet.registry
-        wanted = [registry.find(request.worker)] if request.worker else registry.all()
-        if request.worker:
-            self._fleet.contact(wanted[0].hello.worker_id)
-        candidates = [
-            Candidate(
-                known.hello.worker_id,
-                known.hello.name,
-                self._free_gpus(known),
-                self._promised(known),
-            )
-            for known in wanted
-            if self._fleet.is_in_contact(known.hello.worker_id)
-        ]
-        if request.gpu_uuids:
-            return check_named_gpus(candidates, list(request.gpu_uuids), request.spec.resources.gpu_count)
-        return choose_worker(candidates, request.spec.resources.gpu_count)
-
-    def _free_gpus(self, known: KnownWorker) -> dict[str, bool]:
-        """Whether each GPU of a worker is free and not named by a command that has not ended."""
-        opened = self._fleet.ledger.of_worker(known.hello.worker_id)
-        named = {uuid for stored in opened for uuid in named_gpus(stored.command.operation)}
-        free = set(known.free_gpu_uuids) - named
-        return {gpu.gpu.uuid: gpu.gpu.uuid in free for gpu in self._fleet.registry.gpus(known)}
-
-    def _promised(self, known: KnownWorker) -> int:
-        """Free GPUs of a worker that commands which have not ended may still take, without naming them."""
-        promised = 0
-        for stored in self._fleet.ledger.of_worker(known.hello.worker_id):
-            command = stored.command
-            settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
-            promised += max(0, self._wanted_gpus(command) - settled)
-        return promised
-
-    def _wanted_gpus(self, command: Command) -> int:
-        if command.operation.HasField("run"):
-            return command.operation.run.spec.resources.gpu_count
-        workload = self._fleet.workloads.get(command.workload_id)
-        if command.operation.HasField("restore") and workload is not None:
-            return len(workload.status.parked_gpu_uuids)
-        return 0
-
     def _new_command(
-        self, request_id: str, workload: Workload, operation: Operation, timeout: duration_pb2.Duration
+        self,
+        request_id: str,
+        worker_id: str,
+        operation: Operation,
+        timeout: duration_pb2.Duration,
+        workload_id: str = "",
     ) -> Command:
         check_duration("timeout", timeout)
         command = Command(
             command_id=f"c-{uuid.uuid4().hex[:16]}",
             request_id=request_id,
-            worker_id=workload.worker_id,
-            workload_id=workload.workload_id,
+            worker_id=worker_id,
+            workload_id=workload_id,
             operation=operation,
             timeout=timeout,
         )
         check_size(command.ByteSize())
         return command
+
+
+def _workload_id() -> str:
+    return f"w-{secrets.token_hex(6)}"

@@ -102,7 +102,7 @@ def _send_away(fleet: Fleet) -> None:
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     server = grpc.aio.server(options=OPTIONS)
     requests = Requests(fleet, dispatcher)
-    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet), server)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), server)
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
     fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, server)
     fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)

@@ -1,8 +1,8 @@
 """What a GPU's condition means: whether it can be trusted with work, and why not. Pure.
 
 NVML is asked by :mod:`leasehold_worker.inventory`; :mod:`leasehold_worker.health_monitor` looks again and
-again. A verdict is of one moment. That a bad one stays until an operator clears it is up to who keeps it: a GPU
-that was reset behind our back looks healthy again, and an Xid is told only once.
+again. A verdict is of one moment. That a bad one stays until an operator clears it is up to who keeps it: a
+GPU that was reset behind our back looks healthy again, and an Xid is told only once.
 """
 
 from collections.abc import Mapping

@@ -242,7 +242,7 @@ class HostLedger:
                 request.cpu_millicores,
                 self._cpu_free(),
                 self._limits.cpu_millicores,
-                lambda millicores: f"{millicores / 1000:g} cores",
+                _cores_text,
                 "CPU time",
             ),
             _Want(
@@ -298,3 +298,7 @@ class HostLedger:
             max(0, reservation.request.disk_bytes - written) for reservation, written in self._written.items()
         )
         return max(0, volume.available_bytes - self._kept_free(volume) - to_be_written)
+
+
+def _cores_text(millicores: int) -> str:
+    return f"{millicores / 1000:g} {'core' if millicores == 1000 else 'cores'}"

@@ -62,11 +62,11 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
     A refusal that carries a reason is a refusal, whatever its status: only a call that nobody answered
     means that there is no coordinator.
     """
-    call = cast("grpc.Call", error)  # every error of a stub is its call too
+    refusal = decode_refusal(error)
+    if refusal is not None:
+        return refusal
+    call = cast("grpc.Call", error)
     code, details = call.code(), call.details() or ""
-    info = _error_info(call)
-    if info is not None:
-        return LeaseholdError(details, info.reason, dict(info.metadata), code)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return NoCoordinatorError(
             f"no coordinator answers at {address} ({details}): start one with "
@@ -77,6 +77,15 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
         f"{address} answered {code.name} ({details}): check that a coordinator of this version serves there",
         code=code,
     )
+
+
+def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:
+    """What a call was refused with. None: it was not refused with a reason."""
+    call = cast("grpc.Call", error)  # every error of a stub is its call too
+    info = _error_info(call)
+    if info is None:
+        return None
+    return LeaseholdError(call.details() or "", info.reason, dict(info.metadata), call.code())
 
 
 def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:

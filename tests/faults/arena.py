@@ -218,7 +218,7 @@ class Arena:
         workload_id = actor.running.workload_id
         restore = command_pb2.RestoreOperation()
         if actor.running.state == SUSPENDED:
-            free = {slot.gpu_uuid for slot in self.pool.snapshot_leases() if slot.lease is None}
+            free = {slot.gpu_uuid for slot in self.pool.snapshot_leases().slots if slot.lease is None}
             if not free.issuperset(actor.home):
                 return None
             restore.gpu_uuids.extend(actor.home)

@@ -64,6 +64,7 @@ def test_hello_tells_everything(session: Session, host: SimulatedHost) -> None:
         "cuda_suspend": True,
         "gpu_remap": True,
         "checkpoint_image": False,
+        "health_events": True,
         "commands": True,
     }
     assert hello.driver_version == host.driver_version

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from leasehold_worker.command_ledger import FORGET_AT_ONCE, Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.journal import Journal, open_journal
+from leasehold_worker.operate import operate
 from leasehold_worker.parts import open_parts
 from trio.testing import wait_all_tasks_blocked
 
@@ -53,7 +55,7 @@ async def open_commands(
         open_parts(config, path.parent / "workloads", lambda _: None) as parts,
     ):
         yield (
-            Commands(parts.operations, parts.stopping, journal, workloads_of, None, parts.nursery, observer),
+            Commands(partial(operate, parts), journal, workloads_of, None, parts.nursery, observer),
             journal,
         )
 

@@ -15,6 +15,7 @@ from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.journal import open_journal
 from leasehold_worker.link import Link
+from leasehold_worker.operate import operate
 from leasehold_worker.outbox import FRAME_LIMIT
 from leasehold_worker.parts import open_parts
 from leasehold_worker.planning import Planning
@@ -54,17 +55,14 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
     ):
         identity = WorkerIdentity.of_this_start("worker-1", "alpha", {})
         commands = Commands(
-            parts.operations,
-            parts.stopping,
+            partial(operate, parts),
             journal,
             lambda _: [],
             None,
             parts.nursery,
             lambda update: link.send(ConnectRequest(command_update=update)),
         )
-        reporter = Reporter(
-            identity, parts.inventory, parts.driver, parts.pool, parts.workloads, commands, journal
-        )
+        reporter = Reporter(identity, parts, commands, journal)
         link = Link(
             coordinator.address,
             state,

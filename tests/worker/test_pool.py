@@ -5,13 +5,20 @@ import trio
 import trio.testing
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
+from leasehold_worker.leases import Lease, LeaseSnapshot
+from leasehold_worker.pool import GpuPool
 
 UUIDS = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(3)]
+ONE, TWO = GpuRequest(1), GpuRequest(2)
+
+
+def pool_of(uuids: list[str]) -> GpuPool:
+    return GpuPool([PoolGpu(uuid) for uuid in uuids])
 
 
 def states(pool: GpuPool) -> list[int]:
-    return [slot.state for slot in pool.snapshot_leases()]
+    return [slot.state for slot in pool.snapshot_leases().slots]
 
 
 FREE, RESERVED, LEASED = (
@@ -22,34 +29,34 @@ FREE, RESERVED, LEASED = (
 
 
 async def test_claim_on_a_cpu_host_is_none_at_once() -> None:
-    pool = GpuPool([])
+    pool = pool_of([])
     with trio.fail_after(1):
-        assert await pool.claim("w") is None
-    assert pool.try_claim("w") is None
+        assert await pool.claim("w", ONE) is None
+    assert pool.try_claim("w", ONE) is None
     assert pool.capacity == 0
-    assert pool.snapshot_leases() == ()
+    assert pool.snapshot_leases() == LeaseSnapshot(0, ())
 
 
 async def test_the_lowest_free_slot_wins() -> None:
-    pool = GpuPool(UUIDS)
-    first, second = await pool.claim("a"), await pool.claim("b")
+    pool = pool_of(UUIDS)
+    first, second = await pool.claim("a", ONE), await pool.claim("b", ONE)
     assert first is not None
     assert second is not None
     assert (first.gpu_uuids, second.gpu_uuids) == ((UUIDS[0],), (UUIDS[1],))
     pool.release(first)
-    third = await pool.claim("c")
+    third = await pool.claim("c", ONE)
     assert third is not None
     assert third.gpu_uuids == (UUIDS[0],)
 
 
 async def test_claims_wait_in_order() -> None:
-    pool = GpuPool(UUIDS[:1])
-    held = pool.try_claim("holder")
+    pool = pool_of(UUIDS[:1])
+    held = pool.try_claim("holder", ONE)
     assert held is not None
     granted: list[str] = []
 
     async def claim(name: str) -> None:
-        lease = await pool.claim(name)
+        lease = await pool.claim(name, ONE)
         assert lease is not None
         granted.append(name)
         pool.release(lease)
@@ -65,51 +72,51 @@ async def test_claims_wait_in_order() -> None:
 
 
 async def test_try_claim_never_takes_what_a_waiter_is_due() -> None:
-    pool = GpuPool(UUIDS[:2])
-    held = pool.try_claim("holder")
+    pool = pool_of(UUIDS[:2])
+    held = pool.try_claim("holder", ONE)
     assert held is not None
     got: list[Lease | None] = []
 
     async def claim_two() -> None:
-        got.append(await pool.claim("large", 2))
+        got.append(await pool.claim("large", TWO))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(claim_two)
         await trio.testing.wait_all_tasks_blocked()
-        assert pool.try_claim("thief") is None, "one GPU is free, but the large claim is due both"
+        assert pool.try_claim("thief", ONE) is None, "one GPU is free, but the large claim is due both"
         pool.release(held)
-        assert pool.try_claim("thief") is None
+        assert pool.try_claim("thief", ONE) is None
     assert got[0] is not None
     assert got[0].gpu_uuids == tuple(UUIDS[:2])
 
 
 async def test_try_claim_does_not_count_as_pending() -> None:
-    pool = GpuPool(UUIDS[:1])
-    assert pool.try_claim("a") is not None
-    assert pool.try_claim("b") is None
+    pool = pool_of(UUIDS[:1])
+    assert pool.try_claim("a", ONE) is not None
+    assert pool.try_claim("b", ONE) is None
     assert pool.pending_claimers == 0
 
 
 async def test_a_cancelled_claim_leaves_no_trace() -> None:
-    pool = GpuPool(UUIDS[:1])
-    held = pool.try_claim("holder")
+    pool = pool_of(UUIDS[:1])
+    held = pool.try_claim("holder", ONE)
     assert held is not None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pool.claim, "waiter")
+        nursery.start_soon(pool.claim, "waiter", ONE)
         await trio.testing.wait_all_tasks_blocked()
         assert pool.pending_claimers == 1
         nursery.cancel_scope.cancel()
     assert pool.pending_claimers == 0
     pool.release(held)
-    assert pool.try_claim("next") is not None
+    assert pool.try_claim("next", ONE) is not None
 
 
 async def test_a_claim_cancelled_as_it_is_granted_gives_the_gpu_back() -> None:
-    pool = GpuPool(UUIDS[:1])
-    held = pool.try_claim("holder")
+    pool = pool_of(UUIDS[:1])
+    held = pool.try_claim("holder", ONE)
     assert held is not None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pool.claim, "waiter")
+        nursery.start_soon(pool.claim, "waiter", ONE)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         pool.release(held)
@@ -117,18 +124,18 @@ async def test_a_claim_cancelled_as_it_is_granted_gives_the_gpu_back() -> None:
 
 
 async def test_a_cancelled_large_claim_lets_those_behind_it_go_on() -> None:
-    pool = GpuPool(UUIDS[:2])
-    assert pool.try_claim("holder") is not None
+    pool = pool_of(UUIDS[:2])
+    assert pool.try_claim("holder", ONE) is not None
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
 
         async def claim_two() -> None:
             with scope:
-                await pool.claim("large", 2)
+                await pool.claim("large", TWO)
 
         nursery.start_soon(claim_two)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(pool.claim, "small")
+        nursery.start_soon(pool.claim, "small", ONE)
         await trio.testing.wait_all_tasks_blocked()
         assert pool.pending_claimers == 2
         scope.cancel()
@@ -136,43 +143,43 @@ async def test_a_cancelled_large_claim_lets_those_behind_it_go_on() -> None:
 
 
 async def test_release_is_idempotent() -> None:
-    pool = GpuPool(UUIDS)
-    lease = pool.try_claim("a")
+    pool = pool_of(UUIDS)
+    lease = pool.try_claim("a", ONE)
     assert lease is not None
     assert pool.release(lease)
-    other = pool.try_claim("b")
+    other = pool.try_claim("b", ONE)
     assert other is not None
     assert not pool.release(lease)
-    assert pool.snapshot_leases()[0].lease == other
+    assert pool.snapshot_leases().slots[0].lease == other
 
 
 async def test_snapshot_keeps_slot_order_and_names_the_holder() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     lease = pool.claim_gpus("a", [UUIDS[2], UUIDS[0]])
     snapshot = pool.snapshot_leases()
-    assert [slot.gpu_uuid for slot in snapshot] == UUIDS
-    assert [slot.slot for slot in snapshot] == [0, 1, 2]
-    assert [slot.lease for slot in snapshot] == [lease, None, lease]
+    assert [slot.gpu_uuid for slot in snapshot.slots] == UUIDS
+    assert [slot.slot for slot in snapshot.slots] == [0, 1, 2]
+    assert [slot.lease for slot in snapshot.slots] == [lease, None, lease]
     assert lease.gpu_uuids == (UUIDS[2], UUIDS[0]), "the holder's own order"
 
 
 async def test_fencing_tokens_grow() -> None:
-    pool = GpuPool(UUIDS)
-    tokens = [lease.fencing_token for lease in (pool.try_claim("a"), pool.try_claim("b")) if lease]
+    pool = pool_of(UUIDS)
+    tokens = [lease.fencing_token for lease in (pool.try_claim("a", ONE), pool.try_claim("b", ONE)) if lease]
     assert tokens[0] < tokens[1]
 
 
 @pytest.mark.parametrize("count", [0, -1, 4])
 async def test_a_count_that_can_never_be_granted_is_refused(count: int) -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     with pytest.raises(OperationError) as error:
-        await pool.claim("a", count)
+        await pool.claim("a", GpuRequest(count))
     assert error.value.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
     assert pool.pending_claimers == 0
 
 
 async def test_claiming_gpus_by_name_refuses_and_changes_nothing() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     pool.claim_gpus("a", [UUIDS[1]])
     before = pool.snapshot_leases()
     for wanted, reason in (
@@ -187,7 +194,7 @@ async def test_claiming_gpus_by_name_refuses_and_changes_nothing() -> None:
 
 
 async def test_leases_and_reservations_are_reassigned_in_one_step() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     held = pool.claim_gpus("a", UUIDS[:2])
     reserved = pool.reserve_gpus("a", [UUIDS[2]])
     assert states(pool) == [LEASED, LEASED, RESERVED]
@@ -200,7 +207,7 @@ async def test_leases_and_reservations_are_reassigned_in_one_step() -> None:
 
 
 async def test_two_holders_swap() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     first, second = pool.claim_gpus("a", [UUIDS[0]]), pool.claim_gpus("b", [UUIDS[1]])
     leases = pool.reassign([first, second], [("a", [UUIDS[1]]), ("b", [UUIDS[0]])])
     assert {holder: lease.gpu_uuids for holder, lease in leases.items()} == {
@@ -211,17 +218,17 @@ async def test_two_holders_swap() -> None:
 
 
 async def test_a_lease_that_was_released_can_not_be_reassigned() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     gone = pool.claim_gpus("a", [UUIDS[0]])
     pool.release(gone)
     other = pool.claim_gpus("b", [UUIDS[0]])
     assert pool.reassign([gone], [("a", [UUIDS[0]])]) == {}
-    assert pool.snapshot_leases()[0].lease == other
+    assert pool.snapshot_leases().slots[0].lease == other
 
 
 async def test_wait_changed_wakes_on_every_change() -> None:
-    pool = GpuPool(UUIDS)
+    pool = pool_of(UUIDS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pool.wait_changed)
         await trio.testing.wait_all_tasks_blocked()
-        pool.try_claim("a")
+        pool.try_claim("a", ONE)

@@ -16,7 +16,12 @@ from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
+from leasehold_worker.leases import Standing
 from leasehold_worker.link import Link
+from leasehold_worker.local_claims import LocalClaims
+from leasehold_worker.local_service import serve_locally
+from leasehold_worker.local_socket import LocalSocket
+from leasehold_worker.operate import operate
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.planning import Planning
 from leasehold_worker.processes import boot_id
@@ -24,7 +29,7 @@ from leasehold_worker.recovery import Recovery
 from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
-from leasehold_worker.workloads import ENDED, FAILED, RUNNING, Workload
+from leasehold_worker.workloads import ENDED, FAILED, RELEASED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
     Raises:
         StartError: The journal can't be used.
     """
+    local_socket = LocalSocket(config.socket_path, config.socket_group)
     async with open_journal(state_directory.journal_path) as journal:
         identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
         this_boot = boot_id()
@@ -56,6 +62,9 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
         def forget_workload(workload_id: str) -> None:
             journal.put(("workloads", workload_id), journal_file.forget_workload(workload_id))
 
+        def keep_standing(gpu_uuid: str, standing: Standing) -> None:
+            journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
+
         def tell_command(update: CommandUpdate) -> None:
             link.send(ConnectRequest(command_update=update))
 
@@ -66,20 +75,19 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
             return [message for id_ in workload_ids for message in reporter.workload(id_)]
 
         workloads_path = state_directory.workloads_path
-        async with open_parts(config, workloads_path, keep_workload, forget_workload) as parts:
+        async with open_parts(config, workloads_path, keep_workload, forget_workload, keep_standing) as parts:
             driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
             if driver.unavailable_reason is not None:
                 logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
             commands = Commands(
-                parts.operations,
-                parts.stopping,
+                partial(operate, parts),
                 journal,
                 workloads_of,
                 inventory.versions.driver_version,
                 nursery,
                 tell_command,
             )
-            reporter = Reporter(identity, inventory, driver, pool, parts.workloads, commands, journal)
+            reporter = Reporter(identity, parts, commands, journal)
             planning = Planning(parts.operations.preflight)
             link = Link(
                 config.coordinator,
@@ -91,12 +99,17 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
                 planning,
                 journal,
             )
+            claims = LocalClaims(parts, commands, journal, identity.worker_id)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)
             nursery.start_soon(link.run)
-            await _wait_for_stop_signal()
+            nursery.start_soon(parts.health.run)
+            nursery.start_soon(parts.foreign.run, parts.workloads)
+            async with serve_locally(local_socket, claims):
+                claims.expect_resumption()
+                await _wait_for_stop_signal()
             nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
             await _finish_commands(commands)
             await _end_workloads(parts, config.stop_workloads)
@@ -148,6 +161,8 @@ async def _end_workloads(parts: Parts, how: StopWorkloads) -> None:
 def _event_kind(workload: Workload) -> worker_session_pb2.WorkloadEventKind.ValueType:
     if workload.state == FAILED:
         return worker_session_pb2.WORKLOAD_EVENT_KIND_FAILED
+    if workload.state == RELEASED:
+        return worker_session_pb2.WORKLOAD_EVENT_KIND_RELEASED
     if workload.state in ENDED:
         return worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED
     if workload.state == RUNNING and workload.generation == 1:

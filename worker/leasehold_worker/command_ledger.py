@@ -34,6 +34,9 @@ ACKNOWLEDGED_LIMIT: Final = 4096
 
 FORGET_AT_ONCE: Final = 64
 
+LOCAL_PREFIX: Final = "local-"
+"""Begins the ids of commands that the worker gives itself. The coordinator knows nothing of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -212,7 +215,8 @@ class CommandLedger:
                     errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
                     f"workload {workload_id} has a command that has not ended: wait for it, or cancel it",
                 )
-        if len(self._open) >= UNFINISHED_LIMIT:
+        theirs = sum(not is_local(command_id) for command_id in self._open)
+        if theirs >= UNFINISHED_LIMIT and not is_local(command.command_id):
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
@@ -269,11 +273,16 @@ class CommandLedger:
         return [Forget(tuple(forgotten))] if forgotten else []
 
 
+def is_local(command_id: str) -> bool:
+    """Whether the worker gave itself the command."""
+    return command_id.startswith(LOCAL_PREFIX)
+
+
 def workload_ids(command: Command) -> Sequence[str]:
-    """The workloads that a command is about."""
+    """The workloads that a command is about. Empty: it is about the worker or its GPUs."""
     if command.operation.HasField("remap"):
         return [move.workload_id for move in command.operation.remap.moves]
-    return [command.workload_id]
+    return [command.workload_id] if command.workload_id else []
 
 
 def rejection(command_id: str, error: OperationError) -> CommandUpdate:

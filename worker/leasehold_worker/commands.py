@@ -5,18 +5,21 @@ What is to be done about each frame is decided in :mod:`leasehold_worker.command
 
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
 import trio
+from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.command_pb2 import Command, CommandState, Operation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 
 from leasehold_worker import journal_file, wire
 from leasehold_worker.command_ledger import (
+    LOCAL_PREFIX,
     Cancel,
     CommandLedger,
     Effect,
@@ -26,6 +29,7 @@ from leasehold_worker.command_ledger import (
     Refuse,
     Start,
     Tell,
+    is_local,
     workload_ids,
 )
 from leasehold_worker.command_states import (
@@ -41,11 +45,12 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal
-from leasehold_worker.operations import Operations
 from leasehold_worker.report import Report
-from leasehold_worker.stopping import Stopping
 
 logger = logging.getLogger(__name__)
+
+LOCAL_TIMEOUT: Final = Duration(seconds=600)
+"""As for commands of the coordinator that move memory."""
 
 REASONS_OF_REFUSAL: Final = frozenset(
     {
@@ -66,6 +71,14 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
         errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+        errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+        errors_pb2.ERROR_REASON_CORDONED,
+        errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
+        errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
+        errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
+        errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
+        errors_pb2.ERROR_REASON_NOT_PERMITTED,
     }
 )
 """With no driver call made yet, these mean REJECTED: nothing was begun."""
@@ -76,8 +89,7 @@ class Commands:
     """The commands of one agent.
 
     Args:
-        operations: What they do.
-        stopping: Likewise.
+        operate: Carries out what a command says.
         journal: Keeps them.
         workloads_of: The workloads with these ids as messages.
         driver_version: Named in results.
@@ -87,16 +99,14 @@ class Commands:
 
     def __init__(
         self,
-        operations: Operations,
-        stopping: Stopping,
+        operate: Callable[[Command, Report], Awaitable[None]],
         journal: Journal,
         workloads_of: Callable[[Iterable[str]], Iterable[workload_pb2.Workload]],
         driver_version: str | None,
         nursery: trio.Nursery,
         observer: Callable[[CommandUpdate], None],
     ) -> None:
-        self._operations = operations
-        self._stopping = stopping
+        self._operate = operate
         self._journal = journal
         self._workloads_of = workloads_of
         self._driver_version = driver_version
@@ -110,6 +120,8 @@ class Commands:
         self._executions: dict[str, _Execution] = {}
         self._closed = False
         self._finished = trio.Event()
+        self._local: dict[str, Callable[[CommandUpdate], None]] = {}
+        """Who waits for the end of a command of the worker's own, by its id."""
 
     def close(self) -> None:
         """Refuses new commands from now on."""
@@ -128,18 +140,50 @@ class Commands:
     @property
     def in_flight(self) -> list[str]:
         """Ids of the commands that have not ended as far as may be told: their outcome is not on disk."""
-        return [*(entry.command_id for entry in self._ledger.open_entries), *self._unwritten]
+        ids = [*(entry.command_id for entry in self._ledger.open_entries), *self._unwritten]
+        return [command_id for command_id in ids if not is_local(command_id)]
 
     @property
     def unacknowledged(self) -> list[CommandUpdate]:
         """Outcomes that are on disk and that the coordinator has not acknowledged."""
-        return [u for u in self._ledger.unacknowledged if u.command_id not in self._unwritten]
+        return [
+            update
+            for update in self._ledger.unacknowledged
+            if update.command_id not in self._unwritten and not is_local(update.command_id)
+        ]
 
     def receive(self, frame: CommandFrame, epoch: int) -> None:
         """Takes a command or its cancellation. What was seen before is answered with where it stands."""
         crash_point("command-received")
         refusal = self._refusal(frame.command)
         self._carry_out(self._ledger.receive(frame, epoch, time.time(), refusal))
+
+    async def carry_out(self, workload_id: str, operation: Operation) -> CommandUpdate:
+        """Carries out a command of the worker's own, as one of the coordinator's, and waits for its end.
+
+        The coordinator hears of what it does to the workload, and not of the command.
+
+        Returns:
+            Its outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
+        """
+        command_id = f"{LOCAL_PREFIX}{uuid.uuid4().hex[:16]}"
+        command = Command(
+            command_id=command_id, workload_id=workload_id, operation=operation, timeout=LOCAL_TIMEOUT
+        )
+        ended = trio.Event()
+        outcomes: list[CommandUpdate] = []
+
+        def note(update: CommandUpdate) -> None:
+            outcomes.append(update)
+            ended.set()
+
+        self._local[command_id] = note
+        try:
+            self.receive(CommandFrame(command=command), 0)
+            await ended.wait()
+        finally:
+            del self._local[command_id]
+        return outcomes[0]
 
     def acknowledge(self, command_id: str) -> None:
         """Notes that the coordinator has stored the outcome, and forgets what is old."""
@@ -224,9 +268,18 @@ class Commands:
             self._unwritten.discard(update.command_id)
         if ended or update.state == ACCEPTED:
             crash_point("outcome-journaled" if ended else "command-journaled")
+        if is_local(update.command_id):
+            self._tell_locally(update)
+            return
         self._observer(update)
         if ended:
             crash_point("outcome-told")
+
+    def _tell_locally(self, update: CommandUpdate) -> None:
+        if is_terminal(update.state):
+            self.acknowledge(update.command_id)
+            if update.command_id in self._local:
+                self._local[update.command_id](update)
 
     def _refuse(self, command_id: str, error: OperationError) -> None:
         self._do(self._ledger.refuse(command_id, error))
@@ -241,7 +294,7 @@ class Commands:
             self._carry_out(self._ledger.progress(command.command_id, ""))
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                await self._operation(command, report)()
+                await self._operate(command, report)
             except OperationError as raised:
                 error = raised
             except Exception:
@@ -267,25 +320,6 @@ class Commands:
             ("intents", command.command_id), journal_file.keep_intent(command.command_id, intent)
         )
         crash_point(f"intent-{intent.phase}")
-
-    def _operation(self, command: Command, report: Report) -> Callable[[], Awaitable[None]]:
-        operation, operations = command.operation, self._operations
-        match operation.WhichOneof("kind"):
-            case "run":
-                return partial(operations.run, command.workload_id, operation.run, report)
-            case "suspend":
-                return partial(operations.suspend, command.workload_id, operation.suspend, report)
-            case "restore":
-                return partial(operations.restore, command.workload_id, operation.restore, report)
-            case "remap":
-                return partial(operations.remap, operation.remap, report)
-            case "stop":
-                return partial(self._stopping.stop, command.workload_id, operation.stop, report)
-            case None:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                    "this worker is older than the coordinator and does not know the operation: update it",
-                )
 
     def _finish(
         self,

@@ -51,8 +51,20 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host memory that workloads may have together: bytes, or a size such as "400GiB". 0: all of it."""
     disk_reserve: str | int = 0
     """Disk kept free on the state directory's volume: bytes, or a size. A tenth of it at least is kept."""
+    socket: Path | None = None
+    """Socket of the local API. None: worker.sock in the state directory."""
+    socket_group: str = ""
+    """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
+    adopt_users: list[str] = []
+    """Users, by name or number, whose processes may be adopted; "*" is everybody. Empty: the worker's own, or
+    everybody where the worker is root."""
     gpu_units: dict[str, int] = {}
     """Throughput units of GPU models by a part of the product name. They go before the default table."""
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the local API is served."""
+        return self.socket or self.state_dir / "worker.sock"
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -4,7 +4,7 @@ import msgspec
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member
-from leasehold_worker.pool import Lease
+from leasehold_worker.leases import Lease
 
 
 class PartyIntent(msgspec.Struct, frozen=True):

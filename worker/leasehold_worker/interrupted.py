@@ -25,12 +25,12 @@ from leasehold_worker.checkpoint.members import (
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.intents import Intent
+from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party, Plan
-from leasehold_worker.pool import Lease
 from leasehold_worker.preconditions import is_sequential
 from leasehold_worker.preflight import home_of
-from leasehold_worker.processes import ProcessIdentity, is_alive, process_tree
+from leasehold_worker.processes import ProcessIdentity, is_alive
 from leasehold_worker.proof import placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
@@ -105,11 +105,11 @@ class Interrupted:
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Takes the GPUs that a workload without a lease is on, as far as they are free."""
-        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases() if slot.lease is None}
+        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:
             return []
-        return [self._parts.pool.reserve_gpus(workload.workload_id, mine)]
+        return [self._parts.pool.occupy(workload.workload_id, mine, reserved=True)]
 
     async def settle(
         self, intent: Intent, workloads: Sequence[Workload], kind: str
@@ -184,7 +184,7 @@ class Interrupted:
         deadline = trio.current_time() + STILL_TIMEOUT_S
         before: dict[ProcessIdentity, Member] | None = None
         while True:
-            members = await find_members(self._parts.driver, process_tree(workload.root))
+            members = await find_members(self._parts.driver, workload.processes())
             found = {member.identity: member for member in members}
             if found == before or trio.current_time() > deadline:
                 return found

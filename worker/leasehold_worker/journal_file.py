@@ -16,11 +16,13 @@ from leasehold_worker.intents import Intent
 from leasehold_worker.journal_records import (
     WorkloadRecord,
     decode_intent,
+    decode_standing,
     decode_workload,
     encode,
 )
+from leasehold_worker.leases import Standing
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of what is in the file, kept in SQLite's ``user_version``."""
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -39,6 +41,11 @@ CREATE TABLE intents (command_id TEXT PRIMARY KEY, intent BLOB NOT NULL) WITHOUT
 CREATE TABLE workloads (workload_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE probes (probe_id TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID;
 """
+
+_STANDINGS: Final = """
+CREATE TABLE standings (gpu_uuid TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
+"""
+"""Came with format 2."""
 
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 """SQL, and the values of its parameters."""
@@ -85,12 +92,25 @@ def forget_workload(workload_id: str) -> list[Statement]:
     return [("DELETE FROM workloads WHERE workload_id = ?", (workload_id,))]
 
 
+def keep_standing(gpu_uuid: str, standing: Standing) -> list[Statement]:
+    """Keeps what is held against a GPU, or under "" against the worker."""
+    return [("INSERT OR REPLACE INTO standings VALUES (?, ?)", (gpu_uuid, encode(standing)))]
+
+
 class Contents(msgspec.Struct, frozen=True):
-    """What an earlier start of the worker kept: commands, what open ones were about to do, workloads."""
+    """What an earlier start of the worker kept.
+
+    Attributes:
+        entries: Its commands.
+        intents: What open ones were about to do.
+        workloads: Its workloads.
+        standings: What was held against its GPUs, and under "" against itself.
+    """
 
     entries: list[Entry]
     intents: dict[str, Intent]
     workloads: list[WorkloadRecord]
+    standings: dict[str, Standing]
 
 
 @final
@@ -118,7 +138,11 @@ class JournalFile:
     def _read(self) -> Contents:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found == 0:
-            self._connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
+            self._connection.executescript(
+                f"BEGIN; {_TABLES} {_STANDINGS} PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
+        elif found == 1:
+            self._connection.executescript(f"BEGIN; {_STANDINGS} PRAGMA user_version = {FORMAT}; COMMIT;")
         elif found != FORMAT:
             raise sqlite3.DatabaseError(f"its format is {found}, and this version reads {FORMAT}")
         (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -132,6 +156,7 @@ class JournalFile:
                 (decode_workload(data) for (data,) in select("SELECT record FROM workloads")),
                 key=lambda record: record.start_time,
             ),
+            standings={uuid: decode_standing(data) for uuid, data in select("SELECT * FROM standings")},
         )
 
     def commit(self, statements: Iterable[Statement]) -> None:

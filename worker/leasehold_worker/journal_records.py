@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import WorkloadState
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
 
 from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.intents import Intent
-from leasehold_worker.pool import Lease
+from leasehold_worker.leases import Lease, Standing
 from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.workloads import Parked, Workload
 
@@ -38,6 +38,10 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     returncode: int | None
     error: errors_pb2.Error | None
     restored: bool
+    origin: WorkloadOrigin.ValueType = workload_pb2.WORKLOAD_ORIGIN_RUN
+    user: str = ""
+    mark: str = ""
+    yielded: bool = False
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
@@ -58,10 +62,14 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         returncode=workload.returncode,
         error=workload.error.to_proto() if workload.error else None,
         restored=workload.restored,
+        origin=workload.origin,
+        user=workload.user,
+        mark=workload.mark,
+        yielded=workload.yielded,
     )
 
 
-def encode(record: WorkloadRecord | Intent) -> bytes:
+def encode(record: WorkloadRecord | Intent | Standing) -> bytes:
     """A record as it is kept."""
     return msgspec.json.encode(record, enc_hook=_encode_message)
 
@@ -73,6 +81,15 @@ def decode_workload(data: bytes) -> WorkloadRecord:
         msgspec.DecodeError: It is none.
     """
     return msgspec.json.decode(data, type=WorkloadRecord, dec_hook=_decode_message)
+
+
+def decode_standing(data: bytes) -> Standing:
+    """What was held against a GPU.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=Standing)
 
 
 def decode_intent(data: bytes) -> Intent:

@@ -17,7 +17,7 @@ from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import process_tree, send_signal, why_blocked
+from leasehold_worker.processes import send_signal, why_blocked
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import Workload
@@ -47,7 +47,7 @@ class Killer:
             if workload.restored and not force:
                 await self._park(workload, report)
             report.enter("kill")
-            for identity in process_tree(workload.root):
+            for identity in workload.processes():
                 send_signal(identity, signal.SIGKILL)
 
     async def _park(self, workload: Workload, report: Report) -> None:
@@ -68,7 +68,7 @@ class Killer:
             ) from error
 
     async def _running_members(self, workload: Workload) -> list[Member]:
-        processes = process_tree(workload.root)
+        processes = workload.processes()
         for identity in processes:
             if reason := why_blocked(identity):
                 raise OperationError(

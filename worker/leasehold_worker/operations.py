@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.driver import Driver
@@ -22,16 +22,18 @@ from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_memb
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
+from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Plan
-from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import invalid, is_sequential, require_alive, require_known_features
 from leasehold_worker.preflight import Preflight, lock_timeout_s
-from leasehold_worker.processes import process_tree
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
+from leasehold_worker.resources import Allocation, AllocRequest, Resources
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
 from leasehold_worker.workloads import Workloads
 
@@ -58,6 +60,8 @@ class Operations:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
+        resources: Resources,
+        foreign: ForeignWatch,
         nursery: trio.Nursery,
         *,
         rates: Rates,
@@ -68,6 +72,8 @@ class Operations:
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
+        self._resources = resources
+        self._foreign = foreign
         self._nursery = nursery
         self._rates = rates
         self._host_memory = host_memory
@@ -76,21 +82,24 @@ class Operations:
         """Makes the plans that suspends, restores and remaps begin with."""
 
     async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
-        """Claims GPUs without waiting and starts the program on them."""
+        """Takes what the program needs, without waiting, and starts it."""
         spec = operation.spec
         if not spec.arguments:
             raise invalid("arguments", "a workload needs a program: give its arguments")
         require_known_features(spec)
-        lease = self._claim_for_run(workload_id, operation)
+        allocation = await self._allocate(workload_id, operation)
+        lease = allocation.lease
         report.enter("spawn")
         try:
             party = PartyIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
             await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
-            await self._workloads.spawn(workload_id, operation.name, spec, lease, self._nursery)
+            await self._workloads.spawn(
+                workload_id, operation.name, spec, lease, allocation.host, self._nursery
+            )
         except BaseException:
-            if lease is not None:
-                self._pool.release(lease)
+            allocation.release()
             raise
+        allocation.hand_over_lease()
         report.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
 
     async def suspend(
@@ -269,7 +278,7 @@ class Operations:
         intend: Callable[[str], Awaitable[None]],
     ) -> None:
         async def rescan() -> tuple[Member, ...]:
-            found = [await find_members(self._driver, process_tree(p.workload.root)) for p in plan.parties]
+            found = [await find_members(self._driver, p.workload.processes()) for p in plan.parties]
             await intend("checkpoint")
             return tuple(member for members in found for member in members)
 
@@ -342,22 +351,15 @@ class Operations:
                 report.warnings.append("it could not be restored on the new GPUs, so it went back to the old")
             raise
 
-    def _claim_for_run(self, workload_id: str, operation: command_pb2.RunOperation) -> Lease | None:
-        count = operation.spec.resources.gpu_count
+    async def _allocate(self, workload_id: str, operation: command_pb2.RunOperation) -> Allocation:
+        """Takes what a run needs. GPUs that are named are taken whoever waits for them."""
+        spec = operation.spec
+        request = AllocRequest.of(spec.resources)
+        await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
-            return self._pool.claim_gpus(workload_id, [normalize_uuid(uuid) for uuid in operation.gpu_uuids])
-        if count == 0:
-            return None
-        lease = self._pool.try_claim(workload_id, count)
-        if lease is None:
-            free = sum(slot.state == lease_pb2.SLOT_STATE_FREE for slot in self._pool.snapshot_leases())
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"{count} GPUs are wanted and {free} of {self._pool.capacity} are free: suspend or stop a "
-                "workload, or choose another worker",
-                {"field": "gpu_count"},
-            )
-        return lease
+            named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+            return self._resources.alloc_named(workload_id, named, request.host)
+        return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
 
 
 def _intent(

@@ -1,80 +1,66 @@
 """The GPUs of this host, and who leases which.
 
-One slot per GPU, in an order that is fixed at start. Claims are granted first come, first served, all of
-their GPUs or none; while anybody waits, ``try_claim`` gets nothing, so it can't take what a waiter is due.
+One slot per GPU, in an order that is fixed at start. Whose turn it is, is said in
+:mod:`leasehold_worker.claim_queue`, and which GPUs a request gets in :mod:`leasehold_worker.gpu_choice`. A
+GPU that is cordoned, unhealthy or in the hands of processes that we don't know is granted to nobody; who
+holds it already keeps it.
 """
 
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, NewType, final
+from typing import final
 
 import trio
-from leasehold.v1 import errors_pb2, lease_pb2
-from leasehold.v1.lease_pb2 import SlotState
+from leasehold.v1 import errors_pb2, gpu_pb2
+from leasehold.v1.gpu_pb2 import GpuHealth
 
+from leasehold_worker.claim_queue import ClaimQueue, Waiter, due_to
 from leasehold_worker.errors import OperationError
-
-LeaseId = NewType("LeaseId", str)
-
-FREE: Final = lease_pb2.SLOT_STATE_FREE
-RESERVED: Final = lease_pb2.SLOT_STATE_RESERVED
-LEASED: Final = lease_pb2.SLOT_STATE_LEASED
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """An exclusive hold of GPUs.
-
-    Attributes:
-        lease_id: Unique, and never used again.
-        workload_id: The holder.
-        gpu_uuids: Its GPUs, in the order in which the holder sees them.
-        grant_time: When it was granted.
-        fencing_token: Greater than that of every earlier lease of this worker.
-    """
-
-    lease_id: LeaseId
-    workload_id: str
-    gpu_uuids: tuple[str, ...]
-    grant_time: datetime
-    fencing_token: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLease:
-    """What one slot of the pool is doing."""
-
-    gpu_uuid: str
-    slot: int
-    state: SlotState.ValueType
-    since: datetime
-    lease: Lease | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    count: int
-    workload_id: str
-    granted: trio.Event = field(default_factory=trio.Event)
-    lease: Lease | None = None
+from leasehold_worker.gpu_choice import GpuRequest, PoolGpu, choose
+from leasehold_worker.gpu_health import excludes
+from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free, wanted
+from leasehold_worker.leases import (
+    FREE,
+    OK,
+    Cordon,
+    ForeignProcess,
+    Lease,
+    LeaseId,
+    LeaseSnapshot,
+    SlotLease,
+    Standing,
+)
 
 
 @final
 class GpuPool:
-    """The pool. It belongs to one trio thread, and only ``claim`` waits."""
+    """The pool. It belongs to one trio thread, and only ``claim`` waits.
 
-    def __init__(self, gpu_uuids: Sequence[str]) -> None:
+    Args:
+        gpus: The GPUs, in slot order.
+        keep: Told the standing of a GPU whenever it is another, and under "" that of the worker.
+    """
+
+    def __init__(
+        self, gpus: Sequence[PoolGpu], keep: Callable[[str, Standing], None] = lambda *_: None
+    ) -> None:
         now = datetime.now(UTC)
-        self._slots = [SlotLease(gpu_uuid, slot, FREE, now) for slot, gpu_uuid in enumerate(gpu_uuids)]
+        self.gpus = tuple(gpus)
+        self._by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        self._slots = {gpu.uuid: SlotLease(gpu.uuid, slot, now) for slot, gpu in enumerate(gpus)}
+        self._keep = keep
         self._leases: dict[LeaseId, Lease] = {}
-        self._waiters: deque[_Waiter] = deque()
+        self._queue = ClaimQueue[Lease]()
         self._changed = trio.Event()
+        self._revision = 0
+        self._free_bytes: Mapping[str, int] = {}
         # Later starts of the worker begin with a greater token, since time goes on.
         self._last_token = time.time_ns()
+        self.worker_cordon: Cordon | None = None
+        """Nothing new is granted while the whole worker is cordoned."""
 
     @property
     def capacity(self) -> int:
@@ -83,69 +69,140 @@ class GpuPool:
 
     @property
     def pending_claimers(self) -> int:
-        """Number of claims that wait. Momentary: it may have changed when the caller looks at it."""
-        return len(self._waiters)
+        """Number of claims that wait, helpers not counted. Momentary."""
+        return self._queue.pending_claimers
 
-    def snapshot_leases(self) -> tuple[SlotLease, ...]:
-        """Every slot as it is now, in slot order, which is that of ``hello``."""
-        return tuple(self._slots)
+    @property
+    def waiting(self) -> tuple[Waiter[Lease], ...]:
+        """The claims that wait, helpers too, in the order of their turn."""
+        return tuple(self._queue)
+
+    def snapshot_leases(self) -> LeaseSnapshot:
+        """Every slot as it is now."""
+        return LeaseSnapshot(self._revision, tuple(self._slots.values()))
+
+    def slot(self, gpu_uuid: str) -> SlotLease:
+        """The slot of a GPU.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        try:
+            return self._slots[gpu_uuid]
+        except KeyError:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                f"{gpu_uuid} is not a GPU of this worker",
+                {"gpu_uuid": gpu_uuid},
+            ) from None
 
     async def wait_changed(self) -> None:
-        """Waits for the next change of any slot."""
+        """Waits for the next change of any slot, or of who waits."""
         await self._changed.wait()
 
-    async def claim(self, workload_id: str, count: int = 1) -> Lease | None:
-        """Waits its turn for GPUs; the lowest free slots win.
+    async def claim(
+        self,
+        workload_id: str,
+        request: GpuRequest,
+        *,
+        priority: int = 0,
+        helper: bool = False,
+        take_rest: Callable[[], bool] = lambda: True,
+    ) -> Lease | None:
+        """Waits its turn for GPUs.
 
         If cancelled, it leaves no trace. Returns None at once where the pool has no GPUs.
 
+        Args:
+            workload_id: Who is to hold the lease.
+            request: What is wanted.
+            priority: Higher goes first.
+            helper: Waits behind everybody else.
+            take_rest: Takes what else is wanted, in the same step as the grant, or says that it can't. Call
+                :meth:`serve` once it could.
+
         Raises:
-            OperationError: The pool can never grant so many.
+            OperationError: NO_FREE_GPU, the pool can never grant that.
         """
         if not self._slots:
             await trio.lowlevel.checkpoint()
             return None
-        self._check_count(count)
-        waiter = _Waiter(count, workload_id)
-        self._waiters.append(waiter)
-        self._serve_waiters()
+        self.check_possible(request)
+        waiter = self._queue.add(
+            workload_id,
+            request,
+            priority=priority,
+            helper=helper,
+            take_rest=take_rest,
+            since=datetime.now(UTC),
+        )
+        self._note_change()
+        self.serve()
         try:
             await waiter.granted.wait()
         except trio.Cancelled:
             if waiter.lease is not None:
                 self.release(waiter.lease)
             else:
-                self._waiters.remove(waiter)
-                self._serve_waiters()
+                self._queue.remove(waiter)
+                self._note_change()
+                self.serve()
             raise
         return waiter.lease
 
-    def try_claim(self, workload_id: str, count: int = 1) -> Lease | None:
-        """Claims without waiting. None: somebody waits, too few are free, or the pool has no GPUs.
+    def try_claim(self, workload_id: str, request: GpuRequest, *, priority: int = 0) -> Lease | None:
+        """Claims without waiting. None: they are not free, or somebody who waits is due them.
 
         Raises:
-            OperationError: The pool can never grant so many.
+            OperationError: NO_FREE_GPU, the pool can never grant that.
+        """
+        chosen = self.preview(request, priority=priority)
+        return self._take(workload_id, chosen) if chosen is not None else None
+
+    def preview(self, request: GpuRequest, *, priority: int = 0) -> tuple[str, ...] | None:
+        """The GPUs that :meth:`try_claim` would take now.
+
+        Raises:
+            OperationError: NO_FREE_GPU, the pool can never grant that.
         """
         if not self._slots:
             return None
-        self._check_count(count)
-        if self._waiters:
-            return None
-        return self._grant(workload_id, count)
+        self.check_possible(request)
+        due = due_to(self._queue.ahead_of(priority, helper=False), self._obtainable)
+        return self._choose(request, due)
+
+    def unclaimed(self) -> list[str]:
+        """The GPUs that are free and due to nobody who waits, in slot order."""
+        due = due_to(list(self._queue), self._obtainable)
+        return [
+            slot.gpu_uuid for slot in self._slots.values() if slot.state == FREE and slot.gpu_uuid not in due
+        ]
 
     def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
-        """Claims these very GPUs without waiting, in this order.
+        """Claims these very GPUs without waiting, in this order, whoever waits for them.
 
         Raises:
-            OperationError: UNKNOWN_GPU, DUPLICATE_GPU, or NO_FREE_GPU where one of them is not free.
+            OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
+                FOREIGN_PROCESS.
         """
         self.check_free(gpu_uuids)
-        return self._take(workload_id, gpu_uuids, LEASED)
+        return self._take(workload_id, gpu_uuids)
 
     def reserve_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
         """As :meth:`claim_gpus`, RESERVED until :meth:`reassign` or :meth:`release`."""
         self.check_free(gpu_uuids)
-        return self._take(workload_id, gpu_uuids, RESERVED)
+        return self._take(workload_id, gpu_uuids, reserved=True)
+
+    def occupy(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
+        """Leases GPUs to a workload that is on them already, whatever is held against them.
+
+        Raises:
+            OperationError: UNKNOWN_GPU, or NO_FREE_GPU where one is leased.
+        """
+        for gpu_uuid in gpu_uuids:
+            if self.slot(gpu_uuid).lease is not None:
+                raise not_free(self.slot(gpu_uuid))
+        return self._take(workload_id, gpu_uuids, reserved=reserved)
 
     def adopt(self, lease: Lease, *, reserved: bool = False) -> Lease:
         """Takes back a lease of an earlier start of the worker. GPUs that are no more are left out.
@@ -153,14 +210,14 @@ class GpuPool:
         Returns:
             The lease over those of its GPUs that this worker has.
         """
-        free = {slot.gpu_uuid for slot in self._slots if slot.state == FREE}
-        mine = tuple(gpu_uuid for gpu_uuid in lease.gpu_uuids if gpu_uuid in free)
+        unleased = {slot.gpu_uuid for slot in self._slots.values() if slot.lease is None}
+        mine = tuple(gpu_uuid for gpu_uuid in lease.gpu_uuids if gpu_uuid in unleased)
         if not mine:
             return replace(lease, gpu_uuids=())
         adopted = replace(lease, gpu_uuids=mine)
         self._last_token = max(self._last_token, lease.fencing_token)
         self._leases[lease.lease_id] = adopted
-        self._set(mine, RESERVED if reserved else LEASED, adopted)
+        self._hold(mine, adopted, reserved=reserved)
         return adopted
 
     def reassign(
@@ -184,58 +241,146 @@ class GpuPool:
             mine = [gpu_uuid for gpu_uuid in gpu_uuids if gpu_uuid in left]
             left -= set(mine)
             if mine:
-                leases[workload_id] = self._take(workload_id, mine, LEASED)
-        self._set(left, FREE, None)
-        self._serve_waiters()
+                leases[workload_id] = self._take(workload_id, mine)
+        self._hold(left, None)
+        self.serve()
         return leases
 
     def release(self, lease: Lease) -> bool:
         """Frees the lease's GPUs. False: it had been released before, and nothing was done."""
         if self._leases.pop(lease.lease_id, None) is None:
             return False
-        self._set(lease.gpu_uuids, FREE, None)
-        self._serve_waiters()
+        self._hold(lease.gpu_uuids, None)
+        self.serve()
         return True
 
-    def _check_count(self, count: int) -> None:
-        if not 1 <= count <= self.capacity:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"{count} GPUs can't be claimed from a worker that has {self.capacity}",
-                {"field": "gpu_count"},
-            )
+    def cordon(self, gpu_uuid: str, cordon: Cordon | None) -> None:
+        """Takes a GPU out of service for new work, or puts it back; "" is the whole worker.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        if gpu_uuid:
+            self._stand(gpu_uuid, replace(self.slot(gpu_uuid).standing, cordon=cordon))
+        else:
+            self.worker_cordon = cordon
+            self._keep("", Standing(cordon))
+            self._note_change()
+        self.serve()
+
+    def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:
+        """Takes in what was found about a GPU. What excludes it stays until it is reset, or is lost."""
+        before = self.slot(gpu_uuid).standing
+        if not excludes(before.health) or (health == gpu_pb2.GPU_HEALTH_LOST != before.health):
+            self._stand(gpu_uuid, replace(before, health=health, health_reason=reason))
+            self.serve()
+
+    def reset_health(self, gpu_uuid: str) -> None:
+        """Forgets what is known against a GPU.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        self._stand(gpu_uuid, replace(self.slot(gpu_uuid).standing, health=OK, health_reason=""))
+        self.serve()
+
+    def restore_standing(self, gpu_uuid: str, standing: Standing) -> None:
+        """Takes back what an earlier start of the worker held against a GPU, or under "" against itself."""
+        if gpu_uuid in self._slots:
+            self._put(replace(self._slots[gpu_uuid], standing=standing))
+        elif not gpu_uuid:
+            self.worker_cordon = standing.cordon
+
+    def observe(
+        self, foreign: Mapping[str, tuple[ForeignProcess, ...]], free_bytes: Mapping[str, int]
+    ) -> None:
+        """Takes in who else is on the GPUs, and how much of their memory is free.
+
+        Args:
+            foreign: Processes that belong to no workload, by GPU. A GPU is missing where NVML can't say: what
+                was known of it stays.
+            free_bytes: Free memory by GPU; missing likewise.
+        """
+        self._free_bytes = free_bytes
+        for gpu_uuid, processes in foreign.items():
+            if gpu_uuid in self._slots and self._slots[gpu_uuid].foreign != processes:
+                self._put(replace(self._slots[gpu_uuid], foreign=processes))
+        self.serve()
 
     def check_free(self, gpu_uuids: Sequence[str]) -> None:
         """Refuses what :meth:`claim_gpus` would refuse."""
-        slots = {slot.gpu_uuid: slot for slot in self._slots}
         for gpu_uuid in gpu_uuids:
-            if gpu_uuid not in slots:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-                    f"{gpu_uuid} is not a GPU of this worker",
-                    {"gpu_uuid": gpu_uuid},
-                )
-            if slots[gpu_uuid].state != FREE:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                    f"{gpu_uuid} is {_describe(slots[gpu_uuid])}: choose another, or suspend its holder",
-                    {"gpu_uuid": gpu_uuid},
-                )
+            if self.slot(gpu_uuid).state != FREE:
+                raise not_free(self.slot(gpu_uuid))
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
 
-    def _serve_waiters(self) -> None:
-        """Grants from the head of the queue. Who can't be served holds up those behind, so nobody starves."""
-        while self._waiters and (lease := self._grant(self._waiters[0].workload_id, self._waiters[0].count)):
-            waiter = self._waiters.popleft()
-            waiter.lease = lease
-            waiter.granted.set()
+    def check_possible(self, request: GpuRequest) -> None:
+        """Refuses what this pool could not grant if all of it were free.
 
-    def _grant(self, workload_id: str, count: int) -> Lease | None:
-        free = [slot.gpu_uuid for slot in self._slots if slot.state == FREE]
-        return self._take(workload_id, free[:count], LEASED) if len(free) >= count else None
+        Raises:
+            OperationError: NO_FREE_GPU; UNKNOWN_GPU where one is named that it has not.
+        """
+        for gpu_uuid in request.gpu_uuids:
+            self.slot(gpu_uuid)
+        if request.count < 1 or choose(self.gpus, request, {}) is None:
+            fitting = sum(map(request.allows, self.gpus))
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NO_FREE_GPU,
+                f"{wanted(request)} can't be claimed from a worker that has {self.capacity}, of which "
+                f"{fitting} would do: ask for less",
+                {"field": "gpu_count"},
+            )
 
-    def _take(self, workload_id: str, gpu_uuids: Sequence[str], state: SlotState.ValueType) -> Lease:
+    def why_not(self, request: GpuRequest) -> OperationError:
+        """Why a request can't be granted now, and what would help."""
+        if self.worker_cordon is not None:
+            return cordoned("the worker", self.worker_cordon)
+        fitting = [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
+        return not_enough(request, fitting, self.pending_claimers)
+
+    def serve(self) -> None:
+        """Grants what can be granted. Call it when something that ``take_rest`` takes has become free."""
+        if self.worker_cordon is not None:
+            return
+        due: frozenset[str] = frozenset()
+        refused: set[GpuRequest] = set()
+        for waiter in self._queue:
+            if waiter.helper and self.pending_claimers:
+                return
+            if not self._has_unleased(due):
+                return
+            # What was refused to one is refused to an equal behind it: less is left for that.
+            chosen = None if waiter.request in refused else self._choose(waiter.request, due)
+            if chosen is not None and waiter.take_rest():
+                self._queue.remove(waiter)
+                waiter.lease = self._take(waiter.workload_id, chosen)
+                waiter.granted.set()
+            else:
+                refused.add(waiter.request)
+                due |= self._obtainable(waiter.request)
+
+    def _has_unleased(self, due: frozenset[str]) -> bool:
+        return any(slot.lease is None and slot.gpu_uuid not in due for slot in self._slots.values())
+
+    def _choose(self, request: GpuRequest, due: frozenset[str]) -> tuple[str, ...] | None:
+        if self.worker_cordon is not None:
+            return None
+        free = [
+            self._by_uuid[slot.gpu_uuid]
+            for slot in self._slots.values()
+            if slot.lease is None and slot.may_serve(request) and slot.gpu_uuid not in due
+        ]
+        return choose(free, request, self._free_bytes)
+
+    def _obtainable(self, request: GpuRequest) -> frozenset[str]:
+        """The GPUs of which a request could get some if every lease ended. Empty: not enough of them."""
+        serving = [self._by_uuid[slot.gpu_uuid] for slot in self._slots.values() if slot.may_serve(request)]
+        if choose(serving, request, {}) is None:
+            return frozenset()
+        return frozenset(gpu.uuid for gpu in serving if request.allows(gpu))
+
+    def _take(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
         self._last_token += 1
         lease = Lease(
             LeaseId(f"l-{uuid.uuid4().hex[:12]}"),
@@ -245,19 +390,25 @@ class GpuPool:
             self._last_token,
         )
         self._leases[lease.lease_id] = lease
-        self._set(gpu_uuids, state, lease)
+        self._hold(gpu_uuids, lease, reserved=reserved)
         return lease
 
-    def _set(self, gpu_uuids: Iterable[str], state: SlotState.ValueType, lease: Lease | None) -> None:
-        changing, now = set(gpu_uuids), datetime.now(UTC)
-        self._slots = [
-            replace(slot, state=state, since=now, lease=lease) if slot.gpu_uuid in changing else slot
-            for slot in self._slots
-        ]
+    def _stand(self, gpu_uuid: str, standing: Standing) -> None:
+        if standing != self.slot(gpu_uuid).standing:
+            self._put(replace(self._slots[gpu_uuid], standing=standing))
+            self._keep(gpu_uuid, standing)
+
+    def _hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
+        for gpu_uuid in gpu_uuids:
+            self._put(replace(self._slots[gpu_uuid], lease=lease, reserved=reserved))
+
+    def _put(self, after: SlotLease) -> None:
+        before = self._slots[after.gpu_uuid]
+        moved = after.state != before.state or after.lease != before.lease
+        self._slots[after.gpu_uuid] = replace(after, since=datetime.now(UTC)) if moved else after
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._revision += 1
         self._changed.set()
         self._changed = trio.Event()
-
-
-def _describe(slot: SlotLease) -> str:
-    name = lease_pb2.SlotState.Name(slot.state).removeprefix("SLOT_STATE_").lower()
-    return f"{name} for workload {slot.lease.workload_id}" if slot.lease else name

@@ -77,11 +77,7 @@ def require_all(
 
 def require_known_features(spec: workload_pb2.WorkloadSpec) -> None:
     """Refuses with UNSUPPORTED_CAPABILITY what a spec may say and this worker does not do yet."""
-    unknown = [
-        name for name in ("cpu_millicores", "memory_bytes", "disk_bytes") if spec.resources.HasField(name)
-    ]
-    if spec.hooks:
-        unknown.append("hooks")
+    unknown = ["hooks"] if spec.hooks else []
     if spec.HasField("eviction") and not is_plain_suspend(spec.eviction):
         unknown.append("eviction")
     if unknown:

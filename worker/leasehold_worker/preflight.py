@@ -5,7 +5,7 @@ from typing import Final, final
 
 import trio
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, lease_pb2
+from leasehold.v1 import command_pb2
 
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
@@ -34,7 +34,7 @@ from leasehold_worker.preconditions import (
     require_plain_suspend,
     require_state,
 )
-from leasehold_worker.processes import is_alive, process_tree
+from leasehold_worker.processes import is_alive
 from leasehold_worker.proof import Proof
 from leasehold_worker.sizes import size_text
 from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN, Workload, Workloads
@@ -105,7 +105,7 @@ class Preflight:
             return plan
         processes = [member.identity for member in workload.members if is_alive(member.identity)]
         if workload.state == UNKNOWN:
-            processes = process_tree(workload.root)
+            processes = workload.processes()
         if self._gates.runnable(findings, processes):
             plan.party.members = await self._parked_members(plan)
         if workload.lease is None:
@@ -192,7 +192,7 @@ class Preflight:
             need.check()
 
     async def _find_members(self, findings: Findings, party: Party) -> None:
-        party.processes = processes = process_tree(party.workload.root)
+        party.processes = processes = party.workload.processes()
         if not self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
             return
@@ -214,7 +214,7 @@ class Preflight:
 
     async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
         """The members of a workload in state UNKNOWN, where the driver has them now."""
-        found = await find_members(self._driver, process_tree(workload.root))
+        found = await find_members(self._driver, workload.processes())
         before = {member.identity: member for member in known}
         return tuple(
             Member(
@@ -252,8 +252,7 @@ class Preflight:
             self._complete(plan, wanted)
 
     async def _place(self, party: Party) -> tuple[GpuPair, ...]:
-        slots = self._pool.snapshot_leases()
-        free = [slot.gpu_uuid for slot in slots if slot.state == lease_pb2.SLOT_STATE_FREE]
+        free = self._pool.unclaimed()
         free_bytes = await self._free_bytes(party.members)
         needed = bytes_by_gpu(party.members)
         return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)

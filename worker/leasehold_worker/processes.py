@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import pwd
 import select
 import signal
 from collections.abc import Iterable, Iterator
@@ -101,10 +102,14 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identify(identity.pid) == identity
 
 
-def process_tree(root: ProcessIdentity) -> list[ProcessIdentity]:
-    """The process, its descendants and all others of its session, by start time.
+def process_tree(root: ProcessIdentity, mark: str = "") -> list[ProcessIdentity]:
+    """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
 
-    A workload's first process leads a session of its own, so that orphans are found too.
+    A workload's first process leads a session of its own where we started it, so that orphans are found too.
+
+    Args:
+        root: The process; it may have ended.
+        mark: NAME=VALUE of a variable: processes that were started with it belong to it. Empty: none do.
     """
     stats = {stat.pid: stat for stat in _all_stats()}
     leader = stats.get(root.pid)
@@ -112,6 +117,8 @@ def process_tree(root: ProcessIdentity) -> list[ProcessIdentity]:
     members = set() if reused else {root.pid} & stats.keys()
     if not reused:
         members |= {pid for pid, stat in stats.items() if stat.session_id == root.pid}
+    if mark:
+        members |= {pid for pid in stats if _has_entry(pid, mark)}
     grown = True
     while grown:
         children = {pid for pid, stat in stats.items() if stat.parent_pid in members}
@@ -167,11 +174,58 @@ def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
 
 def has_variable(identity: ProcessIdentity, name: str) -> bool:
     """Whether a process was started with a variable in its environment; no where that can't be read."""
+    return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
+
+
+def _has_entry(pid: int, entry: str) -> bool:
+    return entry.encode() in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
     try:
-        environment = (_PROC / str(identity.pid) / "environ").read_bytes()
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return any(entry.startswith(name.encode() + b"=") for entry in environment.split(b"\0"))
+        return []
+
+
+def variable_of(pid: int, name: str) -> str:
+    """A variable that a process was started with. Empty: it was not, or that can't be read."""
+    start = name.encode() + b"="
+    values = (entry[len(start) :] for entry in _environment(pid) if entry.startswith(start))
+    return next(values, b"").decode(errors="replace")
+
+
+def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
+    """The process and its ancestors, each with the id of its session. Zombies are left out."""
+    while pid > 0 and (stat := _read_stat(pid)) is not None:
+        if stat.state not in "ZX":
+            yield ProcessIdentity(stat.pid, stat.start_time_ticks), stat.session_id
+        pid = stat.parent_pid
+
+
+def user_id(pid: int) -> int | None:
+    """The effective user id of a process. None: it is gone."""
+    uids = _read_status(pid).get("Uid", "").split()
+    return int(uids[1]) if len(uids) > 1 else None
+
+
+def user_name(uid: int | None) -> str:
+    """The name of a user, or its number where it has none. Empty for None."""
+    if uid is None:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def command_line(pid: int) -> list[str]:
+    """Program and arguments of a process. Empty: it is gone, or a thread of the kernel."""
+    try:
+        line = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in line.rstrip(b"\0").split(b"\0")] if line else []
 
 
 def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> list[str]:

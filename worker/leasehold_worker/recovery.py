@@ -23,10 +23,11 @@ from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.journal import Journal
 from leasehold_worker.journal_records import WorkloadRecord
 from leasehold_worker.launching import abandon, exit_record, launched
+from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
-from leasehold_worker.pool import Lease
 from leasehold_worker.processes import boot_id, is_alive
 from leasehold_worker.report import Report
+from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
 from leasehold_worker.workloads import ENDED, FAILED, OUTPUT_FILE, Workload
 
@@ -58,6 +59,8 @@ class Recovery:
 
     def rebuild(self) -> None:
         """Takes back workloads and leases, before anybody claims and before hello."""
+        for gpu_uuid, standing in self._contents.standings.items():
+            self._parts.pool.restore_standing(gpu_uuid, standing)
         for record in self._contents.workloads:
             self._take_back(record)
         for entry in self._commands.open_entries:
@@ -83,9 +86,14 @@ class Recovery:
             return
         if record.lease is not None:
             workload.lease = self._adopt(workload, record.lease)
+        self._take_back_host(workload)
         workload.generation += 1
         self._parts.workloads.add(workload, self._parts.nursery)
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
+
+    def _take_back_host(self, workload: Workload) -> None:
+        request = AllocRequest.of(workload.spec.resources).host
+        workload.host = self._parts.resources.take_back(workload.workload_id, request).host
 
     def _adopt(self, workload: Workload, lease: Lease) -> Lease | None:
         adopted = self._parts.pool.adopt(lease)
@@ -130,6 +138,7 @@ class Recovery:
         )
         if intent.reserved:
             workload.lease = self._adopt(workload, intent.reserved[0])
+        self._take_back_host(workload)
         self._parts.workloads.add(workload, self._parts.nursery)
 
     async def settle(self) -> None:
@@ -247,4 +256,8 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         returncode=record.returncode,
         error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
         restored=record.restored,
+        origin=record.origin,
+        user=record.user,
+        mark=record.mark,
+        yielded=record.yielded,
     )

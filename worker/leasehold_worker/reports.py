@@ -15,13 +15,12 @@ from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
 
 from leasehold_worker import __version__, processes, wire
-from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.commands import Commands
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
-from leasehold_worker.inventory import GpuReading, Inventory
+from leasehold_worker.inventory import GpuReading
 from leasehold_worker.journal import Journal
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.workloads import ENDED, Workloads
+from leasehold_worker.parts import Parts
+from leasehold_worker.workloads import ENDED
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=1)
 """Sides with the same major version talk."""
@@ -59,18 +58,16 @@ class Reporter:
     def __init__(
         self,
         identity: WorkerIdentity,
-        inventory: Inventory,
-        driver: Driver,
-        pool: GpuPool,
-        workloads: Workloads,
+        parts: Parts,
         commands: Commands,
         journal: Journal,
     ) -> None:
         self._identity = identity
-        self._inventory = inventory
-        self._driver = driver
-        self._pool = pool
-        self._workloads = workloads
+        self._inventory = parts.inventory
+        self._driver = parts.driver
+        self._pool = parts.pool
+        self._resources = parts.resources
+        self._workloads = parts.workloads
         self._commands = commands
         self._journal = journal
         self._load_sequence = 0
@@ -103,12 +100,14 @@ class Reporter:
             labels=self._identity.labels,
             capabilities=self._capabilities(),
             gpu_pool=self._gpus(),
-            gpu_leases=wire.gpu_leases(self._pool.snapshot_leases(), readings),
+            gpu_leases=wire.gpu_leases(self._pool.snapshot_leases().slots, readings),
             workloads=[
                 wire.workload(workload, self._identity.worker_id) for workload in self._workloads.all()
             ],
             commands_in_flight=self._commands.in_flight,
             commands_unacknowledged=[update.command_id for update in self._commands.unacknowledged],
+            resources=self._resources.fetch_machine_resources(),
+            cordon=wire.cordon(self._pool.worker_cordon),
         )
         if hello.ByteSize() > HELLO_LIMIT_BYTES:
             for workload in hello.workloads:
@@ -120,7 +119,8 @@ class Reporter:
         return [*self._gpus(), *self._capabilities()]
 
     def _gpus(self) -> list[Gpu]:
-        return [wire.gpu(facts, slot) for slot, facts in enumerate(self._inventory.gpus)]
+        units = {gpu.uuid: gpu.units for gpu in self._pool.gpus}
+        return [wire.gpu(facts, slot, units[facts.uuid]) for slot, facts in enumerate(self._inventory.gpus)]
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
         """Who holds which GPU now, under the next sequence number."""
@@ -128,13 +128,15 @@ class Reporter:
         return WorkerLoad(
             session_id=session_id,
             sequence=self._load_sequence,
-            gpu_pool=wire.gpu_leases(self._pool.snapshot_leases(), readings),
+            gpu_pool=wire.gpu_leases(self._pool.snapshot_leases().slots, readings),
             pending_claimers=self._pool.pending_claimers,
             parked=wire.parked_workloads(
                 workload for workload in self._workloads.all() if workload.state not in ENDED
             ),
             host_memory_available_bytes=processes.memory_bytes("MemAvailable"),
             sample_time=wire.timestamp(datetime.now(UTC)),
+            resources=self._resources.fetch_machine_resources(),
+            cordon=wire.cordon(self._pool.worker_cordon),
         )
 
     def _capabilities(self) -> list[Capability]:
@@ -143,6 +145,11 @@ class Reporter:
             self._driver_capability("cuda_suspend", SUSPEND_CUDA_VERSION, mig),
             self._driver_capability("gpu_remap", REMAP_CUDA_VERSION, mig),
             Capability(name="checkpoint_image", available=False, reason="images on disk are not built yet"),
+            Capability(
+                name="health_events",
+                available=not self._inventory.health_lacks,
+                reason="; ".join(self._inventory.health_lacks),
+            ),
             Capability(
                 name="commands",
                 available=self._journal.refusal is None,

@@ -25,8 +25,9 @@ from leasehold_worker.checkpoint.members import (
     members_after,
 )
 from leasehold_worker.errors import OperationError
+from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Party, Plan
-from leasehold_worker.pool import GpuPool, Lease
+from leasehold_worker.pool import GpuPool
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import ENDED, SUSPENDED, Parked, Workloads

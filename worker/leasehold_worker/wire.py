@@ -7,11 +7,12 @@ from typing import Final
 from google.protobuf import duration_pb2, timestamp_pb2
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, plan_pb2, worker_session_pb2, workload_pb2
 
+from leasehold_worker import workloads
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member, MemberOutcome
 from leasehold_worker.inventory import GpuFacts, GpuReading
+from leasehold_worker.leases import Cordon, Lease, SlotLease
 from leasehold_worker.plan import Plan
-from leasehold_worker.pool import Lease, SlotLease
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import Workload
 
@@ -38,7 +39,7 @@ def duration(seconds: float) -> duration_pb2.Duration:
     return message
 
 
-def gpu(facts: GpuFacts, slot: int) -> gpu_pb2.Gpu:
+def gpu(facts: GpuFacts, slot: int, units: int) -> gpu_pb2.Gpu:
     """A GPU of ``hello``."""
     return gpu_pb2.Gpu(
         uuid=facts.uuid,
@@ -52,12 +53,13 @@ def gpu(facts: GpuFacts, slot: int) -> gpu_pb2.Gpu:
         mig_enabled=facts.mig_enabled,
         persistence_mode=facts.persistence_mode,
         numa_node=facts.numa_node,
+        units=units,
     )
 
 
 def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease:
     """An entry of ``worker_load``."""
-    lost = reading is not None and reading.lost
+    standing = slot.standing
     return lease_pb2.GpuLease(
         gpu_uuid=slot.gpu_uuid,
         slot=slot.slot,
@@ -65,8 +67,30 @@ def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease
         lease_id=slot.lease.lease_id if slot.lease else None,
         workload_id=slot.lease.workload_id if slot.lease else None,
         since=timestamp(slot.since),
-        health=gpu_pb2.GPU_HEALTH_LOST if lost else gpu_pb2.GPU_HEALTH_OK,
-        sample=None if reading is None or lost else _sample(reading),
+        health=standing.health,
+        sample=None if reading is None or reading.lost else _sample(reading),
+        health_reason=standing.health_reason,
+        cordon=cordon(standing.cordon),
+        foreign_processes=[
+            lease_pb2.ForeignProcess(
+                pid=process.pid,
+                user=process.user,
+                command=process.command,
+                device_memory_bytes=process.device_memory_bytes,
+            )
+            for process in slot.foreign
+        ],
+    )
+
+
+def cordon(record: Cordon | None) -> lease_pb2.Cordon | None:
+    """A cordon, or None."""
+    if record is None:
+        return None
+    return lease_pb2.Cordon(
+        reason=record.reason,
+        cordoned_by=record.cordoned_by,
+        cordon_time=timestamp(record.cordon_time),
     )
 
 
@@ -91,6 +115,8 @@ def workload(record: Workload, worker_id: str) -> workload_pb2.Workload:
         worker_id=worker_id,
         spec=record.spec,
         status=_status(record),
+        origin=record.origin,
+        user=record.user,
     )
 
 
@@ -99,7 +125,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
     return workload_pb2.WorkloadStatus(
         state=record.state,
         generation=record.generation,
-        lease=_lease(record.lease) if record.lease else None,
+        lease=lease(record.lease) if record.lease else None,
         members=[_member(member) for member in record.members],
         root_pid=record.root.pid,
         parked_gpu_uuids=parked.gpu_uuids if parked else (),
@@ -110,6 +136,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         end_time=timestamp(record.end_time),
         exit=_exit(record.returncode) if record.returncode is not None else None,
         error=record.error.to_proto() if record.error else None,
+        yielded=record.yielded,
     )
 
 
@@ -117,16 +144,17 @@ def parked_bytes(record: Workload) -> int | None:
     """Device memory that the workload has on the host. None: it is not parked, or NVML couldn't say."""
     if record.parked is None or not record.parked.device_memory_bytes:
         return None
-    return sum(record.parked.device_memory_bytes.values())
+    return workloads.parked_bytes(record)
 
 
-def _lease(lease: Lease) -> lease_pb2.Lease:
+def lease(record: Lease) -> lease_pb2.Lease:
+    """A lease."""
     return lease_pb2.Lease(
-        lease_id=lease.lease_id,
-        workload_id=lease.workload_id,
-        gpu_uuids=lease.gpu_uuids,
-        grant_time=timestamp(lease.grant_time),
-        fencing_token=lease.fencing_token,
+        lease_id=record.lease_id,
+        workload_id=record.workload_id,
+        gpu_uuids=record.gpu_uuids,
+        grant_time=timestamp(record.grant_time),
+        fencing_token=record.fencing_token,
     )
 
 

@@ -10,14 +10,16 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadState
 
 from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host_ledger import HostLedger, HostReservation
 from leasehold_worker.launching import LaunchError, launch, wait_exit
-from leasehold_worker.pool import GpuPool, Lease
-from leasehold_worker.processes import ProcessIdentity, process_tree
+from leasehold_worker.leases import Lease
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import ProcessIdentity, process_tree, user_name
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,9 @@ FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
 WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
 UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
 
-ENDED: Final = frozenset({EXITED, FAILED})
+RELEASED: Final = workload_pb2.WORKLOAD_STATE_RELEASED
+
+ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
 ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
 
@@ -45,6 +49,15 @@ KILL_TIMEOUT_S: Final = 10.0
 
 WATCH_AGAIN_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.01
+
+RUN: Final = workload_pb2.WORKLOAD_ORIGIN_RUN
+EXEC: Final = workload_pb2.WORKLOAD_ORIGIN_EXEC
+CLAIM: Final = workload_pb2.WORKLOAD_ORIGIN_CLAIM
+ADOPT: Final = workload_pb2.WORKLOAD_ORIGIN_ADOPT
+LET_GO: Final = frozenset({CLAIM, ADOPT})
+"""Origins of workloads whose processes are not ours to end when the first has ended."""
+
+WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
 OUTPUT_FILE: Final = "output.log"
 
 
@@ -93,6 +106,26 @@ class Workload:
     """Whether members were restored: killing them while they run could hang the host."""
     ending: trio.Lock = field(default_factory=trio.Lock)
     """Held by whoever is killing its processes."""
+    origin: WorkloadOrigin.ValueType = RUN
+    user: str = ""
+    """Who its first process runs as."""
+    host: HostReservation | None = None
+    """What it holds of the host beside GPUs, until it has ended."""
+    mark: str = ""
+    """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    yielded: bool = False
+    """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
+    watching: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Around the wait for its end."""
+
+    def processes(self) -> list[ProcessIdentity]:
+        """Its processes that live now, by start time."""
+        return process_tree(self.root, self.mark)
+
+
+def parked_bytes(workload: Workload) -> int:
+    """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
+    return sum(workload.parked.device_memory_bytes.values()) if workload.parked else 0
 
 
 @final
@@ -106,13 +139,29 @@ class Workloads:
         observer: Callable[[Workload], None],
         on_forgotten: Callable[[str], None],
         kill: Callable[[Workload], Awaitable[None]],
+        look: Callable[[Workload], Awaitable[None]],
+        ledger: HostLedger,
+        socket_path: Path,
     ) -> None:
         self._pool = pool
+        self._ledger = ledger
+        self._look = look
+        self._socket_path = socket_path
         self._kill = kill
         self._directory = directory
         self._observer = observer
         self._on_forgotten = on_forgotten
         self._by_id: dict[str, Workload] = {}
+        self._changed = trio.Event()
+
+    async def wait_changed(self) -> None:
+        """Waits for the next change of any workload."""
+        await self._changed.wait()
+
+    def _tell(self, workload: Workload) -> None:
+        self._observer(workload)
+        self._changed.set()
+        self._changed = trio.Event()
 
     def __contains__(self, workload_id: object) -> bool:
         return workload_id in self._by_id
@@ -141,10 +190,16 @@ class Workloads:
             return
         workload.state = state
         workload.generation += 1
-        self._observer(workload)
+        self._tell(workload)
 
     async def spawn(
-        self, workload_id: str, name: str, spec: WorkloadSpec, lease: Lease | None, nursery: trio.Nursery
+        self,
+        workload_id: str,
+        name: str,
+        spec: WorkloadSpec,
+        lease: Lease | None,
+        host: HostReservation,
+        nursery: trio.Nursery,
     ) -> Workload:
         """Starts the workload's program, in a session of its own, and watches for its end.
 
@@ -161,7 +216,11 @@ class Workloads:
                     folder,
                     spec.arguments,
                     working_directory=spec.working_directory or folder,
-                    environment=child_environment(os.environ, name, spec, lease),
+                    environment={
+                        **os.environ,
+                        **spec.environment,
+                        **self.variables(workload_id, name, lease),
+                    },
                     output=output.fileno(),
                     nursery=nursery,
                 )
@@ -171,9 +230,34 @@ class Workloads:
                 f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
             ) from error
         crash_point("program-started")
-        workload = Workload(workload_id, name, spec, root, folder / OUTPUT_FILE, datetime.now(UTC), lease)
+        workload = Workload(
+            workload_id,
+            name,
+            spec,
+            root,
+            folder / OUTPUT_FILE,
+            datetime.now(UTC),
+            lease,
+            user=user_name(os.geteuid()),
+            host=host,
+        )
         self.add(workload, nursery)
         return workload
+
+    def variables(self, workload_id: str, name: str, lease: Lease | None) -> dict[str, str]:
+        """What the environment of a workload's program says of it, whatever it would inherit.
+
+        GPUs are named by UUID, and a workload without any sees none.
+        """
+        visible = ",".join(lease.gpu_uuids) if lease else "-1"
+        return {
+            "CUDA_VISIBLE_DEVICES": visible,
+            "NVIDIA_VISIBLE_DEVICES": visible,
+            "LEASEHOLD_LEASE_ID": lease.lease_id if lease else "",
+            "LEASEHOLD_WORKLOAD": name,
+            WORKLOAD_ID_VARIABLE: workload_id,
+            "LEASEHOLD_SOCKET": str(self._socket_path),
+        }
 
     def folder(self, workload_id: str) -> Path:
         """Where a workload has its files."""
@@ -182,13 +266,28 @@ class Workloads:
     def add(self, workload: Workload, nursery: trio.Nursery) -> None:
         """Takes a workload into the registry, and watches for its end unless it has ended."""
         self._by_id[workload.workload_id] = workload
-        self._observer(workload)
+        self._tell(workload)
         if workload.state in ENDED:
             workload.ended.set()
         else:
             nursery.start_soon(self._watch, workload)
 
+    async def let_go(self, workload: Workload) -> None:
+        """Ends a workload whose processes go on without us: what they hold is no longer leased.
+
+        What they hold on GPUs is looked at first, so that nobody is granted a GPU on top of them.
+        """
+        await self._look(workload)
+        workload.watching.cancel()
+        workload.end_time = datetime.now(UTC)
+        self.end(workload, RELEASED, None)
+        self._forget_oldest()
+
     async def _watch(self, workload: Workload) -> None:
+        with workload.watching:
+            await self._watch_to_the_end(workload)
+
+    async def _watch_to_the_end(self, workload: Workload) -> None:
         while True:
             try:
                 await self._see_out(workload)
@@ -207,17 +306,24 @@ class Workloads:
         logger.info("workload %s ended: %s", workload.name, how)
         while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
             await trio.sleep(POLL_INTERVAL_S)
-        await self._end_rest(workload)
+        if workload.origin in LET_GO:
+            await self._look(workload)
+        else:
+            await self._end_rest(workload)
         workload.end_time = datetime.fromtimestamp(outcome.end_time, UTC) if outcome else datetime.now(UTC)
         self.end(workload, EXITED, None)
         self._forget_oldest()
 
     def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
         """Ends a workload of which no process is left, and gives back what it held."""
+        if workload.host is not None:
+            self._ledger.release(workload.host)
+            workload.host = None
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
         workload.parked = None
+        workload.yielded = False
         workload.members = ()
         workload.error = error
         self.set_state(workload, state)
@@ -228,7 +334,7 @@ class Workloads:
 
         What can't be killed keeps them: the workload is UNKNOWN for as long, and it is tried again.
         """
-        while process_tree(workload.root):
+        while workload.processes():
             try:
                 await self._kill(workload)
                 error = OperationError(
@@ -238,7 +344,7 @@ class Workloads:
             except OperationError as refused:
                 error = refused
             with trio.move_on_after(KILL_TIMEOUT_S):
-                while process_tree(workload.root):  # noqa: ASYNC110 - nothing else tells
+                while workload.processes():  # noqa: ASYNC110 - nothing else tells
                     await trio.sleep(POLL_INTERVAL_S)
                 return
             logger.error("%s", error.message)
@@ -250,20 +356,3 @@ class Workloads:
         for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
             del self._by_id[workload.workload_id]
             self._on_forgotten(workload.workload_id)
-
-
-def child_environment(
-    inherited: Mapping[str, str], name: str, spec: WorkloadSpec, lease: Lease | None
-) -> dict[str, str]:
-    """The environment of a workload: the worker's own, then what was asked for, then its GPUs.
-
-    GPUs are named by UUID, and a workload without any sees none.
-    """
-    visible = ",".join(lease.gpu_uuids) if lease else "-1"
-    return {
-        **inherited,
-        **spec.environment,
-        "LEASEHOLD_WORKLOAD": name,
-        "CUDA_VISIBLE_DEVICES": visible,
-        "NVIDIA_VISIBLE_DEVICES": visible,
-    }

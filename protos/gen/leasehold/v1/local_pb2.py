@@ -29,7 +29,7 @@ from leasehold.v1 import machine_pb2 as leasehold_dot_v1_dot_machine__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/local.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18leasehold/v1/lease.proto\x1a\x1aleasehold/v1/machine.proto\x1a\x1bleasehold/v1/workload.proto\"\x9f\x01\n\x0c\x43laimRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.ClaimOpenH\x00\x12+\n\x06resume\x18\x02 \x01(\x0b\x32\x19.leasehold.v1.ClaimResumeH\x00\x12\x30\n\tgive_back\x18\x03 \x01(\x0b\x32\x1b.leasehold.v1.ClaimGiveBackH\x00\x42\x07\n\x05\x66rame\"\x93\x01\n\tClaimOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x04hold\x18\x04 \x01(\x0e\x32\x17.leasehold.v1.ClaimHold\"\"\n\x0b\x43laimResume\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"\x0f\n\rClaimGiveBack\"\xfb\x01\n\rClaimResponse\x12-\n\x07waiting\x18\x01 \x01(\x0b\x32\x1a.leasehold.v1.ClaimWaitingH\x00\x12-\n\x07granted\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.ClaimGrantedH\x00\x12)\n\x05yield\x18\x03 \x01(\x0b\x32\x18.leasehold.v1.ClaimYieldH\x00\x12-\n\x07\x63hanged\x18\x04 \x01(\x0b\x32\x1a.leasehold.v1.ClaimChangedH\x00\x12)\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x18.leasehold.v1.ClaimEndedH\x00\x42\x07\n\x05\x66rame\"J\n\x0c\x43laimWaiting\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x18\n\x10pending_claimers\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xda\x01\n\x0c\x43laimGranted\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x12@\n\x0b\x65nvironment\x18\x04 \x03(\x0b\x32+.leasehold.v1.ClaimGranted.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_lease\"6\n\nClaimYield\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\x0c\x43laimChanged\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.WorkloadState\x12\'\n\x05lease\x18\x02 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x42\x08\n\x06_lease\"\x1c\n\nClaimEnded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\r\n\x0bListRequest\"\xf5\x01\n\x0cListResponse\x12$\n\x04gpus\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12)\n\tworkloads\x18\x02 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12+\n\x07waiting\x18\x03 \x03(\x0b\x32\x1a.leasehold.v1.WaitingClaim\x12\x31\n\tresources\x18\x04 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\x05 \x01(\x0b\x32\x14.leasehold.v1.CordonH\x00\x88\x01\x01\x42\t\n\x07_cordon\"\xa7\x01\n\x0cWaitingClaim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x11\n\tgpu_count\x18\x04 \x01(\r\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06helper\x18\x06 \x01(\x08\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x08 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\";\n\x0fReleaseResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload*V\n\tClaimHold\x12\x1a\n\x16\x43LAIM_HOLD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43LAIM_HOLD_STREAM\x10\x01\x12\x16\n\x12\x43LAIM_HOLD_PROCESS\x10\x02\x32\xdb\x01\n\x0cLocalService\x12\x44\n\x05\x43laim\x12\x1a.leasehold.v1.ClaimRequest\x1a\x1b.leasehold.v1.ClaimResponse(\x01\x30\x01\x12=\n\x04List\x12\x19.leasehold.v1.ListRequest\x1a\x1a.leasehold.v1.ListResponse\x12\x46\n\x07Release\x12\x1c.leasehold.v1.ReleaseRequest\x1a\x1d.leasehold.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/local.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18leasehold/v1/lease.proto\x1a\x1aleasehold/v1/machine.proto\x1a\x1bleasehold/v1/workload.proto\"l\n\x0c\x43laimRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.ClaimOpenH\x00\x12+\n\x06resume\x18\x02 \x01(\x0b\x32\x19.leasehold.v1.ClaimResumeH\x00\x42\x06\n\x04kind\"\x93\x01\n\tClaimOpen\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x04hold\x18\x04 \x01(\x0e\x32\x17.leasehold.v1.ClaimHold\"\"\n\x0b\x43laimResume\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\"\x83\x02\n\rClaimResponse\x12-\n\x07waiting\x18\x01 \x01(\x0b\x32\x1a.leasehold.v1.ClaimWaitingH\x00\x12-\n\x07granted\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.ClaimGrantedH\x00\x12\x31\n\ryield_request\x18\x03 \x01(\x0b\x32\x18.leasehold.v1.ClaimYieldH\x00\x12-\n\x07\x63hanged\x18\x04 \x01(\x0b\x32\x1a.leasehold.v1.ClaimChangedH\x00\x12)\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x18.leasehold.v1.ClaimEndedH\x00\x42\x07\n\x05\x66rame\"J\n\x0c\x43laimWaiting\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x18\n\x10pending_claimers\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xda\x01\n\x0c\x43laimGranted\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x12@\n\x0b\x65nvironment\x18\x04 \x03(\x0b\x32+.leasehold.v1.ClaimGranted.EnvironmentEntry\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_lease\"6\n\nClaimYield\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\x0c\x43laimChanged\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.WorkloadState\x12\'\n\x05lease\x18\x02 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x42\x08\n\x06_lease\"\x1c\n\nClaimEnded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\r\n\x0bListRequest\"\xf5\x01\n\x0cListResponse\x12$\n\x04gpus\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12)\n\tworkloads\x18\x02 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12+\n\x07waiting\x18\x03 \x03(\x0b\x32\x1a.leasehold.v1.WaitingClaim\x12\x31\n\tresources\x18\x04 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\x05 \x01(\x0b\x32\x14.leasehold.v1.CordonH\x00\x88\x01\x01\x42\t\n\x07_cordon\"\xa7\x01\n\x0cWaitingClaim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x11\n\tgpu_count\x18\x04 \x01(\r\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06helper\x18\x06 \x01(\x08\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x08 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\";\n\x0fReleaseResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload*V\n\tClaimHold\x12\x1a\n\x16\x43LAIM_HOLD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43LAIM_HOLD_STREAM\x10\x01\x12\x16\n\x12\x43LAIM_HOLD_PROCESS\x10\x02\x32\xd9\x01\n\x0cLocalService\x12\x42\n\x05\x43laim\x12\x1a.leasehold.v1.ClaimRequest\x1a\x1b.leasehold.v1.ClaimResponse0\x01\x12=\n\x04List\x12\x19.leasehold.v1.ListRequest\x1a\x1a.leasehold.v1.ListResponse\x12\x46\n\x07Release\x12\x1c.leasehold.v1.ReleaseRequest\x1a\x1d.leasehold.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,40 +38,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_CLAIMHOLD']._serialized_start=1833
-  _globals['_CLAIMHOLD']._serialized_end=1919
-  _globals['_CLAIMREQUEST']._serialized_start=191
-  _globals['_CLAIMREQUEST']._serialized_end=350
-  _globals['_CLAIMOPEN']._serialized_start=353
-  _globals['_CLAIMOPEN']._serialized_end=500
-  _globals['_CLAIMRESUME']._serialized_start=502
-  _globals['_CLAIMRESUME']._serialized_end=536
-  _globals['_CLAIMGIVEBACK']._serialized_start=538
-  _globals['_CLAIMGIVEBACK']._serialized_end=553
-  _globals['_CLAIMRESPONSE']._serialized_start=556
-  _globals['_CLAIMRESPONSE']._serialized_end=807
-  _globals['_CLAIMWAITING']._serialized_start=809
-  _globals['_CLAIMWAITING']._serialized_end=883
-  _globals['_CLAIMGRANTED']._serialized_start=886
-  _globals['_CLAIMGRANTED']._serialized_end=1104
-  _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._serialized_start=1044
-  _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._serialized_end=1094
-  _globals['_CLAIMYIELD']._serialized_start=1106
-  _globals['_CLAIMYIELD']._serialized_end=1160
-  _globals['_CLAIMCHANGED']._serialized_start=1162
-  _globals['_CLAIMCHANGED']._serialized_end=1271
-  _globals['_CLAIMENDED']._serialized_start=1273
-  _globals['_CLAIMENDED']._serialized_end=1301
-  _globals['_LISTREQUEST']._serialized_start=1303
-  _globals['_LISTREQUEST']._serialized_end=1316
-  _globals['_LISTRESPONSE']._serialized_start=1319
-  _globals['_LISTRESPONSE']._serialized_end=1564
-  _globals['_WAITINGCLAIM']._serialized_start=1567
-  _globals['_WAITINGCLAIM']._serialized_end=1734
-  _globals['_RELEASEREQUEST']._serialized_start=1736
-  _globals['_RELEASEREQUEST']._serialized_end=1770
-  _globals['_RELEASERESPONSE']._serialized_start=1772
-  _globals['_RELEASERESPONSE']._serialized_end=1831
-  _globals['_LOCALSERVICE']._serialized_start=1922
-  _globals['_LOCALSERVICE']._serialized_end=2141
+  _globals['_CLAIMHOLD']._serialized_start=1772
+  _globals['_CLAIMHOLD']._serialized_end=1858
+  _globals['_CLAIMREQUEST']._serialized_start=190
+  _globals['_CLAIMREQUEST']._serialized_end=298
+  _globals['_CLAIMOPEN']._serialized_start=301
+  _globals['_CLAIMOPEN']._serialized_end=448
+  _globals['_CLAIMRESUME']._serialized_start=450
+  _globals['_CLAIMRESUME']._serialized_end=484
+  _globals['_CLAIMRESPONSE']._serialized_start=487
+  _globals['_CLAIMRESPONSE']._serialized_end=746
+  _globals['_CLAIMWAITING']._serialized_start=748
+  _globals['_CLAIMWAITING']._serialized_end=822
+  _globals['_CLAIMGRANTED']._serialized_start=825
+  _globals['_CLAIMGRANTED']._serialized_end=1043
+  _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._serialized_start=983
+  _globals['_CLAIMGRANTED_ENVIRONMENTENTRY']._serialized_end=1033
+  _globals['_CLAIMYIELD']._serialized_start=1045
+  _globals['_CLAIMYIELD']._serialized_end=1099
+  _globals['_CLAIMCHANGED']._serialized_start=1101
+  _globals['_CLAIMCHANGED']._serialized_end=1210
+  _globals['_CLAIMENDED']._serialized_start=1212
+  _globals['_CLAIMENDED']._serialized_end=1240
+  _globals['_LISTREQUEST']._serialized_start=1242
+  _globals['_LISTREQUEST']._serialized_end=1255
+  _globals['_LISTRESPONSE']._serialized_start=1258
+  _globals['_LISTRESPONSE']._serialized_end=1503
+  _globals['_WAITINGCLAIM']._serialized_start=1506
+  _globals['_WAITINGCLAIM']._serialized_end=1673
+  _globals['_RELEASEREQUEST']._serialized_start=1675
+  _globals['_RELEASEREQUEST']._serialized_end=1709
+  _globals['_RELEASERESPONSE']._serialized_start=1711
+  _globals['_RELEASERESPONSE']._serialized_end=1770
+  _globals['_LOCALSERVICE']._serialized_start=1861
+  _globals['_LOCALSERVICE']._serialized_end=2078
 # @@protoc_insertion_point(module_scope)

@@ -54,39 +54,33 @@ Global___ClaimHold: _TypeAlias = ClaimHold  # noqa: Y015
 
 @_typing.final
 class ClaimRequest(_message.Message):
-    """A frame from the claimant."""
+    """Request of Claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
-    GIVE_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ClaimOpen:
-        """I want this. First, and only once."""
+        """I want this."""
 
     @_builtins.property
     def resume(self) -> Global___ClaimResume:
-        """I am the claimant of this workload, and lost the stream with the worker's restart. First, instead of open."""
-
-    @_builtins.property
-    def give_back(self) -> Global___ClaimGiveBack:
-        """I give it back."""
+        """I am the claimant of this workload, and lost the stream with the worker's restart."""
 
     def __init__(
         self,
         *,
         open: Global___ClaimOpen | None = ...,
         resume: Global___ClaimResume | None = ...,
-        give_back: Global___ClaimGiveBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "give_back", b"give_back", "open", b"open", "resume", b"resume"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "give_back", b"give_back", "open", b"open", "resume", b"resume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "resume", b"resume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "resume", "give_back"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "resume"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
 
@@ -151,23 +145,6 @@ class ClaimResume(_message.Message):
 Global___ClaimResume: _TypeAlias = ClaimResume  # noqa: Y015
 
 @_typing.final
-class ClaimGiveBack(_message.Message):
-    """The claimant gives the lease back. The worker answers with ClaimEnded, and ends the stream."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClaimGiveBack: _TypeAlias = ClaimGiveBack  # noqa: Y015
-
-@_typing.final
 class ClaimResponse(_message.Message):
     """A frame from the worker."""
 
@@ -175,7 +152,7 @@ class ClaimResponse(_message.Message):
 
     WAITING_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
-    YIELD_FIELD_NUMBER: _builtins.int
+    YIELD_REQUEST_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -185,6 +162,10 @@ class ClaimResponse(_message.Message):
     @_builtins.property
     def granted(self) -> Global___ClaimGranted:
         """It's yours."""
+
+    @_builtins.property
+    def yield_request(self) -> Global___ClaimYield:
+        """You are a helper, and somebody waits for your GPUs."""
 
     @_builtins.property
     def changed(self) -> Global___ClaimChanged:
@@ -199,14 +180,15 @@ class ClaimResponse(_message.Message):
         *,
         waiting: Global___ClaimWaiting | None = ...,
         granted: Global___ClaimGranted | None = ...,
+        yield_request: Global___ClaimYield | None = ...,
         changed: Global___ClaimChanged | None = ...,
         ended: Global___ClaimEnded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "ended", b"ended", "frame", b"frame", "granted", b"granted", "waiting", b"waiting", "yield", b"yield"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "ended", b"ended", "frame", b"frame", "granted", b"granted", "waiting", b"waiting", "yield_request", b"yield_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "ended", b"ended", "frame", b"frame", "granted", b"granted", "waiting", b"waiting", "yield", b"yield"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "ended", b"ended", "frame", b"frame", "granted", b"granted", "waiting", b"waiting", "yield_request", b"yield_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["waiting", "granted", "yield", "changed", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["waiting", "granted", "yield_request", "changed", "ended"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

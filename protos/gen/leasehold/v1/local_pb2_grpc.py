@@ -35,7 +35,7 @@ class LocalServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Claim = channel.stream_stream(
+        self.Claim = channel.unary_stream(
                 '/leasehold.v1.LocalService/Claim',
                 request_serializer=leasehold_dot_v1_dot_local__pb2.ClaimRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_local__pb2.ClaimResponse.FromString,
@@ -56,8 +56,8 @@ class LocalServiceServicer:
     """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket.
     """
 
-    def Claim(self, request_iterator, context):
-        """A claim, from the wait for its turn to the end of its lease.
+    def Claim(self, request, context):
+        """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,7 +80,7 @@ class LocalServiceServicer:
 
 def add_LocalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Claim': grpc.stream_stream_rpc_method_handler(
+            'Claim': grpc.unary_stream_rpc_method_handler(
                     servicer.Claim,
                     request_deserializer=leasehold_dot_v1_dot_local__pb2.ClaimRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_local__pb2.ClaimResponse.SerializeToString,
@@ -108,7 +108,7 @@ class LocalService:
     """
 
     @staticmethod
-    def Claim(request_iterator,
+    def Claim(request,
             target,
             options=(),
             channel_credentials=None,
@@ -118,8 +118,8 @@ class LocalService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_stream(
+            request,
             target,
             '/leasehold.v1.LocalService/Claim',
             leasehold_dot_v1_dot_local__pb2.ClaimRequest.SerializeToString,

@@ -33,8 +33,8 @@ class LocalServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LocalServiceAsyncStub: ...
-    Claim: _grpc.StreamStreamMultiCallable[_local_pb2.ClaimRequest, _local_pb2.ClaimResponse]
-    """A claim, from the wait for its turn to the end of its lease."""
+    Claim: _grpc.UnaryStreamMultiCallable[_local_pb2.ClaimRequest, _local_pb2.ClaimResponse]
+    """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
     List: _grpc.UnaryUnaryMultiCallable[_local_pb2.ListRequest, _local_pb2.ListResponse]
     """The GPUs of this host, who holds them, and who waits."""
     Release: _grpc.UnaryUnaryMultiCallable[_local_pb2.ReleaseRequest, _local_pb2.ReleaseResponse]
@@ -45,8 +45,8 @@ class LocalServiceAsyncStub(LocalServiceStub):
     """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Claim: _aio.StreamStreamMultiCallable[_local_pb2.ClaimRequest, _local_pb2.ClaimResponse]  # type: ignore[assignment]
-    """A claim, from the wait for its turn to the end of its lease."""
+    Claim: _aio.UnaryStreamMultiCallable[_local_pb2.ClaimRequest, _local_pb2.ClaimResponse]  # type: ignore[assignment]
+    """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
     List: _aio.UnaryUnaryMultiCallable[_local_pb2.ListRequest, _local_pb2.ListResponse]  # type: ignore[assignment]
     """The GPUs of this host, who holds them, and who waits."""
     Release: _aio.UnaryUnaryMultiCallable[_local_pb2.ReleaseRequest, _local_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -58,10 +58,10 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Claim(
         self,
-        request_iterator: _MaybeAsyncIterator[_local_pb2.ClaimRequest],
+        request: _local_pb2.ClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_local_pb2.ClaimResponse], _abc.AsyncIterator[_local_pb2.ClaimResponse]]:
-        """A claim, from the wait for its turn to the end of its lease."""
+        """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
 
     @_abc_1.abstractmethod
     def List(

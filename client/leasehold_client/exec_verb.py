@@ -1,0 +1,161 @@
+"""``leasehold exec``: waits its turn for GPUs of this host, and becomes the command."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+from leasehold.v1 import local_pb2
+from leasehold.v1.local_pb2 import ClaimGranted, ClaimOpen, ClaimRequest, ClaimWaiting
+from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
+
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
+from leasehold_client.local import SOCKET_VARIABLE, LocalWorker, NoWorkerError
+from leasehold_client.operations import duration
+from leasehold_client.resource_options import helper_options, resource_options
+from leasehold_client.verb import YEAR_S, Seconds
+
+EXIT_REFUSED: Final = 125
+EXIT_CANNOT_RUN: Final = 126
+EXIT_NOT_FOUND: Final = 127
+"""The codes of env(1) and its like: below 125 they are the command's own."""
+
+RESTART_TIMEOUT_S: Final = 30.0
+"""How long a worker that restarts is waited for."""
+
+RESTART_PAUSE_S: Final = 0.5
+PRIORITY_LIMIT: Final = 2**31 - 1
+
+socket_option = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    envvar=SOCKET_VARIABLE,
+    help="The worker's socket.  [default: /run/leasehold/worker.sock, or that of one's own worker]",
+)
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@resource_options
+@helper_options
+@click.option("--name", default="", help="What to call it.  [default: made up]")
+@click.option(
+    "--priority",
+    type=click.IntRange(-PRIORITY_LIMIT, PRIORITY_LIMIT),
+    default=0,
+    show_default=True,
+    help="Higher goes first; among equals, who came first.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(min=0, max=YEAR_S),
+    metavar="SECONDS",
+    help="How long to wait; 0 is not at all.  [default: as long as it takes]",
+)
+@socket_option
+@click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
+def exec_command(
+    resources: Resources,
+    helper: HelperTerms | None,
+    name: str,
+    priority: int,
+    wait_s: float | None,
+    socket: Path | None,
+    arguments: Sequence[str],
+) -> None:
+    """Run a command on this host with GPUs, as soon as it is its turn.
+
+    It waits, and says for what; then this process becomes the command. So signals, the terminal and the exit
+    code are the command's own, and the lease ends with it, however it ends. It is a workload like any other,
+    that can be suspended, moved and stopped. What it leaves running is killed.
+
+    Exit codes below 125 are the command's. 125: Leasehold refused; 126: the command can't be run; 127: there
+    is no such command; 130: interrupted while it waited.
+    """
+    program = _find(arguments[0])
+    spec = WorkloadSpec(arguments=arguments, resources=resources, priority=priority, helper=helper)
+    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
+    try:
+        granted = _wait_granted(socket, ClaimRequest(open=opened))
+    except LeaseholdError as error:
+        click.echo(error_line(error.message, error.reason), err=True)
+        sys.exit(EXIT_REFUSED)
+    except KeyboardInterrupt:
+        click.echo("leasehold: interrupted; it waits no longer", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    _become(program, arguments, {**os.environ, **granted.environment})
+
+
+def _find(name: str) -> str:
+    """The program's path, so that nobody waits for GPUs in vain."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    there = Path(name).exists() and os.sep in name
+    why = "can't be run: make it executable" if there else "is no command here: give its path"
+    click.echo(f"leasehold: {name!r} {why}", err=True)
+    sys.exit(EXIT_CANNOT_RUN if there else EXIT_NOT_FOUND)
+
+
+def _wait_granted(socket: Path | None, request: ClaimRequest) -> ClaimGranted:
+    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first."""
+    told = False
+    while True:
+        try:
+            with LocalWorker(socket) as worker:
+                for response in worker.claim(request):
+                    if response.HasField("granted"):
+                        return response.granted
+                    if response.HasField("waiting"):
+                        _show(response.waiting)
+                        told = True
+        except NoWorkerError:
+            if not told:
+                raise
+            click.echo("leasehold: the worker restarts; waiting anew", err=True)
+            told = False
+            _wait_worker(socket)
+        else:
+            raise LeaseholdError("the worker ended the claim without a word: look at its log")
+
+
+def _wait_worker(socket: Path | None) -> None:
+    """Waits for the next start of the worker.
+
+    Raises:
+        NoWorkerError: It does not come.
+    """
+    deadline = time.monotonic() + RESTART_TIMEOUT_S
+    while True:
+        try:
+            with LocalWorker(socket) as worker:
+                worker.list()
+            return
+        except NoWorkerError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RESTART_PAUSE_S)
+
+
+def _show(waiting: ClaimWaiting) -> None:
+    place = f"{waiting.position} of {waiting.pending_claimers} in line"
+    click.echo(f"leasehold: waiting, {place}: {waiting.reason}", err=True)
+
+
+def _become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Becomes the command, with the signals as a shell would hand them on."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, list(arguments), dict(environment))  # noqa: S606 - what the caller asked for
+    except OSError as error:
+        click.echo(f"leasehold: {arguments[0]!r} can't be run: {error.strerror}", err=True)
+        sys.exit(EXIT_CANNOT_RUN)

@@ -1,0 +1,146 @@
+"""This host's worker, by its unix socket: claims, who holds what, and giving back. No coordinator is needed.
+
+``claim`` is the way for a Python program to get GPUs for itself::
+
+    from leasehold_client import local
+
+    with local.claim(gpus=1) as lease:
+        print(lease.gpu_uuids)
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self, cast, final
+
+import grpc
+from leasehold.v1 import local_pb2
+from leasehold.v1.local_pb2 import ClaimRequest, ClaimResponse, ListResponse
+from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_client.errors import LeaseholdError, decode_refusal
+
+if TYPE_CHECKING:
+    from leasehold_client.local_claim import LocalLease, claim
+
+__all__ = ["LocalLease", "LocalWorker", "NoWorkerError", "claim", "socket_path"]
+
+SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
+SYSTEM_SOCKET: Final = Path("/run/leasehold/worker.sock")
+CALL_TIMEOUT_S: Final = 10.0
+RELEASE_TIMEOUT_S: Final = 60.0
+
+
+class NoWorkerError(LeaseholdError):
+    """No worker answers at the socket, or it went away."""
+
+
+def __getattr__(name: str) -> object:
+    """Finds ``claim`` and ``LocalLease``, which build on this module."""
+    if name in ("claim", "LocalLease"):
+        from leasehold_client import local_claim
+
+        return getattr(local_claim, name)
+    raise AttributeError(name)
+
+
+def socket_path() -> Path:
+    """Where this host's worker serves: LEASEHOLD_SOCKET, else the system's, else that of one's own worker.
+
+    Raises:
+        NoWorkerError: None of them is there.
+    """
+    if named := os.environ.get(SOCKET_VARIABLE):
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    own = Path(base) / "leasehold/worker/worker.sock"
+    for path in (SYSTEM_SOCKET, own):
+        if path.exists():
+            return path
+    raise NoWorkerError(
+        f"no worker of this host serves at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its "
+        f"socket with --socket or {SOCKET_VARIABLE}"
+    )
+
+
+@final
+class LocalWorker:
+    """A connection to this host's worker. Methods raise :class:`LeaseholdError` where it refuses.
+
+    Args:
+        path: Its socket. None: as :func:`socket_path` says.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path) if path is not None else socket_path()
+        self._channel = grpc.insecure_channel(
+            f"unix:{self.path}",
+            # Each connection is known by the process that made it: never share one with another channel.
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)],
+        )
+        self._stub = LocalServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Claims that hold on by it end."""
+        self._channel.close()
+
+    def list(self) -> ListResponse:
+        """The GPUs of this host, who holds them, and who waits."""
+        try:
+            return self._stub.List(local_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._decode(error) from error
+
+    def release(self, workload: str) -> Workload:
+        """Lets a claim or an adopted process go, by the workload's id or name, or the lease's id."""
+        request = local_pb2.ReleaseRequest(workload=workload)
+        try:
+            return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
+        except grpc.RpcError as error:
+            raise self._decode(error) from error
+
+    def claim(self, request: ClaimRequest) -> "ClaimStream":
+        """Opens a claim, which lasts as long as its stream."""
+        return ClaimStream(self, self._stub.Claim(request))
+
+    def _decode(self, error: grpc.RpcError) -> LeaseholdError:
+        refusal = decode_refusal(error)
+        if refusal is not None:
+            return refusal
+        call = cast("grpc.Call", error)
+        return NoWorkerError(
+            f"no worker answers at {self.path} ({call.details()}): start `leasehold worker`, or name its "
+            f"socket with --socket or {SOCKET_VARIABLE}",
+            code=call.code(),
+        )
+
+
+@final
+class ClaimStream:
+    """The responses of a claim."""
+
+    def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[ClaimResponse]") -> None:
+        self._worker = worker
+        self._call = call
+
+    def __iter__(self) -> Iterator[ClaimResponse]:
+        """Yields them until the claim is over.
+
+        Raises:
+            LeaseholdError: It is refused; or NoWorkerError, the worker went away.
+        """
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise self._worker._decode(error) from error
+
+    def cancel(self) -> None:
+        """Ends the stream, and with it the claim."""
+        self._call.cancel()

@@ -1,0 +1,197 @@
+"""Claiming GPUs for the calling process."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, final
+
+from leasehold.v1 import local_pb2, workload_pb2
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimWaiting
+from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec, WorkloadState
+
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.local import LocalWorker, NoWorkerError
+from leasehold_client.operations import duration
+
+RESUME_TIMEOUT_S: Final = 30.0
+"""How long a worker that restarts is waited for. It gives our lease to others after as long."""
+
+RESUME_PAUSE_S: Final = 0.1
+
+
+@final
+class LocalLease:
+    """What a claim holds. Its GPUs may change when somebody moves, suspends or restores the process.
+
+    Attributes:
+        workload_id: Id of the workload that stands for this process.
+        name: Its name.
+        environment: Variables that name its GPUs, for child processes.
+        yield_requested: Set once the claim is a helper's and somebody waits for its GPUs.
+        ended: Set once the lease is over, whoever ended it.
+    """
+
+    def __init__(self, worker: LocalWorker, request: ClaimRequest, on_waiting: "OnWaiting") -> None:
+        self._worker = worker
+        self._on_waiting = on_waiting
+        self._stream = worker.claim(request)
+        self._granted = threading.Event()
+        self._refusal: LeaseholdError | None = None
+        self.workload_id = ""
+        self.name = ""
+        self.environment: Mapping[str, str] = {}
+        self.gpu_uuids: tuple[str, ...] = ()
+        """UUIDs of its GPUs now, in the order in which the process sees them. Empty while it is suspended."""
+        self.state: WorkloadState.ValueType = workload_pb2.WORKLOAD_STATE_RUNNING
+        """Where its workload stands."""
+        self.yield_requested = threading.Event()
+        self.ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="leasehold-claim", daemon=True)
+        self._thread.start()
+
+    def wait_granted(self) -> None:
+        """Waits until it is granted.
+
+        Raises:
+            LeaseholdError: It is refused.
+        """
+        try:
+            self._granted.wait()
+        except BaseException:
+            self._stream.cancel()
+            raise
+        if self._refusal is not None:
+            raise self._refusal
+
+    def give_back(self) -> None:
+        """Ends the lease. Where something is just done with the process, it ends right after that."""
+        if not self.ended.is_set():
+            # Where it is refused, the end of the stream says the same, and the worker sees to it.
+            with contextlib.suppress(LeaseholdError):
+                self._worker.release(self.workload_id)
+        self.ended.set()
+        self._stream.cancel()
+        self._thread.join(RESUME_TIMEOUT_S)
+
+    def _follow(self) -> None:
+        """Reads the stream; after a restart of the worker, that of its next start."""
+        try:
+            while not self.ended.is_set():
+                try:
+                    self._read()
+                    return
+                except NoWorkerError as error:
+                    if not self._granted.is_set() or self.ended.is_set():
+                        raise
+                    self._resume(error)
+        except LeaseholdError as error:
+            self._refusal = error
+        finally:
+            self._granted.set()
+            self.ended.set()
+
+    def _resume(self, cause: NoWorkerError) -> None:
+        """Goes on with the next start of the worker.
+
+        Raises:
+            LeaseholdError: It does not come, or does not have the lease any more.
+        """
+        deadline = time.monotonic() + RESUME_TIMEOUT_S
+        resume = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
+        while time.monotonic() < deadline and not self.ended.wait(RESUME_PAUSE_S):
+            try:
+                self._worker.list()
+            except NoWorkerError:
+                continue
+            self._stream = self._worker.claim(resume)
+            return
+        raise cause
+
+    def _read(self) -> None:
+        for response in self._stream:
+            match response.WhichOneof("frame"):
+                case "waiting":
+                    self._on_waiting(response.waiting)
+                case "granted":
+                    granted = response.granted
+                    self.workload_id, self.name = granted.workload_id, granted.name
+                    self.environment = dict(granted.environment)
+                    self.gpu_uuids = tuple(granted.lease.gpu_uuids)
+                    self._granted.set()
+                case "changed":
+                    self.state = response.changed.state
+                    self.gpu_uuids = tuple(response.changed.lease.gpu_uuids)
+                case "yield_request":
+                    self.yield_requested.set()
+                case "ended" | None:
+                    pass
+
+
+OnWaiting = Callable[[ClaimWaiting], None]
+
+
+@contextmanager
+def claim(
+    gpus: int = 1,
+    *,
+    resources: Resources | None = None,
+    name: str = "",
+    priority: int = 0,
+    wait_s: float | None = None,
+    helper: HelperTerms | None = None,
+    socket: str | Path | None = None,
+    on_waiting: OnWaiting = lambda _: None,
+) -> Iterator[LocalLease]:
+    """Claims GPUs of this host for the calling process, for as long as the context lasts.
+
+    Waits its turn. Within the context, CUDA_VISIBLE_DEVICES and its like are set in ``os.environ``: make the
+    first call to CUDA there, since CUDA reads them once. The process becomes a workload, which operators can
+    suspend, restore and move like any other; it is let go at the end, and never killed. If it dies, the lease
+    ends with it.
+
+    Args:
+        gpus: How many whole GPUs.
+        resources: What is wanted in full, instead.
+        name: What to call it. Empty: made up.
+        priority: Higher goes first.
+        wait_s: How long to wait. None: as long as it takes; 0: not at all.
+        helper: It is a helper, on these terms.
+        socket: The worker's socket. None: as :func:`~leasehold_client.local.socket_path` says.
+        on_waiting: Told how the wait stands, whenever that has changed. In another thread.
+
+    Raises:
+        LeaseholdError: It is refused, or not granted in time.
+    """
+    spec = WorkloadSpec(
+        resources=resources if resources is not None else Resources(gpu_count=gpus),
+        priority=priority,
+        helper=helper,
+    )
+    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_STREAM)
+    with LocalWorker(socket) as worker:
+        lease = LocalLease(worker, ClaimRequest(open=opened), on_waiting)
+        lease.wait_granted()
+        try:
+            with _environment(lease.environment):
+                yield lease
+        finally:
+            lease.give_back()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process, and afterwards puts back what they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

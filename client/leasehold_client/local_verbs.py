@@ -1,0 +1,102 @@
+"""``leasehold local``: this host's worker, without a coordinator."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec
+
+import click
+from leasehold.v1 import lease_pb2
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.local_pb2 import ListResponse
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
+
+from leasehold_client import render
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.exec_verb import socket_option
+from leasehold_client.exit_codes import fail
+from leasehold_client.local import LocalWorker
+from leasehold_client.verb import output_option
+
+Arguments = ParamSpec("Arguments")
+
+NOTHING: Final = "-"
+
+
+def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -> Callable[..., None]:
+    """Gives a verb its worker, and turns every error into one line and an exit code."""
+
+    @socket_option
+    @wraps(function)
+    def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            with LocalWorker(socket) as worker:
+                function(worker, *positional, **named)
+        except LeaseholdError as error:
+            fail(error)
+
+    return call
+
+
+@click.group()
+def local() -> None:
+    """Look at this host's worker, without a coordinator: its leases and who waits."""
+
+
+@local.command()
+@output_option
+@_local_verb
+def leases(worker: LocalWorker, output: str) -> None:
+    """List the GPUs of this host, who holds them, and who waits."""
+    found = worker.list()
+    if output == "json":
+        render.echo_json(render.to_dict(found))
+        return
+    holders = {workload.workload_id: workload for workload in found.workloads}
+    rows = [_gpu_row(gpu, holders) for gpu in found.gpus]
+    render.echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "WHY"), rows)
+    parked = [workload for workload in found.workloads if not workload.status.HasField("lease")]
+    for workload in parked:
+        state = WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
+        click.echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
+    _echo_waiting(found)
+
+
+@local.command()
+@click.argument("workload")
+@_local_verb
+def release(worker: LocalWorker, workload: str) -> None:
+    """Let a claim or an adopted process go, by WORKLOAD's name or id, or by its lease's id. It runs on."""
+    released = worker.release(workload)
+    click.echo(f"{released.name}: released")
+
+
+def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
+    holder = holders.get(gpu.workload_id)
+    state = lease_pb2.SlotState.Name(gpu.state).removeprefix("SLOT_STATE_").lower()
+    name = holder.name if holder else gpu.workload_id or NOTHING
+    return (
+        str(gpu.slot),
+        gpu.gpu_uuid,
+        state,
+        name,
+        holder.user if holder else NOTHING,
+        _why(gpu) or NOTHING,
+    )
+
+
+def _why(gpu: GpuLease) -> str:
+    reasons = [gpu.health_reason] if gpu.health_reason else []
+    if gpu.HasField("cordon"):
+        reasons.append(f"cordoned by {gpu.cordon.cordoned_by or 'somebody'}: {gpu.cordon.reason}")
+    reasons += [f"process {p.pid} of {p.user or 'unknown'}: {p.command}" for p in gpu.foreign_processes]
+    return "; ".join(reasons)
+
+
+def _echo_waiting(found: ListResponse) -> None:
+    if found.HasField("cordon"):
+        click.echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
+    for place, claim in enumerate(found.waiting, 1):
+        gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
+        kind = ", a helper" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
+        click.echo(f"{place} in line: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")

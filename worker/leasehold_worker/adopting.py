@@ -1,0 +1,210 @@
+"""Taking in processes that somebody else started, and letting workloads go again, unharmed."""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.members import find_members
+from leasehold_worker.errors import OperationError
+from leasehold_worker.foreign import ForeignWatch, owner
+from leasehold_worker.gates import SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.plan import Findings
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import invalid
+from leasehold_worker.processes import (
+    ProcessIdentity,
+    command_line,
+    identify,
+    process_tree,
+    user_id,
+    user_name,
+)
+from leasehold_worker.report import Report
+from leasehold_worker.workloads import ADOPT, ENDED, LET_GO, OUTPUT_FILE, RUNNING, Workload, Workloads
+
+EVERYBODY: Final = "*"
+"""In the settings: processes of any user may be adopted."""
+
+
+@final
+class Adopting:
+    """The operations adopt and release.
+
+    Args:
+        driver: Asked whether a process uses CUDA.
+        inventory: Says which GPUs it is on.
+        pool: Leases them.
+        workloads: The registry.
+        foreign: Looks at who is on the GPUs before one is let go.
+        nursery: Where workloads are watched.
+        adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
+            worker's own, or everybody's where the worker is root.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        foreign: ForeignWatch,
+        nursery: trio.Nursery,
+        adopt_users: Sequence[str],
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._pool = pool
+        self._workloads = workloads
+        self._foreign = foreign
+        self._nursery = nursery
+        self._adopt_users = adopt_users
+        self._gates = Gates(driver, inventory)
+
+    async def adopt(self, workload_id: str, operation: command_pb2.AdoptOperation, report: Report) -> None:
+        """Registers a process and its descendants as a workload, with a lease of the GPUs that they are on.
+
+        Nothing is done to them.
+
+        Raises:
+            OperationError: UNKNOWN_PROCESS, ALREADY_REGISTERED, NOT_PERMITTED, NOT_A_CUDA_PROCESS,
+                NO_FREE_GPU where a GPU of theirs is leased, or whatever would keep them from being suspended.
+        """
+        if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
+            report.already_there = True
+            return
+        root = self._find(operation.pid)
+        processes = process_tree(root)
+        self._check_owners(processes)
+        await self._check_suspendable(processes)
+        gpu_uuids = await self._occupied_gpus(operation.pid, processes)
+        # No await from here on: nobody can take the GPUs or the process in between.
+        self._check_owners(processes)
+        lease = self._pool.occupy(workload_id, gpu_uuids)
+        spec = workload_pb2.WorkloadSpec(
+            arguments=command_line(root.pid),
+            resources=workload_pb2.Resources(gpu_count=len(gpu_uuids)),
+        )
+        name = operation.name or workload_id
+        self._workloads.add(
+            Workload(
+                workload_id,
+                name,
+                spec,
+                root,
+                self._workloads.folder(workload_id) / OUTPUT_FILE,
+                datetime.now(UTC),
+                lease,
+                origin=ADOPT,
+                user=user_name(user_id(root.pid)),
+            ),
+            self._nursery,
+        )
+        report.claimed_gpu_uuids = lease.gpu_uuids
+        await self._foreign.look(self._workloads)
+
+    async def release(self, workload_id: str, report: Report) -> None:
+        """Lets a workload go: its processes run on, and what they hold is no longer leased.
+
+        Raises:
+            OperationError: WRONG_STATE where Leasehold started it, or where it does not run: a parked process
+                that is let go would wait for ever.
+        """
+        workload = self._workloads.get(workload_id)
+        if workload.state in ENDED:
+            report.already_there = True
+            return
+        if workload.origin not in LET_GO:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"workload {workload.name} was started by Leasehold: stop it instead",
+            )
+        if workload.state != RUNNING:
+            state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"workload {workload.name} is {state}, and would stay so for ever: restore it first, or stop "
+                "it",
+                {"observed_state": state},
+            )
+        report.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        await self._workloads.let_go(workload)
+
+    def _find(self, pid: int) -> ProcessIdentity:
+        if pid < 1:
+            raise invalid("pid", f"{pid} is no process id: give that of a running process")
+        identity = identify(pid)
+        if identity is None:
+            raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
+        if pid in (1, os.getpid(), os.getppid()) or not command_line(pid):
+            raise _unknown(pid, "it is the system's or the worker's own")
+        uid = user_id(pid)
+        if not self._may_adopt(uid):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {pid} runs as {user_name(uid) or 'an unknown user'}, and only processes of "
+                f"{', '.join(self._adopt_users) or user_name(os.geteuid())} may be adopted: see adopt_users "
+                "in the worker's settings",
+                {"pid": str(pid)},
+            )
+        return identity
+
+    def _may_adopt(self, uid: int | None) -> bool:
+        if not self._adopt_users:
+            return os.geteuid() in (0, uid)
+        return bool({EVERYBODY, str(uid), user_name(uid)} & set(self._adopt_users))
+
+    def _check_owners(self, processes: Sequence[ProcessIdentity]) -> None:
+        for identity in processes:
+            holder = owner(identity.pid, self._workloads.all())
+            if holder is not None:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
+                    f"process {identity.pid} belongs to workload {holder.name} already: use that",
+                    {"pid": str(identity.pid)},
+                )
+
+    async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
+        findings = Findings()
+        self._gates.driver(findings, SUSPEND_CUDA_VERSION)
+        if self._gates.runnable(findings, processes) and not findings.refusals:
+            members = await find_members(self._driver, processes)
+            if not members:
+                raise _no_cuda(processes[0].pid)
+            await self._gates.members(findings, members)
+        if findings.refusals:
+            raise findings.refusals[0]
+
+    async def _occupied_gpus(self, pid: int, processes: Sequence[ProcessIdentity]) -> list[str]:
+        pids = {identity.pid for identity in processes}
+        usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+        occupied = {uuid for uuid, gpu in usage.items() if pids & gpu.processes.keys()}
+        found = [gpu.uuid for gpu in self._pool.gpus if gpu.uuid in occupied]
+        if not found:
+            raise _no_cuda(pid)
+        findings = Findings()
+        await self._gates.mig(findings, found)
+        if findings.refusals:
+            raise findings.refusals[0]
+        return found
+
+
+def _unknown(pid: int, why: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
+        f"process {pid} can't be adopted: {why}; `nvidia-smi` lists those that use GPUs",
+        {"pid": str(pid)},
+    )
+
+
+def _no_cuda(pid: int) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
+        f"neither process {pid} nor one of its descendants uses a GPU: wait until it does, or adopt another",
+        {"pid": str(pid)},
+    )

@@ -1,0 +1,109 @@
+"""Who else is on this host's GPUs: processes that NVML lists and that belong to no workload."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+import trio
+
+from leasehold_worker.inventory import GpuUsage, Inventory
+from leasehold_worker.leases import ForeignProcess
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import command_line, lineage, user_id, user_name, variable_of
+from leasehold_worker.workloads import ENDED, WORKLOAD_ID_VARIABLE, Workload, Workloads
+
+LOOK_INTERVAL_S: Final = 5.0
+"""How old the view of who else is on the GPUs may be for a claim that is granted while it waits."""
+
+ENDING_S: Final = 0.05
+"""How long NVML may go on listing a process that has ended."""
+
+LOOK_TIMEOUT_S: Final = 15.0
+COMMAND_LIMIT: Final = 200
+"""Characters of a foreign command line that are told."""
+
+
+def owner(pid: int, workloads: Iterable[Workload]) -> Workload | None:
+    """The workload that a process belongs to: by descent, by its session, or by its mark."""
+    living = [workload for workload in workloads if workload.state not in ENDED]
+    by_root = {workload.root: workload for workload in living}
+    by_session: dict[int, Workload] = {workload.root.pid: workload for workload in living}
+    for identity, session_id in lineage(pid):
+        found = by_root.get(identity) or by_session.get(session_id)
+        if found is not None:
+            return found
+    marked_id = variable_of(pid, WORKLOAD_ID_VARIABLE)
+    return next((workload for workload in living if workload.workload_id == marked_id), None)
+
+
+@final
+class ForeignWatch:
+    """Keeps the pool's view of foreign processes fresh."""
+
+    def __init__(self, inventory: Inventory, pool: GpuPool) -> None:
+        self._inventory = inventory
+        self._pool = pool
+        self._turn = trio.Lock()
+        self._looks = 0
+
+    async def run(self, workloads: Workloads) -> None:
+        """Looks again and again, until cancelled."""
+        while True:
+            await self.look(workloads)
+            await trio.sleep(LOOK_INTERVAL_S)
+
+    async def look(self, workloads: Workloads, leaving: Workload | None = None) -> None:
+        """Looks at who is on the GPUs now. Callers that wait at the same time share one look.
+
+        What NVML can't say stays as it was known.
+
+        Args:
+            workloads: Whose processes are ours.
+            leaving: A workload that counts as gone.
+        """
+        begun = self._looks
+        with trio.move_on_after(LOOK_TIMEOUT_S):
+            async with self._turn:
+                if self._looks > begun + 1 and leaving is None:
+                    return
+                self._looks += 1
+                usage = await self._usage()
+                ours = [workload for workload in workloads.all() if workload is not leaving]
+                self._pool.observe(_foreign(usage, ours), _free_bytes(usage, self._pool))
+
+    async def _usage(self) -> Mapping[str, GpuUsage]:
+        """Who uses which GPU. A process that is listed and not to be seen has just ended, or hides."""
+        usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+        if all(user_id(pid) is not None for gpu in usage.values() for pid in gpu.processes):
+            return usage
+        await trio.sleep(ENDING_S)
+        return await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+
+
+def _foreign(
+    usage: Mapping[str, GpuUsage], ours: Iterable[Workload]
+) -> dict[str, tuple[ForeignProcess, ...]]:
+    ours = tuple(ours)
+    pids = {pid for gpu in usage.values() for pid in gpu.processes}
+    strangers = {pid for pid in pids if owner(pid, ours) is None}
+    return {
+        gpu_uuid: tuple(
+            ForeignProcess(
+                pid,
+                user_name(user_id(pid)),
+                " ".join(command_line(pid))[:COMMAND_LIMIT],
+                size,
+            )
+            for pid, size in sorted(gpu.processes.items())
+            if pid in strangers
+        )
+        for gpu_uuid, gpu in usage.items()
+    }
+
+
+def _free_bytes(usage: Mapping[str, GpuUsage], pool: GpuPool) -> dict[str, int]:
+    totals = {gpu.uuid: gpu.memory_bytes for gpu in pool.gpus}
+    return {
+        gpu_uuid: total - gpu.used_bytes
+        for gpu_uuid, gpu in usage.items()
+        if (total := totals.get(gpu_uuid)) is not None and gpu.used_bytes is not None
+    }

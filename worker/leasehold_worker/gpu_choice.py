@@ -1,0 +1,109 @@
+"""Which GPUs a request gets, of those that it may have. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import GpuPreference
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGpu:
+    """What claims may ask of a GPU.
+
+    Attributes:
+        uuid: NVML's UUID.
+        name: Product name; equal names are the same chip.
+        memory_bytes: Its memory. None: unknown.
+        units: Its throughput units.
+        numa_node: Its NUMA node. None: there is one, or it is unknown.
+    """
+
+    uuid: str
+    name: str = ""
+    memory_bytes: int | None = None
+    units: int = 1
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """GPUs that somebody wants, all of them or none.
+
+    Attributes:
+        count: How many.
+        memory_bytes: Least memory of each.
+        name: Product name of each. Empty: any.
+        gpu_uuids: Those that may be taken. Empty: any.
+        units: Least throughput units of all together. 0: any.
+        acceptable_units: Units that each may have. Empty: any.
+        preference: Which of several that would do.
+        preferred: GPUs that the holder had before.
+        allow_foreign: Those with processes that we don't know will do.
+    """
+
+    count: int
+    memory_bytes: int = 0
+    name: str = ""
+    gpu_uuids: tuple[str, ...] = ()
+    units: int = 0
+    acceptable_units: frozenset[int] = frozenset()
+    preference: GpuPreference.ValueType = workload_pb2.GPU_PREFERENCE_UNSPECIFIED
+    preferred: tuple[str, ...] = ()
+    allow_foreign: bool = False
+
+    def allows(self, gpu: PoolGpu) -> bool:
+        """Whether a GPU will do, whoever has it. Memory that is unknown is not enough."""
+        return (
+            (not self.memory_bytes or (gpu.memory_bytes or 0) >= self.memory_bytes)
+            and self.name in ("", gpu.name)
+            and (not self.gpu_uuids or gpu.uuid in self.gpu_uuids)
+            and (not self.acceptable_units or gpu.units in self.acceptable_units)
+        )
+
+
+def choose(
+    gpus: Sequence[PoolGpu], request: GpuRequest, free_bytes: Mapping[str, int]
+) -> tuple[str, ...] | None:
+    """The GPUs for a request. Without a preference, those in the lowest slots.
+
+    Where units are wanted, those go first that together have the fewest that suffice.
+
+    Args:
+        gpus: Those that it may get now, in slot order.
+        request: What is wanted.
+        free_bytes: Free memory by UUID; a GPU is missing where it is unknown.
+
+    Returns:
+        Their UUIDs, or None where there are too few.
+    """
+    fitting = [gpu for gpu in gpus if request.allows(gpu)]
+    if len(fitting) < request.count:
+        return None
+    ordered = _in_order(fitting, request, free_bytes)
+    if not request.units:
+        return tuple(gpu.uuid for gpu in ordered[: request.count])
+    enough = [
+        chosen
+        for chosen in combinations(ordered, request.count)
+        if sum(gpu.units for gpu in chosen) >= request.units
+    ]
+    if not enough:
+        return None
+    return tuple(gpu.uuid for gpu in min(enough, key=lambda chosen: sum(gpu.units for gpu in chosen)))
+
+
+def _in_order(gpus: list[PoolGpu], request: GpuRequest, free_bytes: Mapping[str, int]) -> list[PoolGpu]:
+    """By preference, and by slot among equals: sorting keeps their order."""
+    match request.preference:
+        case workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE:
+            return sorted(gpus, key=lambda gpu: gpu.uuid not in request.preferred)
+        case workload_pb2.GPU_PREFERENCE_MOST_FREE_MEMORY:
+            return sorted(gpus, key=lambda gpu: -free_bytes.get(gpu.uuid, 0))
+        case workload_pb2.GPU_PREFERENCE_SAME_NUMA_NODE:
+            nodes = [gpu.numa_node for gpu in gpus if gpu.numa_node is not None]
+            roomy = next((node for node in nodes if nodes.count(node) >= request.count), None)
+            return sorted(gpus, key=lambda gpu: roomy is None or gpu.numa_node != roomy)
+        case _:
+            return gpus

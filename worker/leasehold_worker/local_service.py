@@ -1,0 +1,165 @@
+"""The gRPC side of the local API, in gRPC's threads. What is asked is done on trio's, and bridged here."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, NoReturn, TypeAlias, TypeVar, final
+
+import grpc
+import trio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from leasehold.v1 import errors_pb2, local_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.local_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.local_claims import LocalClaims, Session
+from leasehold_worker.local_socket import LocalSocket, Peer
+
+logger = logging.getLogger(__name__)
+
+CLAIMS_LIMIT: Final = 256
+"""Claims by streams at once. Each takes a thread."""
+
+OTHER_CALLS_LIMIT: Final = 16
+MESSAGE_LIMIT_BYTES: Final = 262_144
+STOP_GRACE_S: Final = 1.0
+
+_CODES: Final = {
+    errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
+    errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
+    errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_WORKER_DRAINING: grpc.StatusCode.UNAVAILABLE,
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
+    errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
+}
+"""What a reason is for gRPC; others are FAILED_PRECONDITION."""
+
+Context: TypeAlias = grpc.ServicerContext
+Answer = TypeVar("Answer")
+
+
+@final
+class LocalService(LocalServiceServicer):
+    """Serves the processes of this host."""
+
+    def __init__(
+        self, local_socket: LocalSocket, claims: LocalClaims, token: trio.lowlevel.TrioToken
+    ) -> None:
+        self._socket = local_socket
+        self._claims = claims
+        self._token = token
+
+    def Claim(  # noqa: D102, N802 - the protos say it
+        self, request: local_pb2.ClaimRequest, context: Context
+    ) -> Iterator[local_pb2.ClaimResponse]:
+        responses: SimpleQueue[local_pb2.ClaimResponse | OperationError | None] = SimpleQueue()
+        session = Session(self._peer(context), request, responses.put)
+
+        def leave() -> None:
+            responses.put(None)
+            self._soon(session.close)
+
+        if not context.add_callback(leave):
+            return
+        self._soon(partial(self._claims.begin, session))
+        while (response := responses.get()) is not None:
+            if isinstance(response, OperationError):
+                _abort(context, response)
+            yield response
+
+    def List(  # noqa: D102, N802
+        self, request: local_pb2.ListRequest, context: Context
+    ) -> local_pb2.ListResponse:
+        self._peer(context)
+        return self._ask(context, self._claims.list)
+
+    def Release(  # noqa: D102, N802
+        self, request: local_pb2.ReleaseRequest, context: Context
+    ) -> local_pb2.ReleaseResponse:
+        peer = self._peer(context)
+        try:
+            released = trio.from_thread.run(
+                self._claims.release, peer, request.workload, trio_token=self._token
+            )
+        except OperationError as error:
+            _abort(context, error)
+        except trio.RunFinishedError:
+            _abort(context, _STOPPING)
+        return local_pb2.ReleaseResponse(workload=released)
+
+    def _peer(self, context: Context) -> Peer:
+        peer = self._socket.peer(context.peer())
+        if peer is None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "use the worker's socket")
+        return peer
+
+    def _ask(self, context: Context, question: Callable[[], Answer]) -> Answer:
+        try:
+            return trio.from_thread.run_sync(question, trio_token=self._token)
+        except trio.RunFinishedError:
+            _abort(context, _STOPPING)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        try:
+            self._token.run_sync_soon(call)
+        except trio.RunFinishedError:
+            logger.debug("the worker has ended")
+
+
+_STOPPING: Final = OperationError(
+    errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: try again once it is back"
+)
+
+
+@asynccontextmanager
+async def serve_locally(local_socket: LocalSocket, claims: LocalClaims) -> AsyncIterator[None]:
+    """Serves the local API for as long as the context lasts. Its threads end with it.
+
+    Whoever holds a claim by a stream has a while to come back to the next start of the worker.
+    """
+    executor = ThreadPoolExecutor(CLAIMS_LIMIT + OTHER_CALLS_LIMIT, thread_name_prefix="local-api")
+    server = grpc.server(
+        executor,
+        maximum_concurrent_rpcs=CLAIMS_LIMIT + OTHER_CALLS_LIMIT,
+        options=[("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES)],
+    )
+    service = LocalService(local_socket, claims, trio.lowlevel.current_trio_token())
+    add_LocalServiceServicer_to_server(service, server)
+    server.add_insecure_port(local_socket.inner_address)
+    server.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(local_socket.run)
+            try:
+                yield
+            finally:
+                claims.suspend_streams()
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
+            await trio.to_thread.run_sync(executor.shutdown)
+
+
+def _abort(context: Context, error: OperationError) -> NoReturn:
+    """Ends a call with a refusal, in the form that the coordinator's API has."""
+    reason = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata=error.metadata)
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    status = status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status raises")

@@ -246,6 +246,107 @@ class Client:
         call = partial(self._workloads.StopWorkload, request, timeout=CALL_TIMEOUT_S)
         return self._connection.create(call).command
 
+    def adopt(
+        self, pid: int, *, worker: str, name: str = "", timeout_s: float | None = None
+    ) -> tuple[Workload, Command]:
+        """Takes in a process that runs already, with its descendants, as a workload that leases its GPUs.
+
+        Args:
+            pid: Its process id on the worker's host.
+            worker: Id or name of the worker.
+            name: What to call it. Empty: made up.
+            timeout_s: How long the command may wait and take. None: 60 s.
+
+        Returns:
+            The workload that it becomes, still PENDING, and the command that takes it in.
+        """
+        request = fleet_pb2.AdoptProcessRequest(
+            request_id=_request_id(),
+            worker=worker,
+            operation=command_pb2.AdoptOperation(name=name, pid=pid),
+            timeout=duration(timeout_s),
+        )
+        call = partial(self._workloads.AdoptProcess, request, timeout=CALL_TIMEOUT_S)
+        response = self._connection.create(call)
+        return response.workload, response.command
+
+    def release(self, workload: str, *, timeout_s: float | None = None) -> Command:
+        """Lets a workload go that was adopted, or that claimed its GPUs: it runs on, and its lease ends.
+
+        Args:
+            workload: Id or name.
+            timeout_s: How long the command may wait and take. None: 60 s.
+
+        Raises:
+            LeaseholdError: WRONG_STATE where it was started by Leasehold, or is parked.
+        """
+        request = fleet_pb2.ReleaseWorkloadRequest(
+            request_id=_request_id(), workload=workload, timeout=duration(timeout_s)
+        )
+        call = partial(self._workloads.ReleaseWorkload, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
+
+    def cordon(
+        self,
+        worker: str,
+        gpu_uuids: Sequence[str] = (),
+        *,
+        reason: str,
+        cordoned_by: str,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Takes GPUs, or a whole worker, out of service: who has one keeps it, and nobody else gets it.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: Its GPUs. Empty: the whole worker, which then starts nothing.
+            reason: Why, in 256 characters at most.
+            cordoned_by: Who says so, likewise.
+            timeout_s: How long the command may wait and take. None: 60 s.
+        """
+        operation = command_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
+        request = fleet_pb2.CordonRequest(
+            request_id=_request_id(), worker=worker, operation=operation, timeout=duration(timeout_s)
+        )
+        return self._connection.create(partial(self._fleet.Cordon, request, timeout=CALL_TIMEOUT_S)).command
+
+    def uncordon(
+        self, worker: str, gpu_uuids: Sequence[str] = (), *, timeout_s: float | None = None
+    ) -> Command:
+        """Puts GPUs, or a whole worker, back into service.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: Its GPUs. Empty: the whole worker; GPUs that were cordoned one by one stay so.
+            timeout_s: How long the command may wait and take. None: 60 s.
+        """
+        request = fleet_pb2.UncordonRequest(
+            request_id=_request_id(),
+            worker=worker,
+            operation=command_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
+            timeout=duration(timeout_s),
+        )
+        return self._connection.create(partial(self._fleet.Uncordon, request, timeout=CALL_TIMEOUT_S)).command
+
+    def reset_gpu_health(
+        self, worker: str, gpu_uuids: Sequence[str], *, timeout_s: float | None = None
+    ) -> Command:
+        """Forgets what is known against GPUs of a worker. What is still the case is soon found again.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: Its GPUs, at least one.
+            timeout_s: How long the command may wait and take. None: 60 s.
+        """
+        request = fleet_pb2.ResetGpuHealthRequest(
+            request_id=_request_id(),
+            worker=worker,
+            operation=command_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
+            timeout=duration(timeout_s),
+        )
+        call = partial(self._fleet.ResetGpuHealth, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call).command
+
     def cancel(self, command_id: str) -> Command:
         """Asks for a command that has not ended to be cancelled, and returns it as it is then.
 

@@ -1,6 +1,10 @@
 """How a verb ends: it waits for its command, prints what came of it, and exits with the code that says so."""
 
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, NoReturn
 
 import click
 from leasehold.v1.command_pb2 import COMMAND_STATE_CANCELLED, COMMAND_STATE_SUCCEEDED, Command
@@ -10,10 +14,13 @@ from leasehold.v1.plan_pb2 import Plan
 from leasehold_client import render, standard_output
 from leasehold_client.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, StillOpenError
-from leasehold_client.exit_codes import EXIT_FAILED, error_line, interrupted
+from leasehold_client.exit_codes import EXIT_FAILED, EXIT_STILL_OPEN, error_line, interrupted
 from leasehold_client.plans_view import echo_plan
 from leasehold_client.progress import follow
 from leasehold_client.watching import Patience, Waiting, has_ended
+
+LAST_LOOK_S: Final = 0.5
+"""How long a command is looked at, at least, when others have used up the time for all."""
 
 
 def conclude(client: Client, command: Command, workload: str, *, waiting: Waiting, output: str) -> None:
@@ -25,13 +32,64 @@ def conclude(client: Client, command: Command, workload: str, *, waiting: Waitin
     if output == "json":
         render.echo_json(render.to_dict(command))
     elif no_wait:
-        standard_output.echo(
-            f"{workload}: {render.operation_name(command)} stored as command {command.command_id}"
-        )
+        _echo_stored(command, workload)
     elif succeeded:
         render.echo_outcome(command, workload, _gpus_if_known(client))
     if not no_wait and not succeeded:
         _fail(render.failure_lines(command))
+
+
+def conclude_all(
+    client: Client,
+    creations: Sequence[tuple[str, Callable[[], Command]]],
+    *,
+    waiting: Waiting,
+    output: str,
+) -> None:
+    """Creates commands, waits for all of them, and prints what each did. One that fails holds up no other.
+
+    Exits with 1 if any is refused or fails, and else with 4 if any has not ended in time.
+
+    Args:
+        client: Where they are watched.
+        creations: What each is about, as people call it, and what creates it.
+        waiting: How long all of them together are waited for.
+        output: With json, a single command is printed as itself, several as ``{"commands": […]}``.
+
+    Raises:
+        NoCoordinatorError: It went away; what was created before goes on.
+    """
+    errors: list[LeaseholdError] = []
+    commands: list[tuple[str, Command]] = []
+    for label, create in creations:
+        try:
+            commands.append((label, create()))
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            errors.append(error)
+    if waiting.wanted:
+        commands = _wait_for_all(client, commands, waiting, errors)
+    if output == "json" and commands:
+        documents = [render.to_dict(command) for _, command in commands]
+        render.echo_json({"commands": documents} if len(creations) > 1 else documents[0])
+    has_failed = False
+    for label, command in commands:
+        if command.state == COMMAND_STATE_SUCCEEDED:
+            if output != "json":
+                render.echo_outcome(command, label, [])
+        elif has_ended(command.state):
+            has_failed = True
+            first, *others = render.failure_lines(command)
+            _echo_failure([f"{label}: {first}", *others])
+        elif not waiting.wanted and output != "json":
+            _echo_stored(command, label)
+    for refusal in errors:
+        click.echo(error_line(refusal.message, refusal.reason), err=True)
+    if has_failed or not all(isinstance(refusal, StillOpenError) for refusal in errors):
+        sys.exit(EXIT_FAILED)
+    if errors:
+        sys.exit(EXIT_STILL_OPEN)
 
 
 def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, output: str) -> None:
@@ -66,10 +124,40 @@ def conclude_cancel(client: Client, command: Command, *, waiting: Waiting, outpu
         _fail([f"it is too late to cancel {command.command_id}: {first}", *others])
 
 
-def _fail(lines: list[str]) -> None:
+def _fail(lines: list[str]) -> NoReturn:
+    _echo_failure(lines)
+    sys.exit(EXIT_FAILED)
+
+
+def _echo_failure(lines: list[str]) -> None:
     first, *others = lines
     click.echo("\n".join([f"leasehold: {first}", *others]), err=True)
-    sys.exit(EXIT_FAILED)
+
+
+def _echo_stored(command: Command, what: str) -> None:
+    standard_output.echo(f"{what}: {render.operation_name(command)} stored as command {command.command_id}")
+
+
+def _wait_for_all(
+    client: Client,
+    commands: Sequence[tuple[str, Command]],
+    waiting: Waiting,
+    errors: list[LeaseholdError],
+) -> list[tuple[str, Command]]:
+    """The commands as they are once they have ended, or the time is over: that is added to the errors."""
+    began = time.monotonic()
+    ended: list[tuple[str, Command]] = []
+    for label, command in commands:
+        left = waiting
+        if waiting.limit_s is not None:
+            remaining_s = waiting.limit_s - (time.monotonic() - began)
+            left = replace(waiting, limit_s=max(remaining_s, min(waiting.limit_s, LAST_LOOK_S)))
+        try:
+            ended.append((label, _wait(client, command, left, "table")))
+        except StillOpenError as error:
+            errors.append(error)
+            ended.append((label, error.command))
+    return ended
 
 
 def _wait(client: Client, command: Command, waiting: Waiting, output: str) -> Command:

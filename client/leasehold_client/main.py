@@ -1,6 +1,7 @@
 """The ``leasehold`` command. Each room adds its own part through the entry points ``leasehold.commands``."""
 
 import sys
+from importlib.metadata import EntryPoint
 from typing import Final, NoReturn
 
 import click
@@ -27,9 +28,26 @@ VERBS: Final = {
     "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
     "remap": "Move running workloads to other GPUs of their worker, without their knowing.",
     "stop": "End a workload.",
+    "adopt": "Take in a process that runs already on a worker's host, as a workload.",
+    "release": "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",
+    "cordon": "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
+    "uncordon": "Put GPUs or whole workers back into service.",
+    "gpu": "Look after single GPUs: forget what is known against their health.",
     "cancel": "Cancel a command that has not ended.",
     "logs": "Print what a workload wrote.",
 }
+LOCAL_VERBS: Final = {
+    "exec": (
+        "Run a command on this host with GPUs, as soon as it is its turn.",
+        "leasehold_client.exec_verb:exec_command",
+    ),
+    "local": (
+        "Look at this host's worker, without a coordinator: its leases and who waits.",
+        "leasehold_client.local_verbs:local",
+    ),
+}
+"""What needs a worker on this host and no coordinator: summaries, and where each verb is."""
+
 DEMO_SUMMARY: Final = "Suspend, move and restore six counting processes on two simulated GPU hosts."
 
 
@@ -51,7 +69,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""
-        return sorted({*VERBS, "demo", *rooms.rooms()})
+        return sorted({*VERBS, *LOCAL_VERBS, "demo", *rooms.rooms()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Loads one subcommand; one whose packages are missing says which extra has them."""
@@ -63,6 +81,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the subcommands without loading any. One whose packages are missing hides no other."""
         summaries = {**VERBS, "demo": DEMO_SUMMARY}
+        summaries |= {name: summary for name, (summary, _) in LOCAL_VERBS.items()}
         for name, point in rooms.rooms().items():
             missing = rooms.missing_package(point)
             summaries[name] = f"(needs {missing})" if missing else rooms.SUMMARIES.get(name, "")
@@ -75,6 +94,9 @@ def _load(name: str) -> click.Command | None:
         from leasehold_client import verbs
 
         return next(command for command in verbs.VERBS if command.name == name)
+    if name in LOCAL_VERBS:
+        _, place = LOCAL_VERBS[name]
+        return rooms.load(EntryPoint(name, place, "leasehold.commands"))
     if name == "demo":
         from leasehold_client.demo import demo
 

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, CommandState, PhaseTiming
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.events_pb2 import Event, EventKind
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import MemberState, Workload
 
 from leasehold_client.standard_output import echo
@@ -45,83 +45,17 @@ def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def echo_workers(workers: Iterable[Worker]) -> None:
-    """Prints a table of workers."""
-    echo_table(
-        ["NAME", "STATE", "GPUS", "FREE", "PARKED", "DRIVER", "SEEN", "ID"],
-        [
-            [
-                worker.name,
-                enum_name(fleet_pb2.WorkerState.Name, worker.state, "WORKER_STATE_"),
-                str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
-                str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
-                str(worker.parked_workload_count),
-                worker.driver_version or "-",
-                _time(worker.last_seen_time),
-                worker.worker_id,
-            ]
-            for worker in workers
-        ],
-    )
-
-
-def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
-    """Prints a table of GPUs with their leases."""
-    echo_table(
-        ["GPU", "STATE", "WORKLOAD", "USED", "TOTAL", "UTIL", "TEMP", "HEALTH", "NAME", "UUID"],
-        [
-            [
-                f"{gpu.worker_name}/{gpu.gpu.slot}",
-                enum_name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_"),
-                gpu.workload_name or gpu.lease.workload_id or "-",
-                *_sample_cells(gpu.lease.sample),
-                enum_name(gpu_pb2.GpuHealth.Name, gpu.lease.health, "GPU_HEALTH_"),
-                gpu.gpu.name,
-                gpu.gpu.uuid,
-            ]
-            for gpu in gpus
-        ],
-    )
-
-
-def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
-    return [
-        size(sample.memory_used_bytes) if sample.HasField("memory_used_bytes") else "?",
-        size(sample.memory_total_bytes) if sample.HasField("memory_total_bytes") else "?",
-        f"{sample.utilization_percent}%" if sample.HasField("utilization_percent") else "?",
-        f"{sample.temperature_celsius}C" if sample.HasField("temperature_celsius") else "?",
-    ]
-
-
 def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
     """Short names of GPUs, worker/slot, by UUID."""
     return {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
 
 
-def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
-    """Prints a table of workloads, with their GPUs as worker/slot."""
-    places = gpu_places(gpus)
-    echo_table(
-        ["NAME", "STATE", "GPUS", "PARKED", "PID", "CREATED", "ID"],
-        [
-            [
-                workload.name,
-                workload_state(workload),
-                ",".join(places.get(uuid, uuid) for uuid in workload.status.lease.gpu_uuids) or "-",
-                size(workload.status.parked_bytes) if workload.status.HasField("parked_bytes") else "-",
-                str(workload.status.root_pid) if workload.status.HasField("root_pid") else "-",
-                _time(workload.create_time),
-                workload.workload_id,
-            ]
-            for workload in workloads
-        ],
-    )
-
-
 def workload_state(workload: Workload) -> str:
-    """The state of a workload, with how it ended."""
+    """The state of a workload, with how it ended, or that a helper waits for spare GPUs."""
     status = workload.status
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
+    if status.yielded:
+        return f"{text}(yielded)"
     match status.exit.WhichOneof("cause"):
         case "code":
             return f"{text}({status.exit.code})"
@@ -136,7 +70,7 @@ def echo_events(events: Iterable[Event]) -> None:
     echo_table(
         ["TIME", "KIND", "MESSAGE"],
         [
-            [_time(event.time), EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.message]
+            [time_text(event.time), EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.message]
             for event in events
         ],
     )
@@ -145,14 +79,14 @@ def echo_events(events: Iterable[Event]) -> None:
 def echo_commands(commands: Iterable[Command]) -> None:
     """Prints a table of commands."""
     echo_table(
-        ["ID", "OPERATION", "WORKLOAD", "STATE", "CREATED", "MESSAGE"],
+        ["ID", "OPERATION", "ABOUT", "STATE", "CREATED", "MESSAGE"],
         [
             [
                 command.command_id,
                 operation_name(command),
-                command.workload_id,
+                command.workload_id or command.worker_id,
                 command_state(command),
-                _time(command.create_time),
+                time_text(command.create_time),
                 command.error.message or "-",
             ]
             for command in commands
@@ -165,6 +99,11 @@ def operation_name(command: Command) -> str:
     return command.operation.WhichOneof("kind") or "?"
 
 
+def is_about_worker(command: Command) -> bool:
+    """Whether a command is about a worker or its GPUs, and about no workload."""
+    return operation_name(command) in ("cordon", "uncordon", "reset_gpu_health")
+
+
 def command_state(command: Command) -> str:
     """The state of a command."""
     return enum_name(CommandState.Name, command.state, "COMMAND_STATE_")
@@ -175,7 +114,9 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     places = gpu_places(gpus)
     result = command.result
     seconds = result.duration.ToTimedelta().total_seconds()
-    what = "nothing to do" if result.already_there else f"done in {seconds:.2f} s"
+    what = "done" if is_about_worker(command) else f"done in {seconds:.2f} s"
+    if result.already_there:
+        what = "nothing to do"
     echo(f"{workload_name}: {operation_name(command)} {what}")
     if timing := timing_line(result):
         echo(f"  {timing}")
@@ -276,5 +217,6 @@ def enum_name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str
         return str(value)
 
 
-def _time(moment: Timestamp) -> str:
+def time_text(moment: Timestamp) -> str:
+    """A moment for people, in UTC."""
     return moment.ToJsonString()[:19] if moment.seconds else "-"

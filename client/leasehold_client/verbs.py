@@ -7,15 +7,18 @@ from typing import Final, TypeVar
 
 import click
 from google.protobuf.message import Message
-from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
-from leasehold_client import render, standard_output
+from leasehold_client import fleet_view, render, standard_output
+from leasehold_client.adopting import adopt, release
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_cancel
+from leasehold_client.cordoning import cordon, gpu, uncordon
 from leasehold_client.errors import UsageError
 from leasehold_client.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moving import known_gpus, remap, restore, suspend
+from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.verb import (
     YEAR_S,
     Seconds,
@@ -43,14 +46,14 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
     match kind:
         case "workers":
             workers = [client.worker(name)] if name else client.workers()
-            _show(kind, name, workers, output, render.echo_workers)
+            _show(kind, name, workers, output, fleet_view.echo_workers)
         case "gpus":
             gpus = known_gpus(client)
             uuids = resolve_list(name, gpus) if name else [gpu.gpu.uuid for gpu in gpus]
-            _show(kind, name, [gpu for gpu in gpus if gpu.gpu.uuid in uuids], output, render.echo_gpus)
+            _show(kind, name, [gpu for gpu in gpus if gpu.gpu.uuid in uuids], output, fleet_view.echo_gpus)
         case "workloads":
             workloads = [client.workload(name)] if name else client.workloads(include_ended=include_ended)
-            places = partial(render.echo_workloads, gpus=client.gpus())
+            places = partial(fleet_view.echo_workloads, gpus=client.gpus())
             _show(kind, name, workloads, output, places)
         case "events":
             events = client.events(name or "")
@@ -76,9 +79,15 @@ def _show(
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@resource_options
 @click.option(
-    "--gpus", "gpu_count", type=click.IntRange(min=0), default=0, show_default=True, help="Whole GPUs."
+    "--gpu",
+    "gpu_names",
+    multiple=True,
+    metavar="GPU",
+    help="This very GPU, by UUID, a unique beginning of it, or worker/slot; may be repeated.",
 )
+@helper_options
 @click.option("--worker", default="", help="Where, by name or id.  [default: where most GPUs are free]")
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
@@ -89,7 +98,9 @@ def _show(
 @verb
 def run(
     client: Client,
-    gpu_count: int,
+    resources: Resources,
+    gpu_names: Sequence[str],
+    helper: HelperTerms | None,
     worker: str,
     name: str,
     environment: Sequence[str],
@@ -102,9 +113,11 @@ def run(
     spec = WorkloadSpec(
         arguments=arguments,
         environment=dict(_variable(text) for text in environment),
-        resources=Resources(gpu_count=gpu_count),
+        resources=resources,
+        helper=helper,
     )
-    workload, command = client.run(spec, name=name, worker=worker, timeout_s=timeout_s)
+    uuids = resolve_list(",".join(gpu_names), known_gpus(client)) if gpu_names else []
+    workload, command = client.run(spec, name=name, worker=worker, gpu_uuids=uuids, timeout_s=timeout_s)
     conclude(client, command, workload.name, waiting=waiting, output=output)
 
 
@@ -174,4 +187,18 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-VERBS: Final[tuple[click.Command, ...]] = (get, run, suspend, restore, remap, stop, cancel, logs)
+VERBS: Final[tuple[click.Command, ...]] = (
+    get,
+    run,
+    suspend,
+    restore,
+    remap,
+    stop,
+    adopt,
+    release,
+    cordon,
+    uncordon,
+    gpu,
+    cancel,
+    logs,
+)

@@ -19,6 +19,11 @@ VERBS = [
     "restore",
     "remap",
     "stop",
+    "adopt",
+    "release",
+    "cordon",
+    "uncordon",
+    "gpu",
     "cancel",
     "logs",
     "demo",
@@ -41,6 +46,14 @@ def test_help_lists_every_verb_and_the_exit_codes() -> None:
     for verb in VERBS:
         assert f"  {verb} " in result.output
     assert "3    no coordinator answers" in result.output
+
+
+def test_help_lists_what_needs_a_worker_on_this_host_without_loading_it() -> None:
+    output = CliRunner().invoke(main.leasehold, ["--help"]).output
+    for name, (summary, place) in main.LOCAL_VERBS.items():
+        assert f"  {name} " in output
+        assert " ".join(output.split()).count(summary) == 1
+        assert place.startswith("leasehold_client.")
 
 
 def test_an_unknown_verb_is_a_usage_error() -> None:

@@ -1,0 +1,52 @@
+"""The verbs that take in processes that run already, and let them go."""
+
+from typing import Final
+
+import click
+
+from leasehold_client.client import Client
+from leasehold_client.conclusion import conclude
+from leasehold_client.verb import output_option, timeout_option, verb, waiting_options
+from leasehold_client.watching import Waiting
+
+PID_LIMIT: Final = 2**22
+"""The most that Linux gives out."""
+
+
+@click.command()
+@click.option("--worker", required=True, help="On whose host it runs, by name or id.")
+@click.option(
+    "--pid", required=True, type=click.IntRange(1, PID_LIMIT), metavar="PID", help="Its process id there."
+)
+@click.option("--name", default="", help="What to call it.  [default: made up]")
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def adopt(
+    client: Client,
+    worker: str,
+    pid: int,
+    name: str,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Take in a process that runs already on a worker's host, as a workload.
+
+    Its descendants are taken in with it, and it leases the GPUs that it uses.
+    """
+    workload, command = client.adopt(pid, worker=worker, name=name, timeout_s=timeout_s)
+    conclude(client, command, workload.name, waiting=waiting, output=output)
+
+
+@click.command()
+@click.argument("workload")
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def release(client: Client, workload: str, waiting: Waiting, timeout_s: float | None, output: str) -> None:
+    """Let a workload go that was adopted, or that claimed its GPUs: it runs on. Its lease ends."""
+    command = client.release(workload, timeout_s=timeout_s)
+    conclude(client, command, workload, waiting=waiting, output=output)

@@ -71,8 +71,12 @@ def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
     reasons = {shortage.reason for shortage in shortages}
     reason = next(reason for reason in _REMEDIES if reason in reasons)
     whys = listed([f"{shortage.worker}: {shortage.why}" for shortage in shortages])
+    remedy = _REMEDIES[reason]
+    if all(shortage.for_good for shortage in shortages):
+        is_about_gpus = reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+        remedy = "ask for less, or for GPUs of another kind" if is_about_gpus else "ask for less"
     field = "gpu_count" if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU else "resources"
-    return FleetError(reason, f"{wanted_text(resources)}; {whys}: {_REMEDIES[reason]}", field=field)
+    return FleetError(reason, f"{wanted_text(resources)}; {whys}: {remedy}", field=field)
 
 
 def check_named_gpus(
@@ -127,7 +131,8 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
             health = f" ({one.lease.health_reason})" if one.lease.health_reason else ""
             why = f"is unhealthy{health}: choose another, or mend it and `leasehold gpu reset-health` it"
         case lease_pb2.SLOT_STATE_FOREIGN:
-            why = f"is held by {foreign_text(one.lease)}: choose another, end or adopt that, or allow it"
+            remedy = "choose another, end or adopt that, or ask with `--allow-foreign`"
+            why = f"is held by {foreign_text(one.lease)}: {remedy}"
         case _:
             why = "is not free: choose another, or suspend its holder"
     reason = _NOT_FREE.get(one.state, errors_pb2.ERROR_REASON_NO_FREE_GPU)

@@ -37,11 +37,13 @@ class Shortage:
         worker: Its name.
         reason: NO_FREE_GPU, CORDONED or INSUFFICIENT_RESOURCES.
         why: In words.
+        for_good: It would lack it also if nobody had anything of it.
     """
 
     worker: str
     reason: ErrorReason.ValueType
     why: str
+    for_good: bool = False
 
 
 def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
@@ -54,10 +56,11 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
     too_small = units is not None and units < resources.gpu_units
     if too_few or too_small:
         why = _gpus_text(candidate, resources) + (f", {units} units free" if too_small else "")
-        return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why)
+        for_good = len(candidate.suitable(resources)) < least_gpus(resources)
+        return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good)
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
-        return Shortage(candidate.name, reason, ", ".join(lacks))
+        return Shortage(candidate.name, reason, ", ".join(lacks), _is_too_small(candidate.machine, resources))
     return None
 
 
@@ -92,6 +95,14 @@ def _machine_lacks(machine: MachineResources, resources: Resources) -> Iterator[
         yield f"{size(machine.memory_free_bytes)} of {size(machine.memory_total_bytes)} memory free"
     if resources.disk_bytes > machine.disk_free_bytes:
         yield f"{size(machine.disk_free_bytes)} of {size(machine.disk_total_bytes)} disk free"
+
+
+def _is_too_small(machine: MachineResources, resources: Resources) -> bool:
+    return (
+        resources.cpu_millicores > machine.cpu_millicores_total
+        or resources.memory_bytes > machine.memory_total_bytes
+        or resources.disk_bytes > machine.disk_total_bytes
+    )
 
 
 def wanted_text(resources: Resources) -> str:

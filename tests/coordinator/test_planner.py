@@ -105,6 +105,21 @@ def test_without_a_gpu_that_would_do_it_is_refused(
     assert why in message
 
 
+@pytest.mark.parametrize(
+    ("resources", "remedy"),
+    [
+        (Resources(gpu_count=1), "suspend or stop a workload, or ask for less"),
+        (Resources(gpu_count=2), "ask for less, or for GPUs of another kind"),
+        (Resources(gpu_count=1, gpu_name="A100"), "ask for less, or for GPUs of another kind"),
+        (Resources(cpu_millicores=2000), "stop a workload, or ask for less"),
+        (Resources(cpu_millicores=9000), "ask for less"),
+    ],
+)
+def test_what_could_never_be_had_is_not_waited_for(resources: Resources, remedy: str) -> None:
+    message = refusal(resources, candidate("a", False, machine=SMALL))[1]
+    assert message.endswith(f": {remedy}")
+
+
 def test_what_is_not_known_of_a_gpu_speaks_for_it() -> None:
     a = of_gpus("a", one_gpu("GPU-a"))
     a.gpus["GPU-a"].gpu.ClearField("memory_total_bytes")

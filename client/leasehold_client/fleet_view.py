@@ -110,8 +110,8 @@ def _foreign_text(process: ForeignProcess) -> str:
 def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
     """Prints a table of workloads, with their GPUs as worker/slot.
 
-    Where they come from and whose they are is shown where there is one that was not started by a worker, or
-    whose user is known.
+    Where they come from and whose they are is shown where that is not the same for all: where there is one
+    that was not started by a worker, or there are several users.
     """
     places = gpu_places(gpus)
     listed = list(workloads)
@@ -124,9 +124,10 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
         ("CREATED", [time_text(workload.create_time) for workload in listed]),
         ("ID", [workload.workload_id for workload in listed]),
     ]
-    if any(workload.user for workload in listed):
+    is_mixed = any(workload.origin not in STARTED_HERE for workload in listed)
+    if is_mixed or len({workload.user for workload in listed if workload.user}) > 1:
         columns.insert(2, ("USER", [workload.user or "-" for workload in listed]))
-    if any(workload.origin not in STARTED_HERE for workload in listed):
+    if is_mixed:
         columns.insert(2, ("ORIGIN", [_origin(workload) for workload in listed]))
     cells = [cells for _, cells in columns]
     echo_table([heading for heading, _ in columns], zip(*cells, strict=True))

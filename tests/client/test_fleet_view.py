@@ -82,6 +82,7 @@ def test_workloads_say_where_they_come_from_only_where_that_is_something(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = workload()
+    plain.user = "root"
     echo_workloads([plain], GPUS)
     assert columns(capsys.readouterr().out)[0] == ["NAME", "STATE", "GPUS", "PARKED", "PID", "CREATED", "ID"]
     claimed = workload("mine")
@@ -89,8 +90,15 @@ def test_workloads_say_where_they_come_from_only_where_that_is_something(
     echo_workloads([plain, claimed], GPUS)
     headings, first, second = columns(capsys.readouterr().out)
     assert headings[:5] == ["NAME", "STATE", "ORIGIN", "USER", "GPUS"]
-    assert first[2:5] == ["run", "-", "alpha/0"]
+    assert first[2:5] == ["run", "root", "alpha/0"]
     assert second[2:4] == ["claim", "ann"]
+
+
+def test_users_are_told_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = workload(), workload("two")
+    first.user, second.user = "ann", "bob"
+    echo_workloads([first, second], GPUS)
+    assert columns(capsys.readouterr().out)[0][:4] == ["NAME", "STATE", "USER", "GPUS"]
 
 
 def test_a_helper_that_gave_its_gpus_back_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,9 @@ _REMEDIES: Final[dict[ErrorReason.ValueType, str]] = {
 }
 """What to do about each reason. Where workers lack different things, the first that one lacks counts."""
 
+HEALTH_TEXT_LIMIT: Final = 256
+"""Characters of what is known against a GPU that a refusal repeats."""
+
 _NOT_FREE: Final[dict[SlotState.ValueType, ErrorReason.ValueType]] = {
     lease_pb2.SLOT_STATE_CORDONED: errors_pb2.ERROR_REASON_CORDONED,
     lease_pb2.SLOT_STATE_UNHEALTHY: errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
@@ -128,7 +131,7 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
         case lease_pb2.SLOT_STATE_CORDONED:
             why = f"is cordoned{cordon_text(one.lease.cordon)}: choose another, or `leasehold uncordon` it"
         case lease_pb2.SLOT_STATE_UNHEALTHY:
-            health = f" ({one.lease.health_reason})" if one.lease.health_reason else ""
+            health = f" ({one.lease.health_reason[:HEALTH_TEXT_LIMIT]})" if one.lease.health_reason else ""
             why = f"is unhealthy{health}: choose another, or mend it and `leasehold gpu reset-health` it"
         case lease_pb2.SLOT_STATE_FOREIGN:
             remedy = "choose another, end or adopt that, or ask with `--allow-foreign`"

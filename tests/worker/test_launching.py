@@ -30,6 +30,7 @@ async def start(folder: Path, nursery: trio.Nursery) -> ProcessIdentity:
             working_directory=folder,
             environment=dict(os.environ),
             output=output.fileno(),
+            group=None,
             nursery=nursery,
         )
 

@@ -11,6 +11,7 @@ from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
 from leasehold_worker import journal_file, wire
+from leasehold_worker.arbiter import Arbiter
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
@@ -100,6 +101,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
                 journal,
             )
             claims = LocalClaims(parts, commands, journal, identity.worker_id)
+            arbiter = Arbiter(parts, commands, claims.ask_to_yield)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
@@ -107,6 +109,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
             nursery.start_soon(link.run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
+            nursery.start_soon(arbiter.run)
             async with serve_locally(local_socket, claims):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()

@@ -35,25 +35,43 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
         pending_claimers: Claims that wait.
     """
     states = [slot.state for slot in fitting]
-    usable = states.count(FREE) + (states.count(FOREIGN) if request.allow_foreign else 0)
-    missing = request.count - usable
+    missing = request.count - _usable(request, states)
     reason = errors_pb2.ERROR_REASON_NO_FREE_GPU
     for state, its_reason in _REASONS.items():
         if 0 < missing <= states.count(state):
             reason = its_reason
+    due = f"; {pending_claimers} wait for them" if pending_claimers else ""
+    return OperationError(
+        reason,
+        f"{shortage(request, fitting)}{due}: suspend or stop a workload, or wait",
+        {"field": "gpu_count"},
+    )
+
+
+def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
+    """What there is of what is wanted, in words.
+
+    Args:
+        request: What is wanted.
+        fitting: The slots whose GPU would do.
+    """
+    states = [slot.state for slot in fitting]
     others = ", ".join(
         f"{states.count(state)} {_state_name(state)}"
         for state in (LEASED, RESERVED, CORDONED, UNHEALTHY, FOREIGN)
         if state in states
     )
-    due = f"; {pending_claimers} wait for them" if pending_claimers else ""
+    usable = _usable(request, states)
+    free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
     verb = "is" if request.count == 1 else "are"
-    return OperationError(
-        reason,
-        f"{wanted(request)} {verb} wanted, and of {len(fitting)} that would do {usable} are free"
-        f"{f' ({others})' if others else ''}{due}: suspend or stop a workload, or wait",
-        {"field": "gpu_count"},
+    return (
+        f"{wanted(request)} {verb} wanted, and of {len(fitting)} that would do {free} free"
+        f"{f' ({others})' if others else ''}"
     )
+
+
+def _usable(request: GpuRequest, states: Sequence[SlotState.ValueType]) -> int:
+    return states.count(FREE) + (states.count(FOREIGN) if request.allow_foreign else 0)
 
 
 def cordoned(what: str, cordon: Cordon) -> OperationError:

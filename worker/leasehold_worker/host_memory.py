@@ -5,7 +5,7 @@ it, so what was promised is charged here, and two suspends at once can't both ha
 the kernel's figures show it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +71,20 @@ class _Charge:
 
 @final
 class HostMemory:
-    """The ledger of host memory that operations under way were promised."""
+    """The ledger of host memory that operations under way were promised.
 
-    def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES) -> None:
+    Args:
+        reserve_bytes: Host memory that no suspend may take.
+        makes_room: Whether the limit of a control group is raised for what is parked in it.
+    """
+
+    def __init__(
+        self,
+        reserve_bytes: int = DEFAULT_RESERVE_BYTES,
+        makes_room: Callable[[Path], bool] = lambda _: False,
+    ) -> None:
         self._reserve_bytes = reserve_bytes
+        self._makes_room = makes_room
         self._charges: list[_Charge] = []
 
     @property
@@ -86,7 +96,7 @@ class HostMemory:
         """What parking these processes takes, beside what there is now."""
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
-        limits = _limits(bytes_by_pid)
+        limits = self._limits(bytes_by_pid)
         needed = _bytes_by_group(bytes_by_pid, limits)
         tightest: MemoryLimit | None = None
         for limit in limits.values():
@@ -95,6 +105,10 @@ class HostMemory:
             if tightest is None or _slack(spare, needed) < _slack(tightest, needed):
                 tightest = spare
         return MemoryNeed(bytes_by_pid, left, tightest, needed[tightest.path] if tightest else 0)
+
+    def _limits(self, pids: Iterable[int]) -> dict[Path, MemoryLimit]:
+        found = (limit for pid in pids for limit in memory_limits(pid))
+        return {limit.path: limit for limit in found if not self._makes_room(limit.path)}
 
     @contextmanager
     def charged(self, bytes_by_pid: Mapping[int, int]) -> Iterator[None]:
@@ -105,7 +119,7 @@ class HostMemory:
         """
         need = self.need(bytes_by_pid)
         need.check()
-        charge = _Charge(need.needed_bytes, _bytes_by_group(bytes_by_pid, _limits(bytes_by_pid)))
+        charge = _Charge(need.needed_bytes, _bytes_by_group(bytes_by_pid, self._limits(bytes_by_pid)))
         self._charges.append(charge)
         try:
             yield
@@ -113,15 +127,12 @@ class HostMemory:
             self._charges.remove(charge)
 
 
-def _limits(pids: Iterable[int]) -> dict[Path, MemoryLimit]:
-    return {limit.path: limit for pid in pids for limit in memory_limits(pid)}
-
-
 def _bytes_by_group(bytes_by_pid: Mapping[int, int], limits: Mapping[Path, MemoryLimit]) -> dict[Path, int]:
     needed = dict.fromkeys(limits, 0)
     for pid, size in bytes_by_pid.items():
         for limit in memory_limits(pid):
-            needed[limit.path] = needed.get(limit.path, 0) + size
+            if limit.path in needed:
+                needed[limit.path] += size
     return needed
 
 

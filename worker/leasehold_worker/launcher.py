@@ -1,6 +1,6 @@
 """Starts a workload's program, outlives the worker, and keeps how the program ended.
 
-Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD PROGRAM [ARGUMENT…]``, with the program's own
+Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD GROUP PROGRAM [ARGUMENT…]``, with the program's own
 environment, working directory and output. Nothing but the standard library is imported: one of these lives as
 long as each workload.
 
@@ -20,7 +20,7 @@ EXIT_FILE = "exit"
 
 def main() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, *arguments = sys.argv[1:]
+    folder, boot_id, status_fd, group, *arguments = sys.argv[1:]
     status = int(status_fd)
     os.set_inheritable(status, False)
     go_read, go_write = os.pipe()
@@ -28,7 +28,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         os.close(go_write)
-        become(arguments, go_read, error_write)
+        become(arguments, group, go_read, error_write)
     os.close(go_read)
     os.close(error_write)
     facts = {
@@ -58,12 +58,15 @@ def main() -> None:
     sync_folder(folder)
 
 
-def become(arguments: list[str], go_read: int, error_write: int) -> None:
-    """Becomes the program once it may, at the head of a session of its own."""
+def become(arguments: list[str], group: str, go_read: int, error_write: int) -> None:
+    """Becomes the program once it may, at the head of a session of its own, within a control group if any."""
     os.setsid()
     if os.read(go_read, 1) == b"":
         os._exit(0)
     try:
+        if group:
+            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+                file.write("0")
         os.execvp(arguments[0], arguments)  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError) as error:
         os.write(error_write, str(error).encode())

@@ -68,6 +68,7 @@ async def launch(
     working_directory: Path | str,
     environment: Mapping[str, str],
     output: int,
+    group: Path | None,
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
     """Starts a program that goes on without us.
@@ -78,6 +79,7 @@ async def launch(
         working_directory: Where it starts.
         environment: All of its environment.
         output: Descriptor for both its streams.
+        group: Control group that it runs in. None: the worker's.
         nursery: Where the launcher is waited for, so that it does not stay a zombie.
 
     Raises:
@@ -89,7 +91,7 @@ async def launch(
         read_end, write_end = os.pipe()
         try:
             process = await trio.lowlevel.open_process(
-                [*command, str(write_end), *arguments],
+                [*command, str(write_end), str(group or ""), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -250,7 +250,7 @@ class LocalClaims:
                 message = local_pb2.ClaimWaiting(
                     position=ids.index(workload_id) + 1,
                     pending_claimers=len(waiting),
-                    reason=pool.why_not(request.gpus).message,
+                    reason=pool.what_lacks(request.gpus),
                 )
                 if message != told:
                     session.tell(ClaimResponse(waiting=message))
@@ -287,8 +287,17 @@ class LocalClaims:
             host=allocation.host,
         )
         self._remember(name, lease)
+        self._limit(workload)
         self._parts.workloads.add(workload, self._parts.nursery)
         return workload
+
+    def _limit(self, workload: Workload) -> None:
+        """Has the kernel hold a program to its promise. A process that claims for itself is left as it is."""
+        limits, promised = self._parts.workloads.limits, workload.spec.resources
+        if workload.origin == EXEC:
+            group = limits.create(workload.workload_id, promised.cpu_millicores, promised.memory_bytes)
+            if group is not None:
+                limits.add(group, workload.root.pid)
 
     def _remember(self, name: str, lease: Lease | None) -> None:
         self._last_gpus.pop(name, None)
@@ -387,7 +396,7 @@ class LocalClaims:
                     priority=waiter.priority,
                     helper=waiter.helper,
                     since=wire.timestamp(waiter.since),
-                    reason=parts.pool.why_not(waiter.request).message,
+                    reason=parts.pool.what_lacks(waiter.request),
                 )
                 for waiter in parts.pool.waiting
                 for session in (self._waiting.get(waiter.workload_id),)

@@ -23,6 +23,7 @@ from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import ForeignWatch
+from leasehold_worker.gpu_choice import GpuRequest
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
@@ -35,7 +36,7 @@ from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
 from leasehold_worker.resources import Allocation, AllocRequest, Resources
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
-from leasehold_worker.workloads import Workloads
+from leasehold_worker.workloads import Workloads, parked_bytes
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
@@ -43,6 +44,9 @@ REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
 PLACEMENT_ATTEMPTS: Final = 3
 """How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
+
+HELPERS_TIMEOUT_S: Final = 60.0
+"""How long a run waits for helpers to give GPUs back, unless its own timeout passes first."""
 
 STALE_BUS_ID: Final = (
     "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
@@ -161,7 +165,13 @@ class Operations:
         try:
             for party in plan.parties:
                 if gpu_uuids := plan.to_reserve(party):
-                    reserved.append(self._pool.reserve_gpus(party.workload.workload_id, gpu_uuids))
+                    reserved.append(
+                        self._pool.reserve_gpus(
+                            party.workload.workload_id,
+                            gpu_uuids,
+                            allow_foreign=party.workload.spec.resources.allow_foreign,
+                        )
+                    )
         except OperationError:
             for lease in reserved:
                 self._pool.release(lease)
@@ -181,6 +191,10 @@ class Operations:
             with self._host_memory.charged({} if state == RESTORING else plan.bytes_by_pid):
                 for party in plan.parties:
                     self._workloads.set_state(party.workload, state)
+                    if state != RESTORING:
+                        self._workloads.limit_memory(
+                            party.workload, sum(member.total_bytes for member in party.members)
+                        )
                 await self._move(plan, state, reserved, report, lock_timeout_s)
         finally:
             for lease in reserved:
@@ -252,6 +266,7 @@ class Operations:
             if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
                 party.workload.restored = True
             settle_state(self._workloads, party, mine, members[workload_id], error)
+            self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
 
     def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
         """The members of all parties as one group, and their outcomes by workload id."""
@@ -358,8 +373,29 @@ class Operations:
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            return self._resources.alloc_named(workload_id, named, request.host)
-        return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
+            return self._resources.alloc_named(
+                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
+            )
+        try:
+            return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
+        except OperationError as error:
+            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+            if not lacks_gpus or not self._helpers_would_do(request.gpus):
+                raise
+            # A claim that waits is what helpers make room for.
+            with trio.move_on_after(HELPERS_TIMEOUT_S):
+                return await self._resources.claim(workload_id, request, priority=spec.priority)
+            raise
+
+    def _helpers_would_do(self, request: GpuRequest) -> bool:
+        """Whether what helpers hold, and what is free, is enough."""
+        held = {
+            gpu_uuid
+            for workload in self._workloads.all()
+            if workload.spec.HasField("helper") and workload.lease is not None
+            for gpu_uuid in workload.lease.gpu_uuids
+        }
+        return bool(held) and self._pool.choose_if_free(request, held, ()) is not None
 
 
 def _intent(

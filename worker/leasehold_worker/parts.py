@@ -26,6 +26,7 @@ from leasehold_worker.operations import Operations
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
+from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Resources
 from leasehold_worker.servicing import Servicing
 from leasehold_worker.stopping import Stopping
@@ -118,11 +119,20 @@ async def open_parts(
             disk_reserve_bytes=config.disk_reserve_bytes,
             parked_bytes=lambda: sum(map(parked_bytes, workloads.all())),
         )
+        enforced = ResourceLimits.probe()
         workloads = Workloads(
-            pool, workloads_path, observer, on_forgotten, kill, look_without, ledger, config.socket_path
+            pool,
+            workloads_path,
+            observer,
+            on_forgotten,
+            kill,
+            look_without,
+            ledger,
+            enforced,
+            config.socket_path,
         )
         resources = Resources(pool, ledger)
-        host_memory = HostMemory(config.host_memory_reserve_bytes)
+        host_memory = HostMemory(config.host_memory_reserve_bytes, enforced.owns)
         proof = Proof(inventory, config.proof_timeout_s)
         operations = Operations(
             driver,

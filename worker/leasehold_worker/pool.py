@@ -8,7 +8,7 @@ holds it already keeps it.
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import final
@@ -21,8 +21,9 @@ from leasehold_worker.claim_queue import ClaimQueue, Waiter, due_to
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu, choose
 from leasehold_worker.gpu_health import excludes
-from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free, wanted
+from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free, shortage, wanted
 from leasehold_worker.leases import (
+    FOREIGN,
     FREE,
     OK,
     Cordon,
@@ -136,7 +137,7 @@ class GpuPool:
             take_rest=take_rest,
             since=datetime.now(UTC),
         )
-        self._note_change()
+        self.note_change()
         self.serve()
         try:
             await waiter.granted.wait()
@@ -145,7 +146,7 @@ class GpuPool:
                 self.release(waiter.lease)
             else:
                 self._queue.remove(waiter)
-                self._note_change()
+                self.note_change()
                 self.serve()
             raise
         return waiter.lease
@@ -168,29 +169,49 @@ class GpuPool:
         if not self._slots:
             return None
         self.check_possible(request)
-        due = due_to(self._queue.ahead_of(priority, helper=False), self._obtainable)
+        due = due_to(self._queue.ahead_of(priority, helper=False), self.obtainable)
         return self._choose(request, due)
 
-    def unclaimed(self) -> list[str]:
-        """The GPUs that are free and due to nobody who waits, in slot order."""
-        due = due_to(list(self._queue), self._obtainable)
-        return [
-            slot.gpu_uuid for slot in self._slots.values() if slot.state == FREE and slot.gpu_uuid not in due
-        ]
+    def choose_if_free(
+        self, request: GpuRequest, freed: Collection[str], taken: Collection[str]
+    ) -> tuple[str, ...] | None:
+        """The GPUs that a request would get if some leased ones were free. None: not enough.
 
-    def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
+        Args:
+            request: What is wanted.
+            freed: Leased GPUs that count as free.
+            taken: GPUs that count as taken.
+        """
+        free = [
+            self._by_uuid[slot.gpu_uuid]
+            for slot in self._slots.values()
+            if (slot.lease is None or slot.gpu_uuid in freed)
+            and slot.may_serve(request)
+            and slot.gpu_uuid not in taken
+        ]
+        return choose(free, request, self._free_bytes)
+
+    def unclaimed(self, *, allow_foreign: bool = False) -> list[str]:
+        """The GPUs that are free and due to nobody who waits, in slot order."""
+        due = due_to(list(self._queue), self.obtainable)
+        usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
+        return [uuid for uuid, slot in self._slots.items() if slot.state in usable and uuid not in due]
+
+    def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> Lease:
         """Claims these very GPUs without waiting, in this order, whoever waits for them.
 
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
                 FOREIGN_PROCESS.
         """
-        self.check_free(gpu_uuids)
+        self.check_free(gpu_uuids, allow_foreign=allow_foreign)
         return self._take(workload_id, gpu_uuids)
 
-    def reserve_gpus(self, workload_id: str, gpu_uuids: Sequence[str]) -> Lease:
+    def reserve_gpus(
+        self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False
+    ) -> Lease:
         """As :meth:`claim_gpus`, RESERVED until :meth:`reassign` or :meth:`release`."""
-        self.check_free(gpu_uuids)
+        self.check_free(gpu_uuids, allow_foreign=allow_foreign)
         return self._take(workload_id, gpu_uuids, reserved=True)
 
     def occupy(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
@@ -265,7 +286,7 @@ class GpuPool:
         else:
             self.worker_cordon = cordon
             self._keep("", Standing(cordon))
-            self._note_change()
+            self.note_change()
         self.serve()
 
     def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:
@@ -307,10 +328,11 @@ class GpuPool:
                 self._put(replace(self._slots[gpu_uuid], foreign=processes))
         self.serve()
 
-    def check_free(self, gpu_uuids: Sequence[str]) -> None:
+    def check_free(self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
         """Refuses what :meth:`claim_gpus` would refuse."""
+        usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
         for gpu_uuid in gpu_uuids:
-            if self.slot(gpu_uuid).state != FREE:
+            if self.slot(gpu_uuid).state not in usable:
                 raise not_free(self.slot(gpu_uuid))
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
@@ -336,8 +358,16 @@ class GpuPool:
         """Why a request can't be granted now, and what would help."""
         if self.worker_cordon is not None:
             return cordoned("the worker", self.worker_cordon)
-        fitting = [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
-        return not_enough(request, fitting, self.pending_claimers)
+        return not_enough(request, self._fitting(request), self.pending_claimers)
+
+    def what_lacks(self, request: GpuRequest) -> str:
+        """What a request waits for, in words."""
+        if self.worker_cordon is not None:
+            return cordoned("the worker", self.worker_cordon).message
+        return shortage(request, self._fitting(request))
+
+    def _fitting(self, request: GpuRequest) -> list[SlotLease]:
+        return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
 
     def serve(self) -> None:
         """Grants what can be granted. Call it when something that ``take_rest`` takes has become free."""
@@ -358,22 +388,15 @@ class GpuPool:
                 waiter.granted.set()
             else:
                 refused.add(waiter.request)
-                due |= self._obtainable(waiter.request)
+                due |= self.obtainable(waiter.request)
 
     def _has_unleased(self, due: frozenset[str]) -> bool:
         return any(slot.lease is None and slot.gpu_uuid not in due for slot in self._slots.values())
 
     def _choose(self, request: GpuRequest, due: frozenset[str]) -> tuple[str, ...] | None:
-        if self.worker_cordon is not None:
-            return None
-        free = [
-            self._by_uuid[slot.gpu_uuid]
-            for slot in self._slots.values()
-            if slot.lease is None and slot.may_serve(request) and slot.gpu_uuid not in due
-        ]
-        return choose(free, request, self._free_bytes)
+        return None if self.worker_cordon is not None else self.choose_if_free(request, (), due)
 
-    def _obtainable(self, request: GpuRequest) -> frozenset[str]:
+    def obtainable(self, request: GpuRequest) -> frozenset[str]:
         """The GPUs of which a request could get some if every lease ended. Empty: not enough of them."""
         serving = [self._by_uuid[slot.gpu_uuid] for slot in self._slots.values() if slot.may_serve(request)]
         if choose(serving, request, {}) is None:
@@ -406,9 +429,10 @@ class GpuPool:
         before = self._slots[after.gpu_uuid]
         moved = after.state != before.state or after.lease != before.lease
         self._slots[after.gpu_uuid] = replace(after, since=datetime.now(UTC)) if moved else after
-        self._note_change()
+        self.note_change()
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
+        """Wakes those who wait for a change."""
         self._revision += 1
         self._changed.set()
         self._changed = trio.Event()

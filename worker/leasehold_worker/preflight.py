@@ -252,7 +252,7 @@ class Preflight:
             self._complete(plan, wanted)
 
     async def _place(self, party: Party) -> tuple[GpuPair, ...]:
-        free = self._pool.unclaimed()
+        free = self._pool.unclaimed(allow_foreign=party.workload.spec.resources.allow_foreign)
         free_bytes = await self._free_bytes(party.members)
         needed = bytes_by_gpu(party.members)
         return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
@@ -260,9 +260,11 @@ class Preflight:
     async def _look_at_destinations(self, plan: Plan) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
         findings = plan.findings
-        reserved = [gpu_uuid for party in plan.parties for gpu_uuid in plan.to_reserve(party)]
         with findings.check("gpus", "free for this"):
-            self._pool.check_free(reserved)
+            for party in plan.parties:
+                self._pool.check_free(
+                    plan.to_reserve(party), allow_foreign=party.workload.spec.resources.allow_foreign
+                )
         destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
         if plan.pairs:
             homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}

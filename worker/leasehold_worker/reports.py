@@ -146,6 +146,16 @@ class Reporter:
             self._driver_capability("gpu_remap", REMAP_CUDA_VERSION, mig),
             Capability(name="checkpoint_image", available=False, reason="images on disk are not built yet"),
             Capability(
+                name="cpu_limit",
+                available=not self._workloads.limits.cpu_refusal,
+                reason=self._workloads.limits.cpu_refusal,
+            ),
+            Capability(
+                name="memory_limit",
+                available=not self._workloads.limits.memory_refusal,
+                reason=self._workloads.limits.memory_refusal,
+            ),
+            Capability(
                 name="health_events",
                 available=not self._inventory.health_lacks,
                 reason="; ".join(self._inventory.health_lacks),

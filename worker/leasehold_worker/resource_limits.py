@@ -117,6 +117,10 @@ class ResourceLimits:
         group = self._base / (_PREFIX + _checked(workload_id)) if self._base else None
         return group if group is not None and group.is_dir() else None
 
+    def owns(self, group: Path) -> bool:
+        """Whether a group is one of ours: its limit is what a workload was promised, and can be changed."""
+        return group.parent == self._base and group.name.startswith(_PREFIX)
+
     def add(self, group: Path, pid: int) -> None:
         """Puts a process under a group's limits, with all that it starts from now on.
 

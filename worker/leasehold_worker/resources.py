@@ -226,13 +226,15 @@ class Resources:
             raise
         return self._allocation(workload_id, lease, host)
 
-    def alloc_named(self, workload_id: str, gpu_uuids: Sequence[str], host: HostRequest) -> Allocation:
+    def alloc_named(
+        self, workload_id: str, gpu_uuids: Sequence[str], host: HostRequest, *, allow_foreign: bool
+    ) -> Allocation:
         """Takes these very GPUs, whoever waits for them, and the rest; all or nothing.
 
         Raises:
             OperationError: As of :meth:`alloc`; nothing is held.
         """
-        lease = self._pool.claim_gpus(workload_id, gpu_uuids)
+        lease = self._pool.claim_gpus(workload_id, gpu_uuids, allow_foreign=allow_foreign)
         try:
             reservation = self._ledger.reserve(workload_id, host)
         except Exception as error:

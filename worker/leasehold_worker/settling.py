@@ -202,6 +202,8 @@ def settle_state(
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
     workload.members = members
+    if state != SUSPENDED:
+        workload.yielded = False
     if workload.lease is not None or state == WORKLOAD_RUNNING:
         workload.parked = None
     elif not parked_before:

@@ -107,7 +107,9 @@ class Validator:
         size = self._validation.size_bytes
         arguments = [sys.executable, "-m", "leasehold_worker.validation_target"]
         arguments += ["--file", str(self._file), "--bytes", str(size), "--validator", str(os.getpid())]
-        spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=workload_pb2.Resources(gpu_count=1))
+        # The one who validates has chosen the GPU, whoever else is on it.
+        resources = workload_pb2.Resources(gpu_count=1, allow_foreign=True)
+        spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
         run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
         before, began = await self._witness.usage(), time.monotonic()
         await self._parts.operations.run(TARGET, run, Report(lambda _: None))

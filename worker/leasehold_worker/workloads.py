@@ -20,6 +20,7 @@ from leasehold_worker.launching import LaunchError, launch, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, process_tree, user_name
+from leasehold_worker.resource_limits import ResourceLimits
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +142,12 @@ class Workloads:
         kill: Callable[[Workload], Awaitable[None]],
         look: Callable[[Workload], Awaitable[None]],
         ledger: HostLedger,
+        limits: ResourceLimits,
         socket_path: Path,
     ) -> None:
         self._pool = pool
         self._ledger = ledger
+        self.limits = limits
         self._look = look
         self._socket_path = socket_path
         self._kill = kill
@@ -222,6 +225,9 @@ class Workloads:
                         **self.variables(workload_id, name, lease),
                     },
                     output=output.fileno(),
+                    group=self.limits.create(
+                        workload_id, host.request.cpu_millicores, host.request.memory_bytes
+                    ),
                     nursery=nursery,
                 )
         except (OSError, LaunchError) as error:
@@ -271,6 +277,19 @@ class Workloads:
             workload.ended.set()
         else:
             nursery.start_soon(self._watch, workload)
+
+    def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
+        """Holds a workload to the memory that it was promised, and what is parked of it beside that.
+
+        What was promised is enforced as well as the kernel lets us: no operation fails for want of that.
+        """
+        promised = workload.spec.resources.memory_bytes
+        group = self.limits.find(workload.workload_id) if promised else None
+        if group is not None:
+            try:
+                self.limits.set_memory(group, promised + parked_bytes)
+            except OperationError as error:
+                logger.warning("workload %s: %s", workload.name, error.message)
 
     async def let_go(self, workload: Workload) -> None:
         """Ends a workload whose processes go on without us: what they hold is no longer leased.
@@ -322,6 +341,9 @@ class Workloads:
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
+        group = self.limits.find(workload.workload_id)
+        if group is not None:
+            self.limits.remove(group)
         workload.parked = None
         workload.yielded = False
         workload.members = ()

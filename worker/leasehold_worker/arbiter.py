@@ -1,0 +1,182 @@
+"""Helpers: they get GPUs that nobody waits for, and give them back once somebody does.
+
+A helper is asked first: by its stream, or by the signal that it declared. After its grace it is suspended or
+stopped, as it declared. One that was suspended is woken as soon as GPUs are spare again. Everything here
+follows the events of the pool; nothing is polled.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+
+from leasehold_worker.command_states import SUCCEEDED
+from leasehold_worker.commands import Commands
+from leasehold_worker.errors import OperationError
+from leasehold_worker.leases import Lease
+from leasehold_worker.parts import Parts
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import send_signal
+from leasehold_worker.workloads import RUNNING, SUSPENDED, Workload
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GRACE_S: Final = 10.0
+AGAIN_S: Final = 5.0
+"""When a helper is asked again that could not be suspended or stopped, or woken."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperLease:
+    """GPUs that a helper holds. ``asked``: it gives them back already."""
+
+    lease: Lease
+    asked: bool
+
+
+def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
+    """The leases of helpers that have to end for the claims that wait. The newest go first.
+
+    A claim takes what is free or on its way, and as few helpers as serve it; where all of them together would
+    not, it takes none, and neither do those behind it on the same GPUs.
+    """
+    coming = {uuid for helper in helpers if helper.asked for uuid in helper.lease.gpu_uuids}
+    newest_first = sorted(helpers, key=lambda helper: helper.lease.fencing_token, reverse=True)
+    unasked = [helper.lease for helper in newest_first if not helper.asked]
+    wanted: list[Lease] = []
+    taken: set[str] = set()
+    for waiter in pool.waiting:
+        if waiter.helper:
+            break
+        for count in range(len(unasked) + 1):
+            extra = {uuid for lease in unasked[:count] for uuid in lease.gpu_uuids}
+            chosen = pool.choose_if_free(waiter.request, (coming | extra) - taken, taken)
+            if chosen is not None:
+                needed = [lease for lease in unasked[:count] if set(lease.gpu_uuids) & set(chosen)]
+                wanted += needed
+                coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}
+                unasked = [lease for lease in unasked if lease not in needed]
+                taken |= set(chosen)
+                break
+        else:
+            taken |= pool.obtainable(waiter.request)
+    return wanted
+
+
+@final
+class Arbiter:
+    """Looks after the helpers of one host.
+
+    Args:
+        parts: What works on the GPUs.
+        commands: Suspends, stops and wakes helpers.
+        ask: Tells a helper that holds on by a stream, by its workload's id, how long it has.
+    """
+
+    def __init__(self, parts: Parts, commands: Commands, ask: Callable[[str, float], None]) -> None:
+        self._parts = parts
+        self._commands = commands
+        self._ask = ask
+        self._yielding: set[str] = set()
+        self._waking: set[str] = set()
+
+    async def run(self) -> None:
+        """Arbitrates until cancelled."""
+        pool = self._parts.pool
+        async with trio.open_nursery() as nursery:
+            while True:
+                if pool.pending_claimers:
+                    self._make_room(nursery)
+                elif not pool.waiting:
+                    self._wake_some(nursery)
+                await pool.wait_changed()
+
+    def _helpers(self) -> list[Workload]:
+        return [workload for workload in self._parts.workloads.all() if workload.spec.HasField("helper")]
+
+    def _make_room(self, nursery: trio.Nursery) -> None:
+        holding = {
+            workload.lease.lease_id: workload for workload in self._helpers() if workload.lease is not None
+        }
+        helpers = [
+            HelperLease(workload.lease, workload.workload_id in self._yielding)
+            for workload in holding.values()
+            if workload.lease is not None
+        ]
+        for lease in helpers_to_ask(self._parts.pool, helpers):
+            helper = holding[lease.lease_id]
+            self._yielding.add(helper.workload_id)
+            nursery.start_soon(self._take_back, helper)
+
+    async def _take_back(self, helper: Workload) -> None:
+        """Asks a helper for its GPUs, and takes them after its grace unless nobody waits any more."""
+        try:
+            terms = helper.spec.helper
+            grace_s = (
+                terms.grace.ToTimedelta().total_seconds() if terms.HasField("grace") else DEFAULT_GRACE_S
+            )
+            logger.info("helper %s is asked for its GPUs, within %g s", helper.name, grace_s)
+            self._tell(helper, grace_s)
+            with trio.move_on_after(grace_s):
+                await self._wait_given_back(helper)
+            if helper.lease is not None and self._parts.pool.pending_claimers:
+                await self._take(helper)
+        finally:
+            self._yielding.discard(helper.workload_id)
+
+    def _tell(self, helper: Workload, grace_s: float) -> None:
+        self._ask(helper.workload_id, grace_s)
+        if helper.spec.helper.HasField("signal_number"):
+            try:
+                send_signal(helper.root, helper.spec.helper.signal_number)
+            except (OperationError, OSError) as error:
+                logger.warning("helper %s can't be signalled: %s", helper.name, error)
+
+    async def _wait_given_back(self, helper: Workload) -> None:
+        while helper.lease is not None and self._parts.pool.pending_claimers:
+            await self._parts.pool.wait_changed()
+
+    async def _take(self, helper: Workload) -> None:
+        if helper.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP:
+            operation = Operation(stop=command_pb2.StopOperation())
+        else:
+            operation = Operation(suspend=command_pb2.SuspendOperation())
+            helper.yielded = True  # kept with the state that follows
+        outcome = await self._commands.carry_out(helper.workload_id, operation)
+        if outcome.state != SUCCEEDED:
+            helper.yielded = False
+            logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
+            await trio.sleep(AGAIN_S)
+            self._parts.pool.note_change()
+
+    def _wake_some(self, nursery: trio.Nursery) -> None:
+        """Wakes parked helpers, the longest parked first, as many as there are GPUs for."""
+        spare = len(self._parts.pool.unclaimed())
+        parked = [
+            (helper.parked.since, len(helper.parked.gpu_uuids), helper)
+            for helper in self._helpers()
+            if helper.yielded and helper.state == SUSPENDED and helper.parked is not None
+        ]
+        for _, needed, helper in sorted(parked, key=lambda entry: entry[0]):
+            if needed <= spare and helper.workload_id not in self._waking:
+                spare -= needed
+                self._waking.add(helper.workload_id)
+                nursery.start_soon(self._wake, helper)
+
+    async def _wake(self, helper: Workload) -> None:
+        try:
+            operation = Operation(restore=command_pb2.RestoreOperation())
+            outcome = await self._commands.carry_out(helper.workload_id, operation)
+            if outcome.state == SUCCEEDED:
+                logger.info("helper %s is woken", helper.name)
+                return
+            logger.warning("helper %s can't be woken now: %s", helper.name, outcome.error.message)
+            await trio.sleep(AGAIN_S)
+        finally:
+            self._waking.discard(helper.workload_id)
+        if helper.state != RUNNING:
+            self._parts.pool.note_change()

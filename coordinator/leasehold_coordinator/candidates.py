@@ -26,12 +26,14 @@ class CandidateGpu:
         state: What its slot is doing.
         lease: What its worker last reported of it.
         awaited: A command that has not ended names it as one to take.
+        lent: A helper leases it, which gives it back to whoever comes.
     """
 
     gpu: Gpu
     state: SlotState.ValueType
     lease: GpuLease = field(default_factory=GpuLease)
     awaited: bool = False
+    lent: bool = False
 
     def is_open_to(self, resources: Resources) -> bool:
         """Whether a workload with these needs may get it now."""
@@ -64,14 +66,19 @@ class Candidate:
         return [one for one in self.gpus.values() if suits(one.gpu, resources)]
 
     def room(self, resources: Resources) -> int:
-        """GPUs that a new workload with these needs can get at most."""
-        every_open = sum(one.is_open_to(resources) for one in self.gpus.values())
-        suitable_open = sum(one.is_open_to(resources) for one in self.suitable(resources))
+        """GPUs that a new workload with these needs can get at most, those of helpers included."""
+        every_open = sum(one.lent or one.is_open_to(resources) for one in self.gpus.values())
+        suitable_open = sum(one.lent or one.is_open_to(resources) for one in self.suitable(resources))
         return max(0, min(suitable_open, every_open - self.promised))
+
+    def spare(self, resources: Resources) -> int:
+        """GPUs that it can get without a helper giving any back."""
+        lent = sum(one.lent for one in self.suitable(resources))
+        return max(0, self.room(resources) - lent)
 
     def units(self, resources: Resources) -> int | None:
         """Units that a new workload can get at most. None: the worker does not count its GPUs by units."""
-        units = [one.gpu.units for one in self.suitable(resources) if one.is_open_to(resources)]
+        units = [one.gpu.units for one in self.suitable(resources) if one.lent or one.is_open_to(resources)]
         if not all(units):
             return None
         return sum(sorted(units, reverse=True)[: resources.gpu_count or self.room(resources)])

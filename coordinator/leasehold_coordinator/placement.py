@@ -1,11 +1,13 @@
 """Where a new workload goes: what the planner is told of the fleet, and what it says."""
 
+from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+from leasehold.v1.lease_pb2 import GpuLease
 
 from leasehold_coordinator.candidates import Candidate, CandidateGpu, least_gpus
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.gpu_conditions import seen_state
+from leasehold_coordinator.gpu_conditions import seen_state, state_without_lease
 from leasehold_coordinator.operations import named_gpus
 from leasehold_coordinator.planner import check_named_gpus, choose_worker
 from leasehold_coordinator.registry import KnownWorker
@@ -36,7 +38,11 @@ def _candidate(fleet: Fleet, known: KnownWorker) -> Candidate:
         known.hello.name,
         {
             gpu.gpu.uuid: CandidateGpu(
-                gpu.gpu, seen_state(gpu.lease), gpu.lease, awaited=gpu.gpu.uuid in awaited
+                gpu.gpu,
+                seen_state(gpu.lease),
+                gpu.lease,
+                awaited=gpu.gpu.uuid in awaited,
+                lent=_is_lent(fleet, gpu.lease),
             )
             for gpu in fleet.registry.gpus(known)
         },
@@ -44,6 +50,13 @@ def _candidate(fleet: Fleet, known: KnownWorker) -> Candidate:
         known.cordon,
         known.resources,
     )
+
+
+def _is_lent(fleet: Fleet, lease: GpuLease) -> bool:
+    """Whether a helper leases a GPU that others may have."""
+    holder = fleet.workloads.get(lease.workload_id)
+    is_helper = holder is not None and holder.spec.HasField("helper")
+    return is_helper and state_without_lease(lease) == lease_pb2.SLOT_STATE_FREE
 
 
 def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:

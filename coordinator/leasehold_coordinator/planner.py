@@ -67,7 +67,7 @@ def choose_worker(candidates: Sequence[Candidate], resources: Resources) -> Cand
             shortages.append(shortage)
     if not fitting:
         raise _refusal(shortages, resources)
-    return min(fitting, key=lambda candidate: (-candidate.room(resources), candidate.name))
+    return min(fitting, key=lambda candidate: (-candidate.spare(resources), candidate.name))
 
 
 def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:

@@ -47,7 +47,8 @@ def one_gpu(
     units: int = 0,
     lease: GpuLease | None = None,
     awaited: bool = False,
+    lent: bool = False,
 ) -> CandidateGpu:
     """A GPU in some state."""
     gpu = Gpu(uuid=uuid, name=name, memory_total_bytes=memory_gib * 2**30, units=units)
-    return CandidateGpu(gpu, state, lease or GpuLease(), awaited)
+    return CandidateGpu(gpu, state, lease or GpuLease(), awaited, lent)

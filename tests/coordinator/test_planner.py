@@ -127,6 +127,14 @@ def test_what_is_not_known_of_a_gpu_speaks_for_it() -> None:
     assert choose_worker([a], wanted) is a
 
 
+def test_what_helpers_hold_is_to_be_had_but_free_gpus_go_first() -> None:
+    a = of_gpus("a", one_gpu("GPU-a", LEASED, lent=True))
+    b = of_gpus("b", one_gpu("GPU-b"))
+    assert choose_worker([a], Resources(gpu_count=1)) is a
+    assert choose_worker([a, b], Resources(gpu_count=1)) is b
+    assert "1 leased" in refusal(Resources(gpu_count=2), a)[1]
+
+
 def test_the_kind_of_gpu_decides_between_workers() -> None:
     a = of_gpus("a", one_gpu("GPU-a0", name="A100", units=2), one_gpu("GPU-a1", name="A100", units=2))
     b = of_gpus("b", one_gpu("GPU-b0", units=4))

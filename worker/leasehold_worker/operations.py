@@ -15,15 +15,13 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_members, members_after
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
-from leasehold_worker.foreign import ForeignWatch
-from leasehold_worker.gpu_choice import GpuRequest
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
@@ -34,8 +32,8 @@ from leasehold_worker.preconditions import invalid, is_sequential, require_alive
 from leasehold_worker.preflight import Preflight, lock_timeout_s
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
-from leasehold_worker.resources import Allocation, AllocRequest, Resources
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
+from leasehold_worker.taking import Taking
 from leasehold_worker.workloads import Workloads, parked_bytes
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -44,9 +42,6 @@ REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
 PLACEMENT_ATTEMPTS: Final = 3
 """How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
-
-HELPERS_TIMEOUT_S: Final = 60.0
-"""How long a run waits for helpers to give GPUs back, unless its own timeout passes first."""
 
 STALE_BUS_ID: Final = (
     "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
@@ -64,8 +59,7 @@ class Operations:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
-        resources: Resources,
-        foreign: ForeignWatch,
+        taking: Taking,
         nursery: trio.Nursery,
         *,
         rates: Rates,
@@ -76,8 +70,7 @@ class Operations:
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
-        self._resources = resources
-        self._foreign = foreign
+        self._taking = taking
         self._nursery = nursery
         self._rates = rates
         self._host_memory = host_memory
@@ -91,7 +84,7 @@ class Operations:
         if not spec.arguments:
             raise invalid("arguments", "a workload needs a program: give its arguments")
         require_known_features(spec)
-        allocation = await self._allocate(workload_id, operation)
+        allocation = await self._taking.for_run(workload_id, operation)
         lease = allocation.lease
         report.enter("spawn")
         try:
@@ -121,6 +114,10 @@ class Operations:
     ) -> None:
         """Reserves GPUs, restores the members there, proves it, and turns the reservation into a lease."""
         report.enter("preflight")
+        lent = await self._taking.from_helpers(self._workloads.get(workload_id), operation)
+        if lent is not None:
+            await self._restore_on(lent, report)
+            return
         for attempt in range(PLACEMENT_ATTEMPTS):
             plan = await self.preflight.restore(workload_id, operation)
             if self._is_settled(plan, report):
@@ -135,6 +132,19 @@ class Operations:
         # Members that are where they must not be are parked first, as if they were moved.
         state = REMAPPING if plan.astray else RESTORING
         await self._carry_out(plan, state, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+
+    async def _restore_on(self, lease: Lease, report: Report) -> None:
+        """Restores a workload on GPUs that were claimed for it."""
+        try:
+            named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
+            plan = await self.preflight.restore(lease.workload_id, named, held=lease.gpu_uuids)
+            plan.require()
+            report.warnings += plan.findings.warnings
+        except BaseException:
+            self._pool.release(lease)
+            raise
+        state = REMAPPING if plan.astray else RESTORING
+        await self._carry_out(plan, state, [lease], report, DEFAULT_LOCK_TIMEOUT_S)
 
     async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
@@ -365,37 +375,6 @@ class Operations:
             else:
                 report.warnings.append("it could not be restored on the new GPUs, so it went back to the old")
             raise
-
-    async def _allocate(self, workload_id: str, operation: command_pb2.RunOperation) -> Allocation:
-        """Takes what a run needs. GPUs that are named are taken whoever waits for them."""
-        spec = operation.spec
-        request = AllocRequest.of(spec.resources)
-        await self._foreign.look(self._workloads)
-        if operation.gpu_uuids:
-            named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            return self._resources.alloc_named(
-                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
-            )
-        try:
-            return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
-        except OperationError as error:
-            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
-            if not lacks_gpus or not self._helpers_would_do(request.gpus):
-                raise
-            # A claim that waits is what helpers make room for.
-            with trio.move_on_after(HELPERS_TIMEOUT_S):
-                return await self._resources.claim(workload_id, request, priority=spec.priority)
-            raise
-
-    def _helpers_would_do(self, request: GpuRequest) -> bool:
-        """Whether what helpers hold, and what is free, is enough."""
-        held = {
-            gpu_uuid
-            for workload in self._workloads.all()
-            if workload.spec.HasField("helper") and workload.lease is not None
-            for gpu_uuid in workload.lease.gpu_uuids
-        }
-        return bool(held) and self._pool.choose_if_free(request, held, ()) is not None
 
 
 def _intent(

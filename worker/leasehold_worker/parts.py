@@ -30,6 +30,7 @@ from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Resources
 from leasehold_worker.servicing import Servicing
 from leasehold_worker.stopping import Stopping
+from leasehold_worker.taking import Taking
 from leasehold_worker.workloads import Workload, Workloads, parked_bytes
 
 
@@ -139,8 +140,7 @@ async def open_parts(
             inventory,
             pool,
             workloads,
-            resources,
-            foreign,
+            Taking(inventory, pool, resources, workloads, foreign),
             nursery,
             rates=rates,
             host_memory=host_memory,

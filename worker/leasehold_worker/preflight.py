@@ -1,6 +1,6 @@
 """The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -86,8 +86,19 @@ class Preflight:
         plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
         return plan
 
-    async def restore(self, workload_id: str, operation: command_pb2.RestoreOperation) -> Plan:
+    async def restore(
+        self,
+        workload_id: str,
+        operation: command_pb2.RestoreOperation,
+        *,
+        held: Collection[str] = (),
+    ) -> Plan:
         """The plan of a restore. Of a workload in state UNKNOWN, each member is taken from where it is.
+
+        Args:
+            workload_id: The workload.
+            operation: Where it is to wake.
+            held: GPUs that were claimed for it.
 
         Raises:
             OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
@@ -119,7 +130,7 @@ class Preflight:
         if not plan.refused:
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
-            await self._look_at_destinations(plan)
+            await self._look_at_destinations(plan, held)
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
@@ -257,14 +268,13 @@ class Preflight:
         needed = bytes_by_gpu(party.members)
         return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
 
-    async def _look_at_destinations(self, plan: Plan) -> None:
+    async def _look_at_destinations(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
         findings = plan.findings
         with findings.check("gpus", "free for this"):
             for party in plan.parties:
-                self._pool.check_free(
-                    plan.to_reserve(party), allow_foreign=party.workload.spec.resources.allow_foreign
-                )
+                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
+                self._pool.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
         destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
         if plan.pairs:
             homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}

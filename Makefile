@@ -7,7 +7,7 @@ PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 # Four even on two cores: tests wait as much as they compute.
 PYTEST_WORKERS ?= 4
 
-.PHONY: demo test check bench faults chaos protos lock clean
+.PHONY: demo test check bench faults chaos shared protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,12 @@ chaos: N = 200
 chaos: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build
 	$(BIN)/python -m tests.chaos.runner --commands $(N)
+
+# Two users' exec, runs, claims, adopted processes and helpers share four simulated GPUs: make shared N=1000.
+shared: N = 200
+shared: $(VENV)/.installed
+	$(BIN)/leasehold simgpu build
+	$(BIN)/python -m tests.chaos.shared_runner --steps $(N)
 
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write

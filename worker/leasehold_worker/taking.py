@@ -68,9 +68,13 @@ class Taking:
             raise
 
     async def from_helpers(self, workload: Workload, operation: command_pb2.RestoreOperation) -> Lease | None:
-        """Claims GPUs that helpers hold, if only they keep a parked workload from waking. None: they don't."""
+        """Claims GPUs that helpers hold, if only they keep a parked workload from waking. None: they don't.
+
+        A helper takes nothing from another.
+        """
         parked = workload.parked
-        if parked is None or not parked.gpu_uuids or operation.gpu_uuids or operation.pairs:
+        named = bool(operation.gpu_uuids or operation.pairs)
+        if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
         chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
         request = GpuRequest(

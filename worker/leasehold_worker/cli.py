@@ -32,6 +32,11 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 )
 @click.option("--name", envvar="LEASEHOLD_WORKER_NAME", help="What to call it.  [default: the host's name]")
 @click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Where this host's processes ask for GPUs.  [default: worker.sock in the state directory]",
+)
+@click.option(
     "--stop-workloads",
     type=click.Choice(["leave", "park", "stop"]),
     help="What happens to the workloads when the worker is stopped: they go on, are parked, or are stopped.  "
@@ -53,6 +58,7 @@ def command(
     coordinator: str | None,
     state_dir: Path | None,
     name: str | None,
+    socket: Path | None,
     stop_workloads: str | None,
     config_path: Path | None,
     log_level: str | None,
@@ -69,6 +75,7 @@ def command(
             coordinator=coordinator,
             state_dir=state_dir,
             name=name,
+            socket=socket,
             stop_workloads=stop_workloads,
             log_level=log_level,
         )

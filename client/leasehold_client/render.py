@@ -54,7 +54,7 @@ def workload_state(workload: Workload) -> str:
     """The state of a workload, with how it ended, or that a helper waits for spare GPUs."""
     status = workload.status
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
-    if status.yielded:
+    if status.yielded and status.state == workload_pb2.WORKLOAD_STATE_SUSPENDED:
         return f"{text}(yielded)"
     match status.exit.WhichOneof("cause"):
         case "code":

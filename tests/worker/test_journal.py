@@ -3,12 +3,14 @@
 import resource
 import sqlite3
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, RunOperation
+from leasehold.v1.gpu_pb2 import GPU_HEALTH_ECC_FAILED
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker import journal_file
@@ -16,6 +18,7 @@ from leasehold_worker.command_ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal, open_journal
+from leasehold_worker.leases import Cordon, Standing
 from trio.testing import wait_all_tasks_blocked
 
 from .conftest import WorkerProcess
@@ -248,3 +251,19 @@ def test_a_corrupt_journal_is_one_line_and_the_workloads_go_on(
     (line,) = worker.log.read_text().splitlines()
     assert "journal.sqlite3 can't be used" in line
     assert journal.read_bytes() == b"not a journal" * 1000
+
+
+def test_a_journal_of_format_1_is_taken_over(path: Path) -> None:
+    standing = Standing(Cordon("noisy", "ann", datetime.now(UTC)), GPU_HEALTH_ECC_FAILED, "one error")
+    file = journal_file.JournalFile(path)
+    file.close()
+    with sqlite3.connect(path) as connection:
+        connection.executescript("DROP TABLE standings; PRAGMA user_version = 1")
+    connection.close()
+    file = journal_file.JournalFile(path)
+    assert file.contents.standings == {}
+    file.commit(journal_file.keep_standing("GPU-1", standing))
+    file.close()
+    file = journal_file.JournalFile(path)
+    file.close()
+    assert file.contents.standings == {"GPU-1": standing}

@@ -30,7 +30,7 @@ from leasehold_worker.recovery import Recovery
 from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
-from leasehold_worker.workloads import ENDED, FAILED, RELEASED, RUNNING, Workload
+from leasehold_worker.workloads import ENDED, FAILED, LET_GO, RELEASED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,10 @@ async def _end_workloads(parts: Parts, how: StopWorkloads) -> None:
 
     async with trio.open_nursery() as nursery:
         for workload in parts.workloads.all():
-            wanted = workload.state == RUNNING and workload.lease is not None if how == "park" else True
+            if how == "park":
+                wanted = workload.state == RUNNING and workload.lease is not None
+            else:
+                wanted = workload.origin not in LET_GO  # those we did not start
             if how != "leave" and wanted and workload.state not in ENDED:
                 nursery.start_soon(end, workload)
 

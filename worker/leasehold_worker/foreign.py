@@ -18,6 +18,9 @@ ENDING_S: Final = 0.05
 """How long NVML may go on listing a process that has ended."""
 
 LOOK_TIMEOUT_S: Final = 15.0
+PROCESSES_LIMIT: Final = 16
+"""Foreign processes of a GPU that are told: all of them might not fit into a frame."""
+
 COMMAND_LIMIT: Final = 200
 """Characters of a foreign command line that are told."""
 
@@ -93,8 +96,9 @@ def _foreign(
                 " ".join(command_line(pid))[:COMMAND_LIMIT],
                 size,
             )
-            for pid, size in sorted(gpu.processes.items())
-            if pid in strangers
+            for pid, size in sorted((pid, size) for pid, size in gpu.processes.items() if pid in strangers)[
+                :PROCESSES_LIMIT
+            ]
         )
         for gpu_uuid, gpu in usage.items()
     }

@@ -19,6 +19,9 @@ from leasehold_worker.workloads import Workload
 UPDATE_LIMIT_BYTES: Final = 131_072
 """Half a frame, as for hello."""
 
+REASON_LIMIT: Final = 256
+"""Characters of what is known against a GPU that are told."""
+
 MESSAGE_LIMIT: Final = 1024
 """Characters that are left of an error's sentence where nothing else fits."""
 
@@ -69,7 +72,7 @@ def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease
         since=timestamp(slot.since),
         health=standing.health,
         sample=None if reading is None or reading.lost else _sample(reading),
-        health_reason=standing.health_reason,
+        health_reason=standing.health_reason[:REASON_LIMIT],
         cordon=cordon(standing.cordon),
         foreign_processes=[
             lease_pb2.ForeignProcess(

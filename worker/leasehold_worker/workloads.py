@@ -297,6 +297,8 @@ class Workloads:
         What they hold on GPUs is looked at first, so that nobody is granted a GPU on top of them.
         """
         await self._look(workload)
+        if workload.state in ENDED:  # meanwhile
+            return
         workload.watching.cancel()
         workload.end_time = datetime.now(UTC)
         self.end(workload, RELEASED, None)

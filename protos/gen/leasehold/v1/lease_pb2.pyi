@@ -133,7 +133,7 @@ class GpuLease(_message.Message):
     health: _gpu_pb2.GpuHealth.ValueType
     """Whether the GPU can be trusted. What excludes it stays until an operator resets it."""
     health_reason: _builtins.str
-    """What is known against it, in words. Empty: nothing."""
+    """What is known against it, in 256 characters at most. Empty: nothing."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Since when the slot is in this state."""
@@ -148,7 +148,7 @@ class GpuLease(_message.Message):
 
     @_builtins.property
     def foreign_processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignProcess]:
-        """Processes that hold memory on it and belong to no workload. Leasehold never touches them."""
+        """Processes that hold memory on it and belong to no workload, 16 at most. Leasehold never touches them."""
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class ConnectRequest(_message.Message):
     PLAN_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """Who I am and all that I hold. First, and only once."""
+        """Who I am and all that I hold. First, and again when the inventory or a capability is another."""
 
     @_builtins.property
     def worker_load(self) -> Global___WorkerLoad:

@@ -231,12 +231,12 @@ class GpuPool:
         Returns:
             The lease over those of its GPUs that this worker has.
         """
+        self._last_token = max(self._last_token, lease.fencing_token)
         unleased = {slot.gpu_uuid for slot in self._slots.values() if slot.lease is None}
         mine = tuple(gpu_uuid for gpu_uuid in lease.gpu_uuids if gpu_uuid in unleased)
         if not mine:
             return replace(lease, gpu_uuids=())
         adopted = replace(lease, gpu_uuids=mine)
-        self._last_token = max(self._last_token, lease.fencing_token)
         self._leases[lease.lease_id] = adopted
         self._hold(mine, adopted, reserved=reserved)
         return adopted
@@ -255,7 +255,7 @@ class GpuPool:
         Returns:
             The new lease of each workload that gets any.
         """
-        live = [lease for lease in given_up if self._leases.pop(lease.lease_id, None) is not None]
+        live = [held for lease in given_up if (held := self._leases.pop(lease.lease_id, None)) is not None]
         left = {gpu_uuid for lease in live for gpu_uuid in lease.gpu_uuids}
         leases: dict[str, Lease] = {}
         for workload_id, gpu_uuids in wanted:
@@ -269,9 +269,11 @@ class GpuPool:
 
     def release(self, lease: Lease) -> bool:
         """Frees the lease's GPUs. False: it had been released before, and nothing was done."""
-        if self._leases.pop(lease.lease_id, None) is None:
+        held = self._leases.pop(lease.lease_id, None)
+        if held is None:
             return False
-        self._hold(lease.gpu_uuids, None)
+        # Of a lease that was adopted in part, the caller may have the whole.
+        self._hold(held.gpu_uuids, None)
         self.serve()
         return True
 
@@ -331,6 +333,8 @@ class GpuPool:
     def check_free(self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
         """Refuses what :meth:`claim_gpus` would refuse."""
         usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
+        if gpu_uuids and self.worker_cordon is not None:
+            raise cordoned("the worker", self.worker_cordon)
         for gpu_uuid in gpu_uuids:
             if self.slot(gpu_uuid).state not in usable:
                 raise not_free(self.slot(gpu_uuid))

@@ -6,6 +6,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -16,7 +18,7 @@ from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.local import SOCKET_VARIABLE, LocalWorker, NoWorkerError
+from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError
 from leasehold_client.operations import duration
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.verb import YEAR_S, Seconds
@@ -41,7 +43,7 @@ socket_option = click.option(
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@resource_options
+@partial(resource_options, gpus=1)
 @helper_options
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option(
@@ -82,14 +84,15 @@ def exec_command(
     spec = WorkloadSpec(arguments=arguments, resources=resources, priority=priority, helper=helper)
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
     try:
-        granted = _wait_granted(socket, ClaimRequest(open=opened))
+        worker, granted = _wait_granted(socket, ClaimRequest(open=opened))
     except LeaseholdError as error:
         click.echo(error_line(error.message, error.reason), err=True)
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         click.echo("leasehold: interrupted; it waits no longer", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    _become(program, arguments, {**os.environ, **granted.environment})
+    with worker:  # gRPC ends in threads of its own, which an execve would cut off with a message
+        _become(program, arguments, {**os.environ, **granted.environment})
 
 
 def _find(name: str) -> str:
@@ -103,24 +106,32 @@ def _find(name: str) -> str:
     sys.exit(EXIT_CANNOT_RUN if there else EXIT_NOT_FOUND)
 
 
-def _wait_granted(socket: Path | None, request: ClaimRequest) -> ClaimGranted:
-    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first."""
-    told = False
+def _wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorker, ClaimGranted]:
+    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first.
+
+    Returns:
+        The connection, still open, and the grant.
+    """
+    deadline = Deadline(request.open)
+    position = 0
     while True:
         try:
-            with LocalWorker(socket) as worker:
+            with ExitStack() as stack:
+                worker = stack.enter_context(LocalWorker(socket))
                 for response in worker.claim(request):
                     if response.HasField("granted"):
-                        return response.granted
-                    if response.HasField("waiting"):
+                        stack.pop_all()
+                        return worker, response.granted
+                    if response.HasField("waiting") and response.waiting.position != position:
+                        position = response.waiting.position
                         _show(response.waiting)
-                        told = True
         except NoWorkerError:
-            if not told:
+            if not position:
                 raise
             click.echo("leasehold: the worker restarts; waiting anew", err=True)
-            told = False
+            position = 0
             _wait_worker(socket)
+            request = deadline.apply(request)
         else:
             raise LeaseholdError("the worker ended the claim without a word: look at its log")
 

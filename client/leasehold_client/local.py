@@ -9,7 +9,9 @@
 """
 
 import os
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, cast, final
 
@@ -62,6 +64,23 @@ def socket_path() -> Path:
         f"no worker of this host serves at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its "
         f"socket with --socket or {SOCKET_VARIABLE}"
     )
+
+
+@final
+class Deadline:
+    """Until when a claim waits, also where it has to be made anew because the worker restarts."""
+
+    def __init__(self, wanted: local_pb2.ClaimOpen) -> None:
+        self._time: float | None = None
+        if wanted.HasField("wait"):
+            self._time = time.monotonic() + wanted.wait.ToTimedelta().total_seconds()
+
+    def apply(self, request: ClaimRequest) -> ClaimRequest:
+        """The request with what is left to wait."""
+        if self._time is not None:
+            left = timedelta(seconds=max(0.0, self._time - time.monotonic()))
+            request.open.wait.FromTimedelta(left)
+        return request
 
 
 @final

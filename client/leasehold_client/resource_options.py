@@ -70,14 +70,19 @@ class Signal(IntegerType):
         return int(number)
 
 
-def resource_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a verb the options of what a workload needs, as its argument ``resources``: a ``Resources``."""
+def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callable[..., None]:
+    """Gives a verb the options of what a workload needs, as its argument ``resources``: a ``Resources``.
+
+    Args:
+        function: The verb.
+        gpus: How many GPUs it gets where nothing is said of them.
+    """
 
     @click.option(
         "--gpus",
         "gpu_count",
         type=click.IntRange(0, UNITS_LIMIT),
-        default=0,
+        default=gpus,
         show_default=True,
         help="Whole GPUs.",
     )

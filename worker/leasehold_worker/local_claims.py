@@ -212,11 +212,16 @@ class LocalClaims:
         spec = wanted.spec
         request = AllocRequest.of(spec.resources, self._last_gpus.get(name, ()))
         wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
+        request.validate()
+        if request.gpus.count:
+            self._parts.pool.check_possible(request.gpus)
         await self._parts.foreign.look(self._parts.workloads)
+        if wait_s <= 0:
+            return self._take_at_once(workload_id, request, spec)
         granted: list[Allocation] = []
         refusals: list[OperationError] = []
         try:
-            with trio.move_on_after(max(0.0, wait_s)):
+            with trio.move_on_after(wait_s):
                 async with trio.open_nursery() as nursery:
                     if request.gpus.count:
                         nursery.start_soon(self._tell_place, session, workload_id, request)
@@ -239,6 +244,19 @@ class LocalClaims:
             return granted[0]
         refusal = self._parts.pool.why_not(request.gpus)
         raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
+
+    def _take_at_once(
+        self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
+    ) -> Allocation:
+        """Takes what is there, and passes nobody who waits and goes first.
+
+        Raises:
+            OperationError: It can't be had now.
+        """
+        pool = self._parts.pool
+        if spec.HasField("helper") and request.gpus.count and pool.waiting:
+            raise pool.why_not(request.gpus)
+        return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
 
     async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
         told = None

@@ -510,8 +510,9 @@ async def test_tokens_go_on_from_those_of_the_last_start() -> None:
     later = must(pool_of(1).try_claim("a", ONE))
     pool = pool_of(2)
     assert must(pool.try_claim("a", ONE)).fencing_token > later.fencing_token
-    for gpu_uuid in (UUIDS[1], "GPU-that-was-taken-out"):
-        earlier = Lease(LeaseId("l-1"), "w", (gpu_uuid,), datetime.now(UTC), later.fencing_token + 10**18)
+    for years, gpu_uuid in enumerate((UUIDS[1], "GPU-that-was-taken-out"), start=1):
+        token = later.fencing_token + years * 10**17
+        earlier = Lease(LeaseId(f"l-{years}"), "w", (gpu_uuid,), datetime.now(UTC), token)
         pool.release(pool.adopt(earlier))
         lease = must(pool.try_claim("b", ONE))
         assert lease.fencing_token > earlier.fencing_token, "though the clock was set back"

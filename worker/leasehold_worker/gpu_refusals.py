@@ -38,7 +38,7 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
     missing = request.count - _usable(request, states)
     reason = errors_pb2.ERROR_REASON_NO_FREE_GPU
     for state, its_reason in _REASONS.items():
-        if 0 < missing <= states.count(state):
+        if state not in _usable_states(request) and 0 < missing <= states.count(state):
             reason = its_reason
     due = f"; {pending_claimers} wait for them" if pending_claimers else ""
     return OperationError(
@@ -59,7 +59,7 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
     others = ", ".join(
         f"{states.count(state)} {_state_name(state)}"
         for state in (LEASED, RESERVED, CORDONED, UNHEALTHY, FOREIGN)
-        if state in states
+        if state in states and state not in _usable_states(request)
     )
     usable = _usable(request, states)
     free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
@@ -71,15 +71,20 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
 
 
 def _usable(request: GpuRequest, states: Sequence[SlotState.ValueType]) -> int:
-    return states.count(FREE) + (states.count(FOREIGN) if request.allow_foreign else 0)
+    return sum(map(states.count, _usable_states(request)))
 
 
-def cordoned(what: str, cordon: Cordon) -> OperationError:
+def _usable_states(request: GpuRequest) -> tuple[SlotState.ValueType, ...]:
+    return (FREE, FOREIGN) if request.allow_foreign else (FREE,)
+
+
+def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) -> OperationError:
     """The refusal of something that is cordoned."""
     return OperationError(
         errors_pb2.ERROR_REASON_CORDONED,
         f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): take another, "
         "or uncordon it",
+        metadata,
     )
 
 
@@ -98,7 +103,7 @@ def not_free(slot: SlotLease) -> OperationError:
         )
         remedy += ", or mend it and reset its health"
     elif slot.state == CORDONED and standing.cordon is not None:
-        return cordoned(slot.gpu_uuid, standing.cordon)
+        return cordoned(slot.gpu_uuid, standing.cordon, {"gpu_uuid": slot.gpu_uuid})
     elif slot.foreign:
         first = slot.foreign[0]
         reason = errors_pb2.ERROR_REASON_FOREIGN_PROCESS

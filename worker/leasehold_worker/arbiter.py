@@ -6,8 +6,9 @@ follows the events of the pool; nothing is polled.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -17,6 +18,7 @@ from leasehold.v1.command_pb2 import Operation
 from leasehold_worker.command_states import SUCCEEDED
 from leasehold_worker.commands import Commands
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gpu_choice import GpuRequest
 from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
 from leasehold_worker.pool import GpuPool
@@ -41,30 +43,56 @@ class HelperLease:
 def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
     """The leases of helpers that have to end for the claims that wait. The newest go first.
 
-    A claim takes what is free or on its way, and as few helpers as serve it; where all of them together would
-    not, it takes none, and neither do those behind it on the same GPUs.
+    A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
+    alone; where all of them together would not do, it takes none, and neither do those behind it on the same
+    GPUs. A worker that is cordoned grants nothing, so it asks nobody.
     """
+    if pool.worker_cordon is not None:
+        return []
     coming = {uuid for helper in helpers if helper.asked for uuid in helper.lease.gpu_uuids}
     newest_first = sorted(helpers, key=lambda helper: helper.lease.fencing_token, reverse=True)
     unasked = [helper.lease for helper in newest_first if not helper.asked]
     wanted: list[Lease] = []
     taken: set[str] = set()
+
+    def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
+        """What a claim would get if these ended too."""
+        freed = coming.union(*(lease.gpu_uuids for lease in leases))
+        return pool.choose_if_free(request, freed - taken, taken)
+
     for waiter in pool.waiting:
         if waiter.helper:
             break
-        for count in range(len(unasked) + 1):
-            extra = {uuid for lease in unasked[:count] for uuid in lease.gpu_uuids}
-            chosen = pool.choose_if_free(waiter.request, (coming | extra) - taken, taken)
-            if chosen is not None:
-                needed = [lease for lease in unasked[:count] if set(lease.gpu_uuids) & set(chosen)]
-                wanted += needed
-                coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}
-                unasked = [lease for lease in unasked if lease not in needed]
-                taken |= set(chosen)
-                break
-        else:
+        needed = _newest_needed(unasked, partial(gpus_for, waiter.request))
+        chosen = None if needed is None else gpus_for(waiter.request, needed)
+        if needed is None or chosen is None:
             taken |= pool.obtainable(waiter.request)
+            continue
+        wanted += needed
+        coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}
+        unasked = [lease for lease in unasked if lease not in needed]
+        taken |= set(chosen)
     return wanted
+
+
+def _newest_needed(
+    newest_first: Sequence[Lease], gpus_for: Callable[[Iterable[Lease]], tuple[str, ...] | None]
+) -> list[Lease] | None:
+    """The newest leases that serve a claim, less those without which it is served as well. None: too few."""
+    for count in range(len(newest_first) + 1):
+        needed = list(newest_first[:count])
+        if gpus_for(needed) is not None:
+            for lease in reversed(newest_first[:count]):
+                others = [other for other in needed if other is not lease]
+                if gpus_for(others) is not None:
+                    needed = others
+            return needed
+    return None
+
+
+def spare_gpus(pool: GpuPool) -> int:
+    """On how many GPUs parked helpers may wake."""
+    return 0 if pool.worker_cordon is not None else len(pool.unclaimed())
 
 
 @final
@@ -155,7 +183,7 @@ class Arbiter:
 
     def _wake_some(self, nursery: trio.Nursery) -> None:
         """Wakes parked helpers, the longest parked first, as many as there are GPUs for."""
-        spare = len(self._parts.pool.unclaimed())
+        spare = spare_gpus(self._parts.pool)
         parked = [
             (helper.parked.since, len(helper.parked.gpu_uuids), helper)
             for helper in self._helpers()

@@ -96,7 +96,11 @@ class LocalWorker:
         self._channel = grpc.insecure_channel(
             f"unix:{self.path}",
             # Each connection is known by the process that made it: never share one with another channel.
-            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)],
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1000),  # who comes back too late has lost its lease
+            ],
         )
         self._stub = LocalServiceStub(self._channel)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final, final
 
 from leasehold.v1 import local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimWaiting
+from leasehold.v1.local_pb2 import ClaimChanged, ClaimOpen, ClaimRequest, ClaimWaiting
 from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec, WorkloadState
 
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.local import LocalWorker, NoWorkerError
+from leasehold_client.local import Deadline, LocalWorker, NoWorkerError
 from leasehold_client.operations import duration
 
 RESUME_TIMEOUT_S: Final = 30.0
@@ -30,16 +30,21 @@ class LocalLease:
     Attributes:
         workload_id: Id of the workload that stands for this process.
         name: Its name.
-        environment: Variables that name its GPUs, for child processes.
-        yield_requested: Set once the claim is a helper's and somebody waits for its GPUs.
+        environment: Variables that name its GPUs, for child processes. Those of ``os.environ`` stay as they
+            were granted, as CUDA has read them: start children that use GPUs after a move with these.
+        yield_requested: Set while the claim is a helper's and somebody waits for its GPUs.
         ended: Set once the lease is over, whoever ended it.
     """
 
     def __init__(self, worker: LocalWorker, request: ClaimRequest, on_waiting: "OnWaiting") -> None:
         self._worker = worker
         self._on_waiting = on_waiting
+        self._request = request
+        self._deadline = Deadline(request.open)
         self._stream = worker.claim(request)
         self._granted = threading.Event()
+        self._seen = False
+        """Whether the worker has said anything: else there is none to come back to."""
         self._refusal: LeaseholdError | None = None
         self.workload_id = ""
         self.name = ""
@@ -66,6 +71,8 @@ class LocalLease:
             raise
         if self._refusal is not None:
             raise self._refusal
+        if not self.workload_id:
+            raise LeaseholdError("the worker ended the claim without a word: look at its log")
 
     def give_back(self) -> None:
         """Ends the lease. Where something is just done with the process, it ends right after that."""
@@ -85,7 +92,7 @@ class LocalLease:
                     self._read()
                     return
                 except NoWorkerError as error:
-                    if not self._granted.is_set() or self.ended.is_set():
+                    if not self._seen or self.ended.is_set():
                         raise
                     self._resume(error)
         except LeaseholdError as error:
@@ -95,24 +102,27 @@ class LocalLease:
             self.ended.set()
 
     def _resume(self, cause: NoWorkerError) -> None:
-        """Goes on with the next start of the worker.
+        """Goes on with the next start of the worker: holds on, or waits anew behind those that came first.
 
         Raises:
             LeaseholdError: It does not come, or does not have the lease any more.
         """
         deadline = time.monotonic() + RESUME_TIMEOUT_S
-        resume = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
+        request = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
+        if not self._granted.is_set():
+            request = self._deadline.apply(self._request)
         while time.monotonic() < deadline and not self.ended.wait(RESUME_PAUSE_S):
             try:
                 self._worker.list()
             except NoWorkerError:
                 continue
-            self._stream = self._worker.claim(resume)
+            self._stream = self._worker.claim(request)
             return
         raise cause
 
     def _read(self) -> None:
         for response in self._stream:
+            self._seen = True
             match response.WhichOneof("frame"):
                 case "waiting":
                     self._on_waiting(response.waiting)
@@ -123,12 +133,24 @@ class LocalLease:
                     self.gpu_uuids = tuple(granted.lease.gpu_uuids)
                     self._granted.set()
                 case "changed":
-                    self.state = response.changed.state
-                    self.gpu_uuids = tuple(response.changed.lease.gpu_uuids)
+                    self._change(response.changed)
                 case "yield_request":
                     self.yield_requested.set()
                 case "ended" | None:
                     pass
+
+    def _change(self, changed: ClaimChanged) -> None:
+        self.state = changed.state
+        self.gpu_uuids = tuple(changed.lease.gpu_uuids)
+        visible = ",".join(self.gpu_uuids) or "-1"
+        self.environment = {
+            **self.environment,
+            "CUDA_VISIBLE_DEVICES": visible,
+            "NVIDIA_VISIBLE_DEVICES": visible,
+            "LEASEHOLD_LEASE_ID": changed.lease.lease_id,
+        }
+        if changed.state == workload_pb2.WORKLOAD_STATE_SUSPENDED:
+            self.yield_requested.clear()
 
 
 OnWaiting = Callable[[ClaimWaiting], None]

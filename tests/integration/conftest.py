@@ -60,6 +60,14 @@ class Fleet:
         assert process.stdout is not None
         process.stdout.close()
 
+    def end_worker(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Ends a worker by a signal."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        process.wait(TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
     def start_worker(self, name: str, gpus: int = 4) -> SimulatedHost:
         """Starts a worker on a simulated host of its own, and waits until its GPUs are known."""
         if name not in self.hosts:

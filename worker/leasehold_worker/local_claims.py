@@ -34,6 +34,7 @@ from leasehold_worker.workloads import (
     ENDED,
     EXEC,
     OUTPUT_FILE,
+    RUNNING,
     WORKLOAD_ID_VARIABLE,
     Workload,
 )
@@ -157,10 +158,10 @@ class LocalClaims:
     async def _open(self, session: Session, wanted: ClaimOpen) -> None:
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
         name = self._new_name(wanted.name, workload_id)
+        self._check(session.peer, wanted)
         self._names[workload_id] = name
         self._waiting[workload_id] = session
         try:
-            self._check(session.peer, wanted)
             allocation = await self._wait_turn(session, workload_id, name, wanted)
             workload = self._register(session.peer, workload_id, name, wanted, allocation)
         finally:
@@ -192,14 +193,14 @@ class LocalClaims:
             workload_pb2.PROCESS_STRATEGY_STOP,
         ):
             raise invalid("helper", "a helper is suspended or stopped: choose cuda_suspend or stop")
+        if any(session.peer.identity == peer.identity for session in self._waiting.values()):
+            raise _registered(peer, "waits for a claim already: one at a time")
+        self._check_unowned(peer)
+
+    def _check_unowned(self, peer: Peer) -> None:
         holder = owner(peer.identity.pid, self._parts.workloads.all())
         if holder is not None:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                f"process {peer.identity.pid} belongs to workload {holder.name} already: it can't claim for "
-                "itself",
-                {"pid": str(peer.identity.pid)},
-            )
+            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
 
     async def _wait_turn(
         self, session: Session, workload_id: str, name: str, wanted: ClaimOpen
@@ -282,13 +283,18 @@ class LocalClaims:
         """Makes the claimant a workload, in one step with its grant.
 
         Raises:
-            OperationError: UNKNOWN_PROCESS, it has ended meanwhile; nothing is held.
+            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted;
+                nothing is held.
         """
-        if not is_alive(peer.identity):
+        try:
+            if not is_alive(peer.identity):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
+                )
+            self._check_unowned(peer)
+        except OperationError:
             allocation.release()
-            raise OperationError(
-                errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
-            )
+            raise
         for_process = wanted.hold == local_pb2.CLAIM_HOLD_PROCESS
         lease = allocation.hand_over_lease()
         workload = Workload(
@@ -324,7 +330,7 @@ class LocalClaims:
         if len(self._last_gpus) > LAST_GPUS_LIMIT:
             del self._last_gpus[next(iter(self._last_gpus))]
 
-    async def _hold(self, session: Session, workload: Workload) -> None:
+    async def _hold(self, session: Session, workload: Workload, *, resumed: bool = False) -> None:
         """Tells of the grant once it is on disk, and holds on for the stream."""
         by_stream = workload.origin == CLAIM
         if by_stream:
@@ -332,7 +338,7 @@ class LocalClaims:
         try:
             await self._tell_granted(session, workload)
             if by_stream:
-                await self._tell_changes(session, workload)
+                await self._tell_changes(session, workload, resumed=resumed)
         finally:
             if self._sessions.get(workload.workload_id) is session:
                 del self._sessions[workload.workload_id]
@@ -357,16 +363,16 @@ class LocalClaims:
         )
         session.tell(ClaimResponse(granted=granted))
 
-    async def _tell_changes(self, session: Session, workload: Workload) -> None:
-        told = (workload.state, workload.lease)
+    async def _tell_changes(self, session: Session, workload: Workload, *, resumed: bool) -> None:
+        told = None if resumed else (workload.state, workload.lease)
         while workload.state not in ENDED:
-            await self._parts.workloads.wait_changed()
             now = (workload.state, workload.lease)
-            if now != told and workload.state not in ENDED:
+            if now != told:
                 lease = wire.lease(workload.lease) if workload.lease else None
                 changed = local_pb2.ClaimChanged(state=workload.state, lease=lease)
                 session.tell(ClaimResponse(changed=changed))
                 told = now
+            await self._parts.workloads.wait_changed()
         state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
         session.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason=f"the workload is {state}")))
 
@@ -383,11 +389,14 @@ class LocalClaims:
         older = self._sessions.pop(workload_id, None)
         if older is not None:
             older.tell(None)
-        await self._hold(session, workload)
+        await self._hold(session, workload, resumed=True)
 
     async def _give_back(self, workload: Workload) -> None:
         """Lets a workload go. While something is done with it, or it is parked, that has to wait."""
         while workload.state not in ENDED and workload.workload_id not in self._sessions:
+            if workload.state != RUNNING:
+                await self._parts.workloads.wait_changed()
+                continue
             operation = Operation(release=command_pb2.ReleaseOperation())
             outcome = await self._commands.carry_out(workload.workload_id, operation)
             if outcome.state == SUCCEEDED:
@@ -457,3 +466,10 @@ class LocalClaims:
             f"no workload of this host that has not ended has the id, the name or the lease {name!r}: "
             "`leasehold local leases` lists them",
         )
+
+
+def _registered(peer: Peer, how: str) -> OperationError:
+    pid = peer.identity.pid
+    return OperationError(
+        errors_pb2.ERROR_REASON_ALREADY_REGISTERED, f"process {pid} {how}", {"pid": str(pid)}
+    )

@@ -1,0 +1,323 @@
+"""``leasehold_client.local.claim``: programs that claim GPUs for themselves, and what ends their leases."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.local import LocalWorker
+
+from .conftest import CLAIMING_COUNTER, LEASEHOLD, Fleet, LocalHost
+
+HOLD = """
+import json, os, sys
+from leasehold_client import local
+names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LEASEHOLD_LEASE_ID", "LEASEHOLD_WORKLOAD")
+def show(*more):
+    print(json.dumps([*more, [os.environ.get(name) for name in names]]), flush=True)
+show("before")
+def wait(_):
+    print("waiting", flush=True)
+with local.claim(gpus=int(sys.argv[2]), name=sys.argv[1], on_waiting=wait) as lease:
+    show("held", lease.gpu_uuids, dict(lease.environment))
+    for line in sys.stdin:
+        if line == "end\\n":
+            break
+        show("now", lease.gpu_uuids, dict(lease.environment), lease.state, lease.ended.is_set())
+show("after")
+input()
+"""
+"""Holds a claim until it is told to end. Each other line that it gets makes it say what it has."""
+
+IN_A_THREAD = """
+import threading, time
+from leasehold_client import local
+def hold():
+    with local.claim(name="thread"):
+        print("held", flush=True)
+        time.sleep(1000)
+threading.Thread(target=hold).start()
+"""
+
+TWICE = """
+import threading
+from leasehold_client import local
+from leasehold_client.errors import LeaseholdError
+def claim(wait_s):
+    try:
+        with local.claim(wait_s=wait_s) as lease:
+            print("granted", flush=True)
+            return lease
+    except LeaseholdError as error:
+        print(error.reason, flush=True)
+with local.claim() as outer:
+    claim(10)
+claim(10)
+"""
+
+TWO_WAIT = """
+import sys, threading
+from leasehold_client import local
+from leasehold_client.errors import LeaseholdError
+def claim(name, waiting):
+    try:
+        with local.claim(name=name, on_waiting=lambda _: waiting.set()):
+            print(name, "granted", flush=True)
+            sys.stdin.readline()
+    except LeaseholdError as error:
+        print(name, error.reason, flush=True)
+waiting = threading.Event()
+first = threading.Thread(target=claim, args=("first", waiting))
+first.start()
+waiting.wait()
+claim("second", waiting)
+first.join()
+"""
+
+KEEP_CONTEXT = """
+import sys
+from cuda.bindings import driver
+from leasehold_client import local
+with local.claim(name="keeper"):
+    driver.cuInit(0)
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)[1])[1])
+    driver.cuMemAlloc(2**20)
+    print("held", flush=True)
+    sys.stdin.readline()
+print("given back", flush=True)
+sys.stdin.readline()
+"""
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def start(host: LocalHost, name: str, gpus: int = 1) -> subprocess.Popen[str]:
+    """Starts a program that holds a claim, and waits until it does."""
+    process = host.python(HOLD, name, str(gpus))
+    host.wait_line(process, "held")
+    return process
+
+
+def now(host: LocalHost, process: subprocess.Popen[str]) -> list[object]:
+    """What a program says of its claim now."""
+    before = host.out(process).count("\n")
+    say(process, "now")
+    host.wait(lambda: host.out(process).count("\n") > before)
+    found: list[object] = json.loads(host.out(process).splitlines()[-1])
+    return found
+
+
+def test_a_claim_holds_gpus_for_a_while_and_then_the_environment_is_as_before(local_host: LocalHost) -> None:
+    process = start(local_host, "holder", gpus=2)
+    workload = local_host.workloads()["holder"]
+    assert workload.origin == workload_pb2.WORKLOAD_ORIGIN_CLAIM
+    gpu_uuids = list(workload.status.lease.gpu_uuids)
+    assert len(gpu_uuids) == 2
+    say(process, "end")
+    local_host.wait_line(process, "after")
+    before, held, after = map(json.loads, local_host.out(process).splitlines())
+    variables = [",".join(gpu_uuids), ",".join(gpu_uuids), workload.status.lease.lease_id, "holder"]
+    assert held[:2] == ["held", gpu_uuids]
+    assert held[3] == variables
+    assert held[2]["LEASEHOLD_WORKLOAD_ID"] == workload.workload_id
+    assert held[2]["LEASEHOLD_SOCKET"] == str(local_host.socket)
+    assert before[1] == after[1]
+    assert local_host.states() == ["FREE", "FREE"]
+    assert process.poll() is None
+
+
+def test_a_claim_in_a_thread_ends_with_its_process(local_host: LocalHost) -> None:
+    process = local_host.python(IN_A_THREAD)
+    local_host.wait_line(process, "held")
+    assert "LEASED" in local_host.states()
+    process.kill()
+    local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
+
+
+def test_a_process_has_one_claim_at_a_time(local_host: LocalHost) -> None:
+    assert local_host.end(local_host.python(TWICE)) == "ALREADY_REGISTERED\ngranted\n"
+
+
+def test_a_process_waits_for_one_claim_at_a_time(local_host: LocalHost) -> None:
+    holder = start(local_host, "holder", gpus=2)
+    two = local_host.python(TWO_WAIT)
+    local_host.wait_line(two, "second ALREADY_REGISTERED")
+    say(holder, "end")
+    local_host.wait_line(two, "first granted")
+    say(two, "")
+    local_host.end(two)
+
+
+def test_memory_that_is_kept_after_a_claim_keeps_the_next_one_waiting(local_host: LocalHost) -> None:
+    keeper = local_host.python(KEEP_CONTEXT)
+    local_host.wait_line(keeper, "held")
+    other = start(local_host, "other")
+    waiting = local_host.python(HOLD, "next", "1")
+    local_host.wait_line(waiting, "waiting")
+    say(keeper, "")
+    local_host.wait_line(keeper, "given back")
+    assert sorted(local_host.states()) == ["FOREIGN", "LEASED"]
+    foreign = next(gpu for gpu in local_host.look().gpus if gpu.foreign_processes)
+    assert foreign.foreign_processes[0].pid == keeper.pid
+    assert "1 foreign" in local_host.look().waiting[0].reason
+    say(keeper, "")
+    local_host.end(keeper)
+    local_host.wait_line(waiting, "held")
+    assert other.poll() is None
+
+
+def test_a_claim_within_a_command_that_has_gpus_is_refused(local_host: LocalHost) -> None:
+    inner = "import os; os.setsid()\n" + TWICE.rpartition("with")[0] + "claim(0)"
+    process = local_host.exec("--", "sh", "-c", '"$0" -c "$1"', sys.executable, inner)
+    assert local_host.end(process) == "ALREADY_REGISTERED\n"
+
+
+def test_a_claim_is_released_by_its_user_from_outside(local_host: LocalHost) -> None:
+    process = start(local_host, "released")
+    released = local_host.start(*LEASEHOLD, "local", "release", "released")
+    assert local_host.end(released) == "released: released\n"
+    local_host.wait(lambda: now(local_host, process)[4] is True)
+    assert local_host.states() == ["FREE", "FREE"]
+    with LocalWorker(local_host.socket) as worker, pytest.raises(LeaseholdError, match="has the id") as error:
+        worker.release("released")
+    assert error.value.reason == "UNKNOWN_WORKLOAD"
+    say(process, "end")
+    local_host.wait_line(process, "after")
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: LocalHost, crash: bool) -> None:
+    host = restarting_host
+    counter = host.python(CLAIMING_COUNTER, "counter")
+    host.wait_counting(counter)
+    holder = start(host, "holder")
+    waiting = host.python(HOLD, "next", "1")
+    host.wait_line(waiting, "waiting")
+    before = host.workloads()
+    if crash:
+        host.kill_worker()
+    else:
+        host.stop_worker()
+    host.wait_counting(counter)
+    host.start_worker()
+    host.wait(lambda: [claim.name for claim in host.look().waiting] == ["next"])
+    after = host.workloads()
+    for name in ("counter", "holder"):
+        assert after[name].status.lease.lease_id == before[name].status.lease.lease_id
+    host.wait_counting(counter)
+    say(holder, "end")
+    host.wait_line(waiting, "held")
+    counter.terminate()
+    host.end(counter)
+    host.wait(lambda: sorted(host.states()) == ["FREE", "LEASED"])
+
+
+def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(2)
+    host.patch = "from leasehold_worker import local_claims; local_claims.RESUME_TIMEOUT_S = 0.5"
+    host.start_worker()
+    holder = start(host, "holder")
+    host.kill_worker()
+    holder.send_signal(signal.SIGSTOP)
+    host.start_worker()
+    assert "holder" in host.workloads()
+    host.wait(lambda: host.states() == ["FREE", "FREE"])
+    holder.send_signal(signal.SIGCONT)
+    host.wait(lambda: now(host, holder)[4] is True)
+
+
+def test_a_claim_that_ended_while_the_worker_was_away_holds_nothing(restarting_host: LocalHost) -> None:
+    holder = start(restarting_host, "holder", gpus=2)
+    restarting_host.kill_worker()
+    holder.kill()
+    holder.wait()
+    restarting_host.start_worker()
+    restarting_host.wait(lambda: restarting_host.states() == ["FREE", "FREE"])
+
+
+def test_a_claim_is_suspended_restored_and_moved_like_any_other(fleet: Fleet, alpha: LocalHost) -> None:
+    counter = alpha.python(CLAIMING_COUNTER, "job")
+    alpha.wait_counting(counter)
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "job"})
+    fleet.cli("suspend", "job")
+    other = start(alpha, "other")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "other"})
+    fleet.cli("restore", "job")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "other", "alpha/1": "job"})
+    alpha.wait_counting(counter)
+    fleet.cli("remap", "job", "--to", "alpha/3")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "other", "alpha/3": "job"})
+    gpus = [gpu.gpu_uuid for gpu in alpha.look().gpus]
+    assert list(alpha.wait_counting(counter).gpu_uuids) == [gpus[0], gpus[1], gpus[3]]
+    fleet.cli("release", "other")
+    alpha.wait(lambda: now(alpha, other)[4] is True)
+    counter.terminate()
+    alpha.end(counter)
+    fleet.wait(lambda: not fleet.leases())
+
+
+MOVED = KEEP_CONTEXT.replace(
+    "    sys.stdin.readline()\n",
+    """
+    for line in sys.stdin:
+        if line == "end\\n":
+            break
+        print(lease.environment["CUDA_VISIBLE_DEVICES"], *lease.gpu_uuids, lease.state, flush=True)
+""",
+    1,
+).replace('name="keeper")', 'name="keeper") as lease')
+
+
+def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None:
+    keeper = alpha.python(MOVED)
+    alpha.wait_line(keeper, "held")
+    gpus = [gpu.gpu_uuid for gpu in alpha.look().gpus]
+
+    def says(*words: str) -> bool:
+        say(keeper, "now")
+        return alpha.out(keeper).splitlines()[-1].split() == [*words]
+
+    running, suspended = (
+        str(state) for state in (workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    )
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "keeper"})
+    fleet.cli("remap", "keeper", "--to", "alpha/2")
+    alpha.wait(lambda: says(gpus[2], gpus[2], running))
+    fleet.cli("suspend", "keeper")
+    alpha.wait(lambda: says("-1", suspended))
+    say(keeper, "end")
+    alpha.wait_line(keeper, "given back")
+    assert WorkloadState.Name(alpha.workloads()["keeper"].status.state) == "WORKLOAD_STATE_SUSPENDED"
+    fleet.cli("restore", "keeper")
+    fleet.wait(lambda: not fleet.leases())
+    assert alpha.states() == ["FREE", "FREE", "FOREIGN", "FREE"]
+
+
+def test_who_waits_in_vain_is_refused_in_python_too(local_host: LocalHost) -> None:
+    start(local_host, "holder", gpus=2)
+    code = TWICE.rpartition("with")[0] + "claim(0.1)"
+    assert local_host.end(local_host.python(code)) == "NO_FREE_GPU\n"
+
+
+def test_a_claim_by_a_name_gets_what_it_had_before(local_host: LocalHost) -> None:
+    code = """
+from leasehold.v1 import workload_pb2
+from leasehold_client import local
+resources = workload_pb2.Resources(gpu_count=1, gpu_preference=workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE)
+with local.claim(resources=resources, name="again") as lease:
+    print(lease.gpu_uuids, flush=True)
+"""
+    other = start(local_host, "other")
+    first = local_host.end(local_host.python(code))
+    other.kill()
+    local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
+    assert local_host.end(local_host.python(code)) == first

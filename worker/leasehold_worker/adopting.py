@@ -80,6 +80,9 @@ class Adopting:
             return
         root = self._find(operation.pid)
         processes = process_tree(root)
+        if os.getpid() in {identity.pid for identity in processes}:
+            raise _unknown(root.pid, "the worker itself is among its descendants")
+        self._check_permitted(processes)
         self._check_owners(processes)
         await self._check_suspendable(processes)
         gpu_uuids = await self._occupied_gpus(operation.pid, processes)
@@ -143,18 +146,21 @@ class Adopting:
             raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
         if pid in (1, os.getpid(), os.getppid()) or not command_line(pid):
             raise _unknown(pid, "it is the system's or the worker's own")
-        uid = user_id(pid)
-        if not self._may_adopt(uid):
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"process {pid} runs as {user_name(uid) or 'an unknown user'}, and only processes of "
-                f"{', '.join(self._adopt_users) or user_name(os.geteuid())} may be adopted: see adopt_users "
-                "in the worker's settings",
-                {"pid": str(pid)},
-            )
         return identity
 
-    def _may_adopt(self, uid: int | None) -> bool:
+    def _check_permitted(self, processes: Sequence[ProcessIdentity]) -> None:
+        for identity in processes:
+            uid = user_id(identity.pid)
+            if uid is not None and not self._may_adopt(uid):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                    f"process {identity.pid} runs as {user_name(uid)}, and only processes of "
+                    f"{', '.join(self._adopt_users) or user_name(os.geteuid())} may be adopted: see "
+                    "adopt_users in the worker's settings",
+                    {"pid": str(identity.pid)},
+                )
+
+    def _may_adopt(self, uid: int) -> bool:
         if not self._adopt_users:
             return os.geteuid() in (0, uid)
         return bool({EVERYBODY, str(uid), user_name(uid)} & set(self._adopt_users))

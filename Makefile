@@ -35,6 +35,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/command_latency.py
 	$(BIN)/python bench/operation_overhead.py
 	$(BIN)/python bench/coordinator_restart.py
+	$(BIN)/python bench/pool.py
 	$(BIN)/python -m bench.fleet --workers 1000
 
 # The whole grid and some sequences: make faults N=10000.

@@ -427,11 +427,14 @@ class GpuPool:
 
     def _hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
         for gpu_uuid in gpu_uuids:
-            self._put(replace(self._slots[gpu_uuid], lease=lease, reserved=reserved))
+            self._slots[gpu_uuid] = replace(
+                self._slots[gpu_uuid], lease=lease, reserved=reserved, since=datetime.now(UTC)
+            )
+            self.note_change()
 
     def _put(self, after: SlotLease) -> None:
         before = self._slots[after.gpu_uuid]
-        moved = after.state != before.state or after.lease != before.lease
+        moved = after.state != before.state
         self._slots[after.gpu_uuid] = replace(after, since=datetime.now(UTC)) if moved else after
         self.note_change()
 

@@ -1,0 +1,266 @@
+"""How fast GPUs are granted: by the pool alone, and through the local socket of a worker.
+
+The pool alone is timed beside ``trio.CapacityLimiter`` and ``asyncio.Semaphore``, which count to one where it
+chooses among eight GPUs, gives each lease an id and a token, and keeps an order of priorities. One GPU goes
+from hand to hand while so many others wait for it.
+
+Through the socket, a worker runs on a simulated host, and this process claims and releases one GPU again and
+again: by a channel that is open already, and by a new one each time. In turn with these, it times a call that
+changes nothing, and a write to the disk that the worker's journal is on. Prints one JSON document.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import trio
+import trio.testing
+from leasehold.v1 import local_pb2, workload_pb2
+from leasehold_client import local
+from leasehold_client.local import LocalWorker
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
+from leasehold_worker.leases import Lease
+from leasehold_worker.pool import GpuPool
+
+GPUS = 8
+WAITERS = (1, 100, 1000)
+TURNS = 3
+WARM_UP = 10
+START_TIMEOUT_S = 30.0
+ONE = GpuRequest(1)
+
+
+class Relay:
+    """A lease that goes from hand to hand, timed from each release to when the next holder runs."""
+
+    def __init__(self, grants: int) -> None:
+        self._left = grants
+        self._released = 0.0
+        self.latencies_s: list[float] = []
+
+    async def run(self, acquire: Callable[[], Awaitable[Callable[[], object]]]) -> None:
+        """One of those who take part. ``acquire`` waits, and gives what releases."""
+        while self._left > 0:
+            release = await acquire()
+            if self._released:
+                self.latencies_s.append(time.perf_counter() - self._released)
+            self._left -= 1
+            self._released = time.perf_counter()
+            release()
+
+
+async def relay_in_trio(
+    acquire: Callable[[], Awaitable[Callable[[], object]]], waiters: int, relay: Relay
+) -> None:
+    """Lets one of them hold while all the others wait."""
+    first = await acquire()
+    async with trio.open_nursery() as nursery:
+        for _ in range(waiters + 1):
+            nursery.start_soon(relay.run, acquire)
+        await trio.testing.wait_all_tasks_blocked()
+        first()
+
+
+async def with_pool(waiters: int, relay: Relay) -> None:
+    """Our pool of eight GPUs, seven of which somebody keeps."""
+    pool = GpuPool([PoolGpu(f"GPU-{slot}", "H100", 80 * 2**30) for slot in range(GPUS)])
+    pool.claim_gpus("keeper", [gpu.uuid for gpu in pool.gpus[1:]])
+
+    async def acquire() -> Callable[[], object]:
+        lease: Lease | None = await pool.claim("w", ONE)
+        assert lease is not None
+        return lambda: pool.release(lease)
+
+    await relay_in_trio(acquire, waiters, relay)
+
+
+async def with_limiter(waiters: int, relay: Relay) -> None:
+    """Trio's."""
+    limiter = trio.CapacityLimiter(1)
+
+    async def acquire() -> Callable[[], object]:
+        borrower = object()
+        await limiter.acquire_on_behalf_of(borrower)
+        return lambda: limiter.release_on_behalf_of(borrower)
+
+    await relay_in_trio(acquire, waiters, relay)
+
+
+async def with_semaphore(waiters: int, relay: Relay) -> None:
+    """Asyncio's."""
+    semaphore = asyncio.Semaphore(1)
+
+    async def acquire() -> Callable[[], object]:
+        await semaphore.acquire()
+        return semaphore.release
+
+    first = await acquire()
+    tasks = [asyncio.ensure_future(relay.run(acquire)) for _ in range(waiters + 1)]
+    await asyncio.sleep(0.05)
+    first()
+    await asyncio.gather(*tasks)
+
+
+def timed_relay(run: Callable[[Relay], object], grants: int) -> dict[str, float]:
+    """One relay from its first release to its last."""
+    relay = Relay(grants)
+    run(relay)
+    return {
+        "per_second": len(relay.latencies_s) / sum(relay.latencies_s),
+        "p50_us": percentile(relay.latencies_s, 50) * 1e6,
+        "p99_us": percentile(relay.latencies_s, 99) * 1e6,
+    }
+
+
+def measure_pool(grants: int) -> dict[str, object]:
+    """The three, in turn, for each number of waiters; the median of the turns."""
+    report: dict[str, object] = {}
+    for waiters in WAITERS:
+        runs: dict[str, Callable[[Relay], object]] = {
+            "pool": lambda relay, n=waiters: trio.run(with_pool, n, relay),  # type: ignore[misc]
+            "capacity_limiter": lambda relay, n=waiters: trio.run(with_limiter, n, relay),  # type: ignore[misc]
+            "semaphore": lambda relay, n=waiters: asyncio.run(with_semaphore(n, relay)),  # type: ignore[misc]
+        }
+        turns = [{name: timed_relay(run, grants) for name, run in runs.items()} for _ in range(TURNS)]
+        figures: dict[str, dict[str, float]] = {
+            name: {
+                figure: round(statistics.median(turn[name][figure] for turn in turns), 1)
+                for figure in ("per_second", "p50_us", "p99_us")
+            }
+            for name in runs
+        }
+        ratio = figures["capacity_limiter"]["per_second"] / figures["pool"]["per_second"]
+        report[f"{waiters} waiters"] = {**figures, "pool_to_limiter_time_per_grant": round(ratio, 2)}
+    return report
+
+
+@contextmanager
+def worker(folder: Path) -> Iterator[Path]:
+    """A worker on a simulated host of eight GPUs. Yields its socket."""
+    host = SimulatedHost.create(folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant())
+    state = folder / "worker"
+    with subprocess.Popen(
+        [sys.executable, "-m", "leasehold_client", "worker", "--state-dir", str(state)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **host.environment()},
+    ) as started:
+        try:
+            socket = state / "worker.sock"
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not socket.exists():
+                if time.monotonic() > deadline or started.poll() is not None:
+                    raise SystemExit("the worker did not start")
+                time.sleep(0.02)
+            yield socket
+        finally:
+            started.terminate()
+
+
+def grant_by(connection: LocalWorker) -> float:
+    """How long a grant takes by a channel that is open, in seconds. It is released afterwards."""
+    opened = local_pb2.ClaimOpen(
+        spec=workload_pb2.WorkloadSpec(resources=workload_pb2.Resources(gpu_count=1)),
+        hold=local_pb2.CLAIM_HOLD_STREAM,
+    )
+    took_s = 0.0
+    began = time.perf_counter()
+    for response in connection.claim(local_pb2.ClaimRequest(open=opened)):
+        if response.WhichOneof("frame") == "granted":
+            took_s = time.perf_counter() - began
+            connection.release(response.granted.workload_id)
+    return took_s
+
+
+def grant_anew(socket: Path) -> float:
+    """How long ``local.claim`` takes, which opens a channel, in seconds."""
+    began = time.perf_counter()
+    with local.claim(gpus=1, socket=socket):
+        return time.perf_counter() - began
+
+
+def timed(act: Callable[[], object]) -> float:
+    """How long it takes, in seconds."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def write_through(path: Path) -> None:
+    """Adds a page to a file, and waits until it is on the disk."""
+    with path.open("ab", buffering=0) as file:
+        file.write(b"x" * 4096)
+        os.fsync(file.fileno())
+
+
+def measure_socket(rounds: int) -> dict[str, object]:
+    """Grants of a free GPU, a bare call and a write, in turn."""
+    samples: dict[str, list[float]] = {
+        "grant_by_open_channel": [],
+        "grant_by_new_channel": [],
+        "bare_call": [],
+        "fsync": [],
+    }
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        socket = stack.enter_context(worker(folder))
+        connection = stack.enter_context(LocalWorker(socket))
+        for turn in range(rounds + WARM_UP):
+            taken = {
+                "grant_by_open_channel": grant_by(connection),
+                "grant_by_new_channel": grant_anew(socket),
+                "bare_call": timed(connection.list),
+                "fsync": timed(lambda: write_through(folder / "page")),
+            }
+            if turn >= WARM_UP:
+                for kind, took_s in taken.items():
+                    samples[kind].append(took_s)
+    return {
+        kind: {f"p{cut}_ms": round(percentile(took_s, cut) * 1000, 3) for cut in (50, 99)}
+        for kind, took_s in samples.items()
+    }
+
+
+def percentile(samples: list[float], cut: int) -> float:
+    """One of the hundredths."""
+    return statistics.quantiles(samples, n=100)[cut - 1]
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grants", type=int, default=10_000, help="grants of each relay")
+    parser.add_argument("--rounds", type=int, default=300, help="grants through the socket, of each kind")
+    options = parser.parse_args()
+    report = {
+        "benchmark": "pool",
+        "grants": options.grants,
+        "alone": measure_pool(options.grants),
+        "rounds": options.rounds,
+        "through_the_socket": measure_socket(options.rounds),
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "architecture": platform.machine(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "grpcio": grpc.__version__,
+            "trio": trio.__version__,
+        },
+    }
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

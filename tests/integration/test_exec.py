@@ -312,6 +312,15 @@ def test_a_foreign_process_keeps_others_off_its_gpu(local_host: LocalHost) -> No
     local_host.wait_counting(foreign)
 
 
+def test_a_command_on_a_gpu_that_it_did_not_lease_is_foreign_there(local_host: LocalHost) -> None:
+    other = local_host.look().gpus[1].gpu_uuid
+    counter = local_host.exec("--", "env", f"CUDA_VISIBLE_DEVICES={other}", *COUNTING)
+    local_host.wait_counting(counter)
+    assert "(FOREIGN_PROCESS)" in local_host.run("--wait", "0", "--", "true", code=125)
+    assert local_host.states() == ["LEASED", "FOREIGN"]
+    assert local_host.look().gpus[1].foreign_processes[0].pid == counter.pid
+
+
 def test_a_command_is_suspended_restored_and_moved_like_any_other(fleet: Fleet, alpha: LocalHost) -> None:
     host = alpha
     counter = host.exec("--name", "job", "--", *COUNTING)

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -113,6 +114,19 @@ async def with_semaphore(waiters: int, relay: Relay) -> None:
     await asyncio.gather(*tasks)
 
 
+Relaying = Callable[[int, Relay], Coroutine[None, None, None]]
+
+
+def run_in_trio(main: Relaying, waiters: int, relay: Relay) -> None:
+    """One relay in a loop of its own."""
+    trio.run(main, waiters, relay)
+
+
+def run_in_asyncio(main: Relaying, waiters: int, relay: Relay) -> None:
+    """One relay in a loop of its own."""
+    asyncio.run(main(waiters, relay))
+
+
 def timed_relay(run: Callable[[Relay], object], grants: int) -> dict[str, float]:
     """One relay from its first release to its last."""
     relay = Relay(grants)
@@ -124,14 +138,14 @@ def timed_relay(run: Callable[[Relay], object], grants: int) -> dict[str, float]
     }
 
 
-def measure_pool(grants: int) -> dict[str, object]:
+def measure_pool(grants: int) -> list[dict[str, object]]:
     """The three, in turn, for each number of waiters; the median of the turns."""
-    report: dict[str, object] = {}
+    report: list[dict[str, object]] = []
     for waiters in WAITERS:
         runs: dict[str, Callable[[Relay], object]] = {
-            "pool": lambda relay, n=waiters: trio.run(with_pool, n, relay),  # type: ignore[misc]
-            "capacity_limiter": lambda relay, n=waiters: trio.run(with_limiter, n, relay),  # type: ignore[misc]
-            "semaphore": lambda relay, n=waiters: asyncio.run(with_semaphore(n, relay)),  # type: ignore[misc]
+            "pool": partial(run_in_trio, with_pool, waiters),
+            "capacity_limiter": partial(run_in_trio, with_limiter, waiters),
+            "semaphore": partial(run_in_asyncio, with_semaphore, waiters),
         }
         turns = [{name: timed_relay(run, grants) for name, run in runs.items()} for _ in range(TURNS)]
         figures: dict[str, dict[str, float]] = {
@@ -142,7 +156,7 @@ def measure_pool(grants: int) -> dict[str, object]:
             for name in runs
         }
         ratio = figures["capacity_limiter"]["per_second"] / figures["pool"]["per_second"]
-        report[f"{waiters} waiters"] = {**figures, "pool_to_limiter_time_per_grant": round(ratio, 2)}
+        report.append({"waiters": waiters, **figures, "pool_to_limiter_time_per_grant": round(ratio, 2)})
     return report
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from leasehold.v1 import lease_pb2
+from leasehold.v1 import gpu_pb2, lease_pb2
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import SlotState
@@ -48,6 +48,7 @@ def disagreements(shared: SharedHost, client: Client) -> Iterator[str]:
     yield from _of_queue(local)
     yield from _of_coordinator(local, client)
     yield from _of_holders(shared, local)
+    yield from _of_standing(shared, local)
 
 
 def _of_leases(local: ListResponse, workloads: dict[str, Workload]) -> Iterator[str]:
@@ -137,3 +138,13 @@ def _of_holders(shared: SharedHost, local: ListResponse) -> Iterator[str]:
     for holder in shared.living("exec", "helper"):
         if holder.name not in known:
             yield f"{holder.name} lives, and the worker knows nothing of it"
+
+
+def _of_standing(shared: SharedHost, local: ListResponse) -> Iterator[str]:
+    """What is held against GPUs is what happened to them, whatever happened to the worker."""
+    cordoned = {slot.gpu_uuid for slot in local.gpus if slot.HasField("cordon")}
+    sick = {slot.gpu_uuid for slot in local.gpus if slot.health != gpu_pb2.GPU_HEALTH_OK}
+    if cordoned != shared.cordoned:
+        yield f"cordoned are {sorted(cordoned)}, and should be {sorted(shared.cordoned)}"
+    if sick != shared.sick:
+        yield f"sick are {sorted(sick)}, and should be {sorted(shared.sick)}"

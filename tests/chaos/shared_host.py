@@ -86,6 +86,10 @@ class SharedHost:
         self.address = f"127.0.0.1:{free_port()}"
         self.socket = folder / "worker.sock"
         self.holders: list[Holder] = []
+        self.cordoned: set[str] = set()
+        """GPUs that an operator has cordoned, for certain."""
+        self.sick: set[str] = set()
+        """GPUs of which something excluding has been told, and that nobody has reset."""
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = self._open_to_all()
         self.python, self.two_users = self._choose_python()

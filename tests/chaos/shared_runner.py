@@ -18,22 +18,24 @@ from .agreement import wait_agreed
 from .shared_host import SharedHost, shared_host
 from .shared_steps import STEPS
 
-
 SLOWEST_S: dict[str, float] = {}
 """By step: the longest that it took until all agreed again."""
 
 
-def play(shared: SharedHost, client: Client, steps: int, seed: int) -> Counter[str]:
+def play(shared: SharedHost, client: Client, steps: int, seed: int, taken: Counter[str]) -> None:
     """Takes so many steps, and compares after each.
 
-    Returns:
-        How often each was taken.
+    Args:
+        shared: The host.
+        client: A client of its coordinator.
+        steps: How many.
+        seed: Repeats the same ones.
+        taken: Counts them.
 
     Raises:
         AssertionError: Something does not fit together.
     """
     chance = random.Random(seed)
-    taken: Counter[str] = Counter()
     wait_agreed(shared, client)
     while taken.total() < steps:
         (step,) = chance.choices([step for step, _ in STEPS], [weight for _, weight in STEPS])
@@ -49,7 +51,6 @@ def play(shared: SharedHost, client: Client, steps: int, seed: int) -> Counter[s
     for name in ("worker", "coordinator"):
         if "Traceback" in (shared.folder / f"{name}.log").read_text():
             raise AssertionError(f"the log of the {name} has a traceback")
-    return taken
 
 
 def main() -> int:
@@ -69,7 +70,7 @@ def main() -> int:
         with shared_host(folder) as (shared, client):
             two_users = shared.two_users
             try:
-                taken = play(shared, client, options.steps, options.seed)
+                play(shared, client, options.steps, options.seed, taken)
             except AssertionError as error:
                 problem = str(error)
     result = {

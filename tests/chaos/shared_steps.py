@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from leasehold.v1 import lease_pb2, workload_pb2
+from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
@@ -15,7 +15,7 @@ from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
 from leasehold_client.watching import Patience
 
-from .shared_host import GPUS, SharedHost
+from .shared_host import SharedHost
 
 HOLDERS_LIMIT: Final = 7
 RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
@@ -183,34 +183,38 @@ def restart_worker(shared: SharedHost, _: Client, __: random.Random) -> bool:
 
 def sicken(shared: SharedHost, _: Client, chance: random.Random) -> bool:
     """A GPU gets an uncorrectable memory error, or an Xid."""
-    if sum(slot.health != 1 for slot in shared.look().gpus) >= 2:
+    if len(shared.sick) >= 2:
         return False
-    gpu = chance.randrange(GPUS)
+    slot = chance.choice(shared.look().gpus)
     if chance.random() < 0.5:
-        shared.host.set_readings(gpu, ecc_uncorrected=1)
-    shared.host.raise_xid(gpu, 48)
+        shared.host.set_readings(slot.slot, ecc_uncorrected=1)
+    shared.host.raise_xid(slot.slot, 48)
+    shared.sick.add(slot.gpu_uuid)
     return True
 
 
 def cure(shared: SharedHost, client: Client, chance: random.Random) -> bool:
     """An operator has mended a GPU, and says so."""
-    sick = [slot for slot in shared.look().gpus if slot.health != 1]
+    sick = [slot for slot in shared.look().gpus if slot.gpu_uuid in shared.sick]
     if not sick:
         return False
     slot = chance.choice(sick)
     shared.host.set_readings(slot.slot, ecc_uncorrected=0)
-    _command(client, lambda: client.reset_gpu_health("alpha", [slot.gpu_uuid]))
+    if _command(client, lambda: client.reset_gpu_health("alpha", [slot.gpu_uuid])):
+        shared.sick.remove(slot.gpu_uuid)
     return True
 
 
 def cordon(shared: SharedHost, client: Client, chance: random.Random) -> bool:
     """An operator takes a GPU out of service, or puts all back."""
-    cordoned = [slot.gpu_uuid for slot in shared.look().gpus if slot.HasField("cordon")]
-    if cordoned:
-        _command(client, lambda: client.uncordon("alpha", cordoned))
-    else:
-        gpu = chance.choice(shared.look().gpus).gpu_uuid
-        _command(client, lambda: client.cordon("alpha", [gpu], reason="chaos", cordoned_by="chaos"))
+    if shared.cordoned:
+        gpu_uuids = list(shared.cordoned)
+        if _command(client, lambda: client.uncordon("alpha", gpu_uuids)):
+            shared.cordoned.clear()
+        return True
+    gpu_uuid = chance.choice(shared.look().gpus).gpu_uuid
+    if _command(client, lambda: client.cordon("alpha", [gpu_uuid], reason="chaos", cordoned_by="chaos")):
+        shared.cordoned.add(gpu_uuid)
     return True
 
 
@@ -247,14 +251,16 @@ def _workloads(local: ListResponse) -> list[Workload]:
     return list(local.workloads)
 
 
-def _command(client: Client, ask: Callable[[], Command]) -> None:
-    """Asks for a command and waits for its end; a refusal is an answer too."""
+def _command(client: Client, ask: Callable[[], Command]) -> bool:
+    """Asks for a command and waits for its end; whether it succeeded. A refusal is an answer too."""
+    ended: list[Command] = []
 
     def wait() -> None:
         command = ask()
-        client.wait(command, Patience(command, WAIT_S))
+        ended.append(client.wait(command, Patience(command, WAIT_S)))
 
     _tolerate(wait)
+    return any(command.state == command_pb2.COMMAND_STATE_SUCCEEDED for command in ended)
 
 
 def _tolerate(call: Callable[[], object]) -> None:

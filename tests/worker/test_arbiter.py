@@ -1,6 +1,7 @@
 """Which helpers have to give their GPUs back for those who wait."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 import trio.testing
@@ -160,6 +161,23 @@ async def test_a_cordoned_worker_asks_nobody() -> None:
     host.helper("0")
     host.pool.cordon("", Cordon("repair", "ann", host.pool.slot("0").since))
     assert await ask_for(host, [ONE]) == [], "the claim would not get the GPU"
+
+
+async def test_nobody_is_asked_for_gpus_that_are_kept_for_who_waits_for_the_rest() -> None:
+    host = Host("AAB")
+    host.helper("0")
+    host.helper("2")
+    async with trio.open_nursery() as nursery:
+        lacks_memory = partial(host.pool.claim, "a", A, take_rest=lambda: False)
+        nursery.start_soon(lacks_memory)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(host.pool.claim, "b", A)
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.to_ask() == [], "the first is due what the helper would give back"
+        nursery.start_soon(host.pool.claim, "c", B)
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.to_ask() == ["2"], "that it can't use"
+        nursery.cancel_scope.cancel()
 
 
 async def test_helpers_wake_on_what_nobody_waits_for_unless_the_worker_is_cordoned() -> None:

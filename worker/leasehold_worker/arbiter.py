@@ -44,8 +44,9 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     """The leases of helpers that have to end for the claims that wait. The newest go first.
 
     A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
-    alone; where all of them together would not do, it takes none, and neither do those behind it on the same
-    GPUs. A worker that is cordoned grants nothing, so it asks nobody.
+    alone. Where all of them together would not do, it takes none, and neither do those behind it on the same
+    GPUs; nor where there are GPUs for it and it waits for something else, since they are kept for it. A
+    worker that is cordoned grants nothing, so it asks nobody.
     """
     if pool.worker_cordon is not None:
         return []
@@ -54,6 +55,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     unasked = [helper.lease for helper in newest_first if not helper.asked]
     wanted: list[Lease] = []
     taken: set[str] = set()
+    due: frozenset[str] = frozenset()
 
     def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
         """What a claim would get if these ended too."""
@@ -63,10 +65,13 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     for waiter in pool.waiting:
         if waiter.helper:
             break
-        needed = _newest_needed(unasked, partial(gpus_for, waiter.request))
+        obtainable = pool.obtainable(waiter.request)
+        lacks_gpus = pool.choose_if_free(waiter.request, (), due) is None
+        due |= obtainable
+        needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if lacks_gpus else None
         chosen = None if needed is None else gpus_for(waiter.request, needed)
         if needed is None or chosen is None:
-            taken |= pool.obtainable(waiter.request)
+            taken |= obtainable
             continue
         wanted += needed
         coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}

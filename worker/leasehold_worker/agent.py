@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterable
+from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -47,7 +48,11 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
     Raises:
         StartError: The journal can't be used.
     """
-    local_socket = LocalSocket(config.socket_path, config.socket_group)
+    with closing(LocalSocket(config.socket_path, config.socket_group)) as local_socket:
+        await _run(config, state_directory, local_socket)
+
+
+async def _run(config: WorkerConfig, state_directory: StateDirectory, local_socket: LocalSocket) -> None:
     async with open_journal(state_directory.journal_path) as journal:
         identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
         this_boot = boot_id()

@@ -32,6 +32,8 @@ CONNECTIONS_LIMIT: Final = 512
 PATH_LIMIT: Final = 107
 """Bytes of a path in sockaddr_un (unix(7)), less the one that ends it."""
 
+REMEDY: Final = "give the worker another place by `socket` in its settings"
+
 CHUNK_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
 _SCHEME: Final = "unix-abstract:"
@@ -97,8 +99,14 @@ class LocalSocket:
                     connection = await _accept(listener)
                     nursery.start_soon(self._pass_on, connection, limit, token)
         finally:
+            self.path.unlink(missing_ok=True)  # while it is still ours: the next worker may come at once
             listener.close()
+
+    def close(self) -> None:
+        """Takes the socket away, unless that was done before."""
+        if self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
+            self._socket.close()
 
     async def _pass_on(
         self, connection: trio.socket.SocketType, limit: trio.CapacityLimiter, token: object
@@ -159,7 +167,7 @@ def _listen(path: Path, gid: int) -> socket.socket:
     if len(os.fsencode(path)) > PATH_LIMIT:
         raise StartError(
             f"the socket's path {path} has more than {PATH_LIMIT} bytes, the most that a unix socket takes: "
-            "give a shorter one with --socket"
+            f"give a shorter one: {REMEDY}"
         )
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -174,11 +182,12 @@ def _listen(path: Path, gid: int) -> socket.socket:
             os.chown(path, -1, gid)
         path.chmod(MODE)
         listener.listen(128)
+    except StartError:
+        listener.close()
+        raise
     except OSError as error:
         listener.close()
-        raise StartError(
-            f"the socket {path} can't be made ({error.strerror}): give another place with --socket"
-        ) from error
+        raise StartError(f"the socket {path} can't be made ({error.strerror}): {REMEDY}") from error
     return listener
 
 
@@ -193,7 +202,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartError(f"{path} is there and is no socket: give another place with --socket")
+        raise StartError(f"{path} is there and is no socket: {REMEDY}")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -201,7 +210,9 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
-    raise StartError(f"another worker serves the socket {path}: give another place with --socket")
+        except (BlockingIOError, TimeoutError):
+            pass  # somebody does, and others wait to be let in
+    raise StartError(f"another worker serves the socket {path}: {REMEDY}")
 
 
 async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:

@@ -302,6 +302,21 @@ def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None
     assert alpha.states() == ["FREE", "FREE", "FOREIGN", "FREE"]
 
 
+def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(0)
+    host.patch = (
+        "from leasehold_worker import local_service; local_service.CLAIMS_LIMIT = 2; "
+        "local_service.OTHER_CALLS_LIMIT = 1"
+    )
+    host.start_worker()
+    holders = [start(host, name, gpus=0) for name in ("one", "two")]
+    assert "claims wait or hold on already" in host.run("--gpus", "0", "--", "true", code=125)
+    assert sorted(host.workloads()) == ["one", "two"]
+    say(holders[0], "end")
+    host.wait_line(holders[0], "after")
+    assert host.run("--gpus", "0", "--", "echo", "done") == "done\n"
+
+
 def test_who_waits_in_vain_is_refused_in_python_too(local_host: LocalHost) -> None:
     start(local_host, "holder", gpus=2)
     code = TWICE.rpartition("with")[0] + "claim(0.1)"

@@ -1,6 +1,7 @@
 """The gRPC side of the local API, in gRPC's threads. What is asked is done on trio's, and bridged here."""
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -60,12 +61,24 @@ class LocalService(LocalServiceServicer):
         self._socket = local_socket
         self._claims = claims
         self._token = token
+        self._places = threading.Semaphore(CLAIMS_LIMIT)
 
     def Claim(  # noqa: D102, N802 - the protos say it
         self, request: local_pb2.ClaimRequest, context: Context
     ) -> Iterator[local_pb2.ClaimResponse]:
+        peer = self._peer(context)
+        if not self._places.acquire(blocking=False):
+            _abort(context, _FULL)
+        try:
+            yield from self._serve_claim(peer, request, context)
+        finally:
+            self._places.release()
+
+    def _serve_claim(
+        self, peer: Peer, request: local_pb2.ClaimRequest, context: Context
+    ) -> Iterator[local_pb2.ClaimResponse]:
         responses: SimpleQueue[local_pb2.ClaimResponse | OperationError | None] = SimpleQueue()
-        session = Session(self._peer(context), request, responses.put)
+        session = Session(peer, request, responses.put)
 
         def leave() -> None:
             responses.put(None)
@@ -120,6 +133,12 @@ class LocalService(LocalServiceServicer):
 
 _STOPPING: Final = OperationError(
     errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: try again once it is back"
+)
+
+
+_FULL: Final = OperationError(
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+    f"{CLAIMS_LIMIT} claims wait or hold on already, as many as a worker serves: wait until one ends",
 )
 
 

@@ -1,0 +1,148 @@
+"""Helpers: they get GPUs that nobody waits for, and give them back once somebody does."""
+
+import subprocess
+import sys
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from .conftest import COUNTING, LocalHost
+
+YIELDING = """
+import sys, time
+from leasehold.v1.workload_pb2 import HelperTerms
+from google.protobuf.duration_pb2 import Duration
+from leasehold_client import local
+with local.claim(gpus=2, name="helper", helper=HelperTerms(grace=Duration(seconds=30))) as lease:
+    print("held", flush=True)
+    lease.yield_requested.wait()
+    print("asked", flush=True)
+print("given back", flush=True)
+"""
+
+ON_SIGNAL = "trap 'echo asked; exit 0' USR1; echo held; while :; do sleep 0.01; done"
+
+
+def hold(host: LocalHost, *options: str) -> subprocess.Popen[str]:
+    process = host.exec(*options, "--", "sh", "-c", "echo holding; exec sleep 1000")
+    host.wait_line(process, "holding")
+    return process
+
+
+def state(host: LocalHost, name: str) -> str:
+    return WorkloadState.Name(host.workloads()[name].status.state).removeprefix("WORKLOAD_STATE_")
+
+
+def test_a_helper_is_suspended_for_others_and_woken_afterwards(local_host: LocalHost) -> None:
+    terms = ["--helper", "suspend", "--yield-grace", "0.1"]
+    helper = local_host.exec("--gpus", "2", "--name", "helper", *terms, "--", *COUNTING)
+    local_host.wait_counting(helper)
+    other = hold(local_host, "--name", "other")
+    workload = local_host.workloads()["helper"]
+    assert workload.status.state == workload_pb2.WORKLOAD_STATE_SUSPENDED
+    assert workload.status.yielded
+    assert not workload.status.HasField("lease")
+    second = local_host.exec("--name", "second", *terms, "--", *COUNTING)
+    local_host.wait_counting(second)  # the GPU that the first one can do nothing with alone
+    other.kill()
+    second.kill()
+    local_host.wait(lambda: state(local_host, "helper") == "RUNNING")
+    assert local_host.states() == ["LEASED", "LEASED"]
+    assert not local_host.workloads()["helper"].status.yielded
+    local_host.wait_counting(helper)
+
+
+def test_a_helper_is_stopped_for_others_if_it_said_so(local_host: LocalHost) -> None:
+    terms = ["--helper", "stop", "--yield-grace", "0"]
+    helper = local_host.exec("--gpus", "2", *terms, "--", *COUNTING)
+    local_host.wait_counting(helper)
+    hold(local_host)
+    local_host.end(helper)
+
+
+def test_a_helper_that_gives_back_when_it_is_asked_is_left_alone(local_host: LocalHost) -> None:
+    terms = ["--gpus", "2", "--helper", "suspend", "--yield-grace", "30", "--yield-signal", "USR1"]
+    for by_signal in (False, True):
+        helper = (
+            local_host.exec(*terms, "--", "sh", "-c", ON_SIGNAL) if by_signal else local_host.python(YIELDING)
+        )
+        local_host.wait_line(helper, "held")
+        other = hold(local_host)
+        assert local_host.end(helper).startswith("held\nasked\n")
+        other.kill()
+        local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
+
+
+def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
+    holders = [hold(local_host), hold(local_host)]
+    helper = local_host.exec(
+        "--helper",
+        "stop",
+        "--priority",
+        "9",
+        "--name",
+        "helper",
+        "--",
+        "sh",
+        "-c",
+        "echo holding; sleep 1000",
+    )
+    local_host.wait_line(helper, "waiting, 1 of 1", "err")
+    other = local_host.exec("--gpus", "2", "--", "sh", "-c", "echo holding; exec sleep 1000")
+    local_host.wait_line(helper, "waiting, 2 of 2", "err")
+    assert [claim.helper for claim in local_host.look().waiting] == [False, True]
+    holders[0].kill()
+    local_host.wait(lambda: "FREE" in local_host.states())
+    assert "holding" not in local_host.out(helper)
+    holders[1].kill()
+    local_host.wait_line(other, "holding")
+    other.kill()
+    local_host.wait_line(helper, "holding")
+
+
+def test_a_suspended_helper_is_woken_by_the_next_start_of_the_worker_too(restarting_host: LocalHost) -> None:
+    host = restarting_host
+    helper = host.exec(
+        *("--gpus", "2", "--name", "helper", "--helper", "suspend", "--yield-grace", "0", "--", *COUNTING)
+    )
+    host.wait_counting(helper)
+    other = hold(host)
+    host.wait(lambda: state(host, "helper") == "SUSPENDED")
+    host.kill_worker()
+    host.start_worker()
+    assert state(host, "helper") == "SUSPENDED"
+    assert host.workloads()["helper"].status.yielded
+    other.kill()
+    host.wait(lambda: state(host, "helper") == "RUNNING")
+    host.wait_counting(helper)
+
+
+TWICE = """
+import sys, time
+from cuda.bindings import driver
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1.workload_pb2 import HelperTerms
+from leasehold_client import local
+with local.claim(gpus=2, name="helper", helper=HelperTerms(grace=Duration(nanos=10**7))) as lease:
+    driver.cuInit(0)
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)[1])[1])
+    driver.cuMemAlloc(2**20)
+    print("held", flush=True)
+    for _ in range(2):
+        lease.yield_requested.wait()
+        print("asked", flush=True)
+        while lease.yield_requested.is_set():
+            time.sleep(0.01)
+        print("woken", flush=True)
+"""
+
+
+def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> None:
+    helper = local_host.start(sys.executable, "-c", TWICE)
+    local_host.wait_line(helper, "held")
+    for asked in (1, 2):
+        other = hold(local_host)
+        local_host.wait(lambda asked=asked: local_host.out(helper).count("asked") == asked)  # type: ignore[misc]
+        other.kill()
+        local_host.wait(lambda asked=asked: local_host.out(helper).count("woken") == asked)  # type: ignore[misc]
+    local_host.end(helper)

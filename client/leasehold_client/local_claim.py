@@ -149,7 +149,7 @@ class LocalLease:
             "NVIDIA_VISIBLE_DEVICES": visible,
             "LEASEHOLD_LEASE_ID": changed.lease.lease_id,
         }
-        if changed.state == workload_pb2.WORKLOAD_STATE_SUSPENDED:
+        if changed.state == workload_pb2.WORKLOAD_STATE_RUNNING:  # again: it has given them back since
             self.yield_requested.clear()
 
 

@@ -121,9 +121,10 @@ TWICE = """
 import sys, time
 from cuda.bindings import driver
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1.workload_pb2 import HelperTerms
+from leasehold.v1 import workload_pb2
 from leasehold_client import local
-with local.claim(gpus=2, name="helper", helper=HelperTerms(grace=Duration(nanos=10**7))) as lease:
+terms = workload_pb2.HelperTerms(grace=Duration(nanos=10**7))
+with local.claim(gpus=2, name="helper", helper=terms) as lease:
     driver.cuInit(0)
     driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)[1])[1])
     driver.cuMemAlloc(2**20)
@@ -133,7 +134,7 @@ with local.claim(gpus=2, name="helper", helper=HelperTerms(grace=Duration(nanos=
         print("asked", flush=True)
         while lease.yield_requested.is_set():
             time.sleep(0.01)
-        print("woken", flush=True)
+        print("woken", lease.state == workload_pb2.WORKLOAD_STATE_RUNNING, flush=True)
 """
 
 
@@ -144,5 +145,5 @@ def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> Non
         other = hold(local_host)
         local_host.wait(lambda asked=asked: local_host.out(helper).count("asked") == asked)  # type: ignore[misc]
         other.kill()
-        local_host.wait(lambda asked=asked: local_host.out(helper).count("woken") == asked)  # type: ignore[misc]
+        local_host.wait(lambda asked=asked: local_host.out(helper).count("woken True") == asked)  # type: ignore[misc]
     local_host.end(helper)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -32,6 +33,9 @@ RESTART_TIMEOUT_S: Final = 30.0
 """How long a worker that restarts is waited for."""
 
 RESTART_PAUSE_S: Final = 0.5
+TOLD_LIMIT: Final = 4096
+"""Characters of the command's arguments that are told to the worker."""
+
 PRIORITY_LIMIT: Final = 2**31 - 1
 
 socket_option = click.option(
@@ -81,7 +85,7 @@ def exec_command(
     is no such command; 130: interrupted while it waited.
     """
     program = _find(arguments[0])
-    spec = WorkloadSpec(arguments=arguments, resources=resources, priority=priority, helper=helper)
+    spec = WorkloadSpec(arguments=_told(arguments), resources=resources, priority=priority, helper=helper)
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
     try:
         worker, granted = _wait_granted(socket, ClaimRequest(open=opened))
@@ -92,7 +96,7 @@ def exec_command(
         click.echo("leasehold: interrupted; it waits no longer", err=True)
         sys.exit(EXIT_INTERRUPTED)
     with worker:  # gRPC ends in threads of its own, which an execve would cut off with a message
-        _become(program, arguments, {**os.environ, **granted.environment})
+        _become(program, arguments, {**_inherited(), **granted.environment})
 
 
 def _find(name: str) -> str:
@@ -152,6 +156,27 @@ def _wait_worker(socket: Path | None) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(RESTART_PAUSE_S)
+
+
+def _told(arguments: Sequence[str]) -> list[str]:
+    """The arguments as others see them: the first ones, as text. The command gets them as they are."""
+    text = [os.fsencode(argument).decode(errors="replace") for argument in arguments]
+    lengths = accumulate(len(argument) + 1 for argument in text)
+    return [argument for argument, length in zip(text, lengths, strict=True) if length <= TOLD_LIMIT] or text[
+        :1
+    ]
+
+
+def _inherited() -> dict[str, str]:
+    """The environment that we were started with: where there is no locale, Python sets one (PEP 538)."""
+    environment = dict(os.environ)
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return environment
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in entries):
+        environment.pop("LC_CTYPE", None)
+    return environment
 
 
 def _show(waiting: ClaimWaiting) -> None:

@@ -1,6 +1,7 @@
 """``leasehold exec``: real commands, signals and restarts."""
 
 import json
+import os
 import re
 import signal
 import stat
@@ -83,6 +84,31 @@ def test_the_command_gets_signals_and_its_exit_code_is_ours(local_host: LocalHos
 def test_the_command_inherits_no_signal_and_no_descriptor_of_ours(local_host: LocalHost) -> None:
     direct = local_host.end(local_host.start("sh", "-c", PRINT_SIGNALS))
     assert local_host.run("--", "sh", "-c", PRINT_SIGNALS) == direct
+
+
+def test_the_command_inherits_no_locale_of_python(local_host: LocalHost) -> None:
+    """Which Python sets for itself where there is none."""
+    unset = ["-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE"]
+    found = local_host.end(local_host.start("env", *unset, *LEASEHOLD, "exec", "--", "env"))
+    assert "LEASEHOLD_LEASE_ID" in found
+    assert "LC_CTYPE" not in found
+    kept = local_host.end(local_host.start("env", "LC_CTYPE=C.UTF-8", *LEASEHOLD, "exec", "--", "env"))
+    assert "LC_CTYPE=C.UTF-8" in kept
+
+
+def test_arguments_of_any_length_and_bytes_reach_the_command(local_host: LocalHost) -> None:
+    many = ["x" * 1000] * 1000
+    assert local_host.run("--", "sh", "-c", 'echo "$#"', "sh", *many) == "1000\n"
+    odd = os.fsdecode(b"\xff")
+    assert local_host.run("--", "sh", "-c", 'printf %s "$1" | od -An -tx1', "sh", odd) == " ff\n"
+
+
+def test_the_socket_is_named_in_full(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(0)
+    host.state.mkdir()
+    host.patch = f"import os; os.chdir({str(host.state)!r})"
+    host.start_worker('socket = "worker.sock"')
+    assert host.run("--gpus", "0", "--", "printenv", "LEASEHOLD_SOCKET") == f"{host.socket}\n"
 
 
 def test_one_gpu_is_the_default(local_host: LocalHost) -> None:

@@ -26,7 +26,16 @@ from leasehold_worker.processes import (
     user_name,
 )
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ADOPT, ENDED, LET_GO, OUTPUT_FILE, RUNNING, Workload, Workloads
+from leasehold_worker.workloads import (
+    ADOPT,
+    ENDED,
+    LET_GO,
+    OUTPUT_FILE,
+    RUNNING,
+    Workload,
+    Workloads,
+    told_arguments,
+)
 
 EVERYBODY: Final = "*"
 """In the settings: processes of any user may be adopted."""
@@ -90,7 +99,7 @@ class Adopting:
         self._check_owners(processes)
         lease = self._pool.occupy(workload_id, gpu_uuids)
         spec = workload_pb2.WorkloadSpec(
-            arguments=command_line(root.pid),
+            arguments=told_arguments(command_line(root.pid)),
             resources=workload_pb2.Resources(gpu_count=len(gpu_uuids)),
         )
         name = operation.name or workload_id

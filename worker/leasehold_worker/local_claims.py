@@ -37,6 +37,7 @@ from leasehold_worker.workloads import (
     RUNNING,
     WORKLOAD_ID_VARIABLE,
     Workload,
+    told_arguments,
 )
 
 logger = logging.getLogger(__name__)
@@ -296,11 +297,14 @@ class LocalClaims:
             allocation.release()
             raise
         for_process = wanted.hold == local_pb2.CLAIM_HOLD_PROCESS
+        spec = workload_pb2.WorkloadSpec()
+        spec.CopyFrom(wanted.spec)
+        spec.arguments[:] = told_arguments(wanted.spec.arguments)
         lease = allocation.hand_over_lease()
         workload = Workload(
             workload_id,
             name,
-            wanted.spec,
+            spec,
             peer.identity,
             self._parts.workloads.folder(workload_id) / OUTPUT_FILE,
             datetime.now(UTC),

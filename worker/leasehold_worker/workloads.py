@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +59,9 @@ LET_GO: Final = frozenset({CLAIM, ADOPT})
 """Origins of workloads whose processes are not ours to end when the first has ended."""
 
 WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
+ARGUMENTS_LIMIT: Final = 4096
+"""Characters of the arguments of programs that we did not start, which are told and not used."""
+
 OUTPUT_FILE: Final = "output.log"
 
 
@@ -124,6 +127,18 @@ class Workload:
         return process_tree(self.root, self.mark)
 
 
+def told_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a program that others started, as many as are worth telling."""
+    told: list[str] = []
+    room = ARGUMENTS_LIMIT
+    for argument in arguments:
+        if len(argument) >= room:
+            return [*told, f"{argument[: max(0, room - 1)]}…"]
+        told.append(argument)
+        room -= len(argument) + 1
+    return told
+
+
 def parked_bytes(workload: Workload) -> int:
     """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
     return sum(workload.parked.device_memory_bytes.values()) if workload.parked else 0
@@ -149,7 +164,7 @@ class Workloads:
         self._ledger = ledger
         self.limits = limits
         self._look = look
-        self._socket_path = socket_path
+        self._socket_path = socket_path.absolute()
         self._kill = kill
         self._directory = directory
         self._observer = observer

@@ -302,6 +302,41 @@ def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None
     assert alpha.states() == ["FREE", "FREE", "FOREIGN", "FREE"]
 
 
+CRASH_AT_THE_GRANT = """
+import os
+from leasehold_worker import workloads
+variables = workloads.Workloads.variables
+def crash(self, workload_id, name, lease):
+    return os._exit(9) if name == "waiting" else variables(self, workload_id, name, lease)
+workloads.Workloads.variables = crash
+"""
+
+
+@pytest.mark.parametrize("by_exec", [True, False], ids=["exec", "claim"])
+def test_a_grant_that_was_written_down_and_not_told_is_told_by_the_next_start(
+    new_host: Callable[[int], LocalHost], by_exec: bool
+) -> None:
+    host = new_host(1)
+    host.patch = CRASH_AT_THE_GRANT
+    host.start_worker()
+    holder = start(host, "holder")
+    if by_exec:
+        waiting = host.exec("--name", "waiting", "--", "sh", "-c", "echo held; exec sleep 1000")
+    else:
+        waiting = host.python(HOLD, "waiting", "1")
+    host.wait(lambda: len(host.look().waiting) == 1)
+    host.wait_line(waiting, "waiting", "err" if by_exec else "out")
+    holder.kill()
+    assert host.worker is not None
+    host.worker.wait(30)
+    host.patch = ""
+    host.start_worker()
+    host.wait_line(waiting, "held")
+    assert list(host.workloads()) == ["waiting"]
+    waiting.kill()
+    host.wait(lambda: host.states() == ["FREE"])
+
+
 def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(0)
     host.patch = (

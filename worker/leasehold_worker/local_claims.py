@@ -16,6 +16,7 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
 
 from leasehold_worker import wire
 from leasehold_worker.command_states import SUCCEEDED
@@ -103,6 +104,8 @@ class LocalClaims:
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
         self._waiting: dict[str, Session] = {}
+        self._inherited: set[str] = set()
+        """Workloads of an earlier start of the worker, which may not have told their grant any more."""
         self._last_gpus: dict[str, tuple[str, ...]] = {}
         self._suspended = False
 
@@ -117,6 +120,8 @@ class LocalClaims:
     def expect_resumption(self) -> None:
         """After a start: ends the leases of those holders of claims that don't come back in time."""
         for workload in self._parts.workloads.all():
+            if workload.origin in (CLAIM, EXEC) and workload.state not in ENDED:
+                self._inherited.add(workload.workload_id)
             if workload.origin == CLAIM and workload.state not in ENDED:
                 self._parts.nursery.start_soon(self._expect, workload)
 
@@ -157,6 +162,10 @@ class LocalClaims:
                 raise invalid("kind", "a claim says what it wants, or which one goes on: set open or resume")
 
     async def _open(self, session: Session, wanted: ClaimOpen) -> None:
+        untold = self._untold(session.peer, wanted)
+        if untold is not None:
+            await self._hold(session, untold, resumed=True)
+            return
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
         name = self._new_name(wanted.name, workload_id)
         self._check(session.peer, wanted)
@@ -168,6 +177,17 @@ class LocalClaims:
         finally:
             del self._names[workload_id], self._waiting[workload_id]
         await self._hold(session, workload)
+
+    def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
+        """What an earlier start of the worker granted to this very claim, which is made anew now."""
+        origin, spec = _registration(wanted)
+        for workload in self._parts.workloads.all():
+            same = (workload.root, workload.origin, workload.spec) == (peer.identity, origin, spec)
+            named = wanted.name in ("", workload.name)
+            if same and named and workload.state not in ENDED and workload.workload_id in self._inherited:
+                self._inherited.remove(workload.workload_id)
+                return workload
+        return None
 
     def _new_name(self, wanted: str, workload_id: str) -> str:
         if not wanted:
@@ -296,10 +316,7 @@ class LocalClaims:
         except OperationError:
             allocation.release()
             raise
-        for_process = wanted.hold == local_pb2.CLAIM_HOLD_PROCESS
-        spec = workload_pb2.WorkloadSpec()
-        spec.CopyFrom(wanted.spec)
-        spec.arguments[:] = told_arguments(wanted.spec.arguments)
+        origin, spec = _registration(wanted)
         lease = allocation.hand_over_lease()
         workload = Workload(
             workload_id,
@@ -309,9 +326,9 @@ class LocalClaims:
             self._parts.workloads.folder(workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             lease,
-            origin=EXEC if for_process else CLAIM,
+            origin=origin,
             user=peer.user,
-            mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if for_process else "",
+            mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
             host=allocation.host,
         )
         self._remember(name, lease)
@@ -470,6 +487,14 @@ class LocalClaims:
             f"no workload of this host that has not ended has the id, the name or the lease {name!r}: "
             "`leasehold local leases` lists them",
         )
+
+
+def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:
+    """What a claim is as a workload."""
+    spec = WorkloadSpec()
+    spec.CopyFrom(wanted.spec)
+    spec.arguments[:] = told_arguments(wanted.spec.arguments)
+    return EXEC if wanted.hold == local_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec
 
 
 def _registered(peer: Peer, how: str) -> OperationError:

@@ -148,6 +148,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     local_host.wait(lambda: len(local_host.look().waiting) == 3)
     holders[0].kill()
     local_host.wait_line(urgent, "holding")
+    local_host.wait_line(large, "1 of 2 in line", "err")
     holders[1].kill()  # one is free now, and kept for the large one, which came first
     local_host.wait(lambda: "FREE" in local_host.states())
     assert [claim.name for claim in local_host.look().waiting] == ["large", "small"]

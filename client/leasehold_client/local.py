@@ -135,6 +135,8 @@ class LocalWorker:
 
     def _decode(self, error: grpc.RpcError) -> LeaseholdError:
         refusal = decode_refusal(error)
+        if refusal is not None and refusal.reason == "WORKER_DRAINING":
+            return NoWorkerError(refusal.message, reason=refusal.reason, code=refusal.code)
         if refusal is not None:
             return refusal
         call = cast("grpc.Call", error)

@@ -1,6 +1,5 @@
 """Claiming GPUs for the calling process."""
 
-import contextlib
 import os
 import threading
 import time
@@ -19,6 +18,9 @@ from leasehold_client.operations import duration
 
 RESUME_TIMEOUT_S: Final = 30.0
 """How long a worker that restarts is waited for. It gives our lease to others after as long."""
+
+GIVE_BACK_TIMEOUT_S: Final = 5.0
+"""How long it is waited for at the end of a claim."""
 
 RESUME_PAUSE_S: Final = 0.1
 
@@ -75,11 +77,21 @@ class LocalLease:
             raise LeaseholdError("the worker ended the claim without a word: look at its log")
 
     def give_back(self) -> None:
-        """Ends the lease. Where something is just done with the process, it ends right after that."""
-        if not self.ended.is_set():
-            # Where it is refused, the end of the stream says the same, and the worker sees to it.
-            with contextlib.suppress(LeaseholdError):
+        """Ends the lease. Where something is just done with the process, it ends right after that.
+
+        A worker that restarts is waited for, for a while: it could not know, and would keep the lease.
+        """
+        deadline = time.monotonic() + GIVE_BACK_TIMEOUT_S
+        while not self.ended.is_set():
+            try:
                 self._worker.release(self.workload_id)
+            except NoWorkerError:
+                if time.monotonic() < deadline:
+                    time.sleep(RESUME_PAUSE_S)
+                    continue
+            except LeaseholdError:
+                pass  # the end of the stream says the same, and the worker sees to it
+            break
         self.ended.set()
         self._stream.cancel()
         self._thread.join(RESUME_TIMEOUT_S)
@@ -136,8 +148,11 @@ class LocalLease:
                     self._change(response.changed)
                 case "yield_request":
                     self.yield_requested.set()
-                case "ended" | None:
+                case "ended":
+                    return
+                case None:
                     pass
+        raise NoWorkerError("the worker ended the claim without a word: look at its log")
 
     def _change(self, changed: ClaimChanged) -> None:
         self.state = changed.state

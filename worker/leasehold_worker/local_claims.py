@@ -409,6 +409,7 @@ class LocalClaims:
             )
         older = self._sessions.pop(workload_id, None)
         if older is not None:
+            older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="it goes on by another stream")))
             older.tell(None)
         await self._hold(session, workload, resumed=True)
 

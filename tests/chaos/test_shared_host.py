@@ -13,6 +13,8 @@ SEED = 5
 
 def test_pool_ledger_nvml_and_coordinator_agree_after_every_step() -> None:
     # Not pytest's folder, which other users can't enter.
-    with tempfile.TemporaryDirectory(prefix="leasehold-shared-") as folder:
-        with shared_host(Path(folder)) as (shared, client):
-            play(shared, client, STEPS, SEED, Counter())
+    with (
+        tempfile.TemporaryDirectory(prefix="leasehold-shared-") as folder,
+        shared_host(Path(folder)) as (shared, client),
+    ):
+        play(shared, client, STEPS, SEED, Counter())

@@ -64,6 +64,8 @@ def test_hello_tells_everything(session: Session, host: SimulatedHost) -> None:
         "cuda_suspend": True,
         "gpu_remap": True,
         "checkpoint_image": False,
+        "cpu_limit": False,
+        "memory_limit": False,
         "health_events": True,
         "commands": True,
     }

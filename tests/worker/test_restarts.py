@@ -19,7 +19,7 @@ from leasehold.v1.command_pb2 import (
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .conftest import WorkerProcess
+from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
@@ -144,6 +144,7 @@ def test_after_a_reboot_everything_is_reported_gone(
             (session.hello.boot_id,),
         )
     journal.close()
+    end_leftovers(tmp_path / "state")  # as the reboot did
     start_worker(host)
     again = coordinator.next_session()
     assert slots(again) == [FREE] * 4

@@ -13,6 +13,7 @@ from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Workl
 
 from leasehold_worker import journal_file, wire
 from leasehold_worker.arbiter import Arbiter
+from leasehold_worker.claim_turns import ClaimTurns
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
@@ -20,6 +21,7 @@ from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
 from leasehold_worker.leases import Standing
 from leasehold_worker.link import Link
+from leasehold_worker.local_answers import LocalAnswers
 from leasehold_worker.local_claims import LocalClaims
 from leasehold_worker.local_service import serve_locally
 from leasehold_worker.local_socket import LocalSocket
@@ -105,7 +107,9 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
                 planning,
                 journal,
             )
-            claims = LocalClaims(parts, commands, journal, identity.worker_id)
+            turns = ClaimTurns(parts)
+            claims = LocalClaims(parts, commands, journal, turns)
+            answers = LocalAnswers(parts, commands, turns, identity.worker_id)
             arbiter = Arbiter(parts, commands, claims.ask_to_yield)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()
@@ -115,7 +119,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(arbiter.run)
-            async with serve_locally(local_socket, claims):
+            async with serve_locally(local_socket, claims, answers):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()
             nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)

@@ -6,30 +6,27 @@ the others' leases end.
 """
 
 import logging
-import re
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
 
 from leasehold_worker import wire
+from leasehold_worker.claim_turns import ClaimTurns, Session
 from leasehold_worker.command_states import SUCCEEDED
 from leasehold_worker.commands import Commands
 from leasehold_worker.errors import OperationError
-from leasehold_worker.foreign import owner
 from leasehold_worker.journal import Journal
-from leasehold_worker.leases import Lease
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
-from leasehold_worker.preconditions import invalid, require_known_features
+from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import is_alive
-from leasehold_worker.resources import Allocation, AllocRequest
+from leasehold_worker.resources import Allocation
 from leasehold_worker.workloads import (
     CLAIM,
     ENDED,
@@ -48,39 +45,6 @@ RESUME_TIMEOUT_S: Final = 30.0
 
 GIVE_BACK_AGAIN_S: Final = 1.0
 JOURNAL_TIMEOUT_S: Final = 10.0
-COALESCE_S: Final = 0.05
-"""How long a place in the queue may have changed before it is told."""
-
-LAST_GPUS_LIMIT: Final = 256
-"""Names of which it is known on which GPUs they were last."""
-
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-
-@final
-class Session:
-    """One stream of a claimant.
-
-    Args:
-        peer: Who it is.
-        request: What it said.
-        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
-    """
-
-    def __init__(
-        self,
-        peer: Peer,
-        request: ClaimRequest,
-        tell: Callable[[ClaimResponse | OperationError | None], None],
-    ) -> None:
-        self.peer = peer
-        self.request = request
-        self.tell = tell
-        self.scope = trio.CancelScope()
-
-    def close(self) -> None:
-        """The claimant is gone. On trio's thread."""
-        self.scope.cancel()
 
 
 @final
@@ -91,22 +55,18 @@ class LocalClaims:
         parts: What works on the GPUs.
         commands: Lets workloads go.
         journal: A grant is told once it is on disk.
-        worker_id: In workloads that are told.
+        turns: The claims that wait.
     """
 
-    def __init__(self, parts: Parts, commands: Commands, journal: Journal, worker_id: str) -> None:
+    def __init__(self, parts: Parts, commands: Commands, journal: Journal, turns: ClaimTurns) -> None:
         self._parts = parts
+        self._turns = turns
         self._commands = commands
         self._journal = journal
-        self._worker_id = worker_id
         self._sessions: dict[str, Session] = {}
         """By workload: who holds on by a stream."""
-        self._names: dict[str, str] = {}
-        """By workload that is not granted yet: its name, which nobody else may take."""
-        self._waiting: dict[str, Session] = {}
         self._inherited: set[str] = set()
         """Workloads of an earlier start of the worker, which may not have told their grant any more."""
-        self._last_gpus: dict[str, tuple[str, ...]] = {}
         self._suspended = False
 
     def begin(self, session: Session) -> None:
@@ -167,15 +127,9 @@ class LocalClaims:
             await self._hold(session, untold, resumed=True)
             return
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
-        name = self._new_name(wanted.name, workload_id)
-        self._check(session.peer, wanted)
-        self._names[workload_id] = name
-        self._waiting[workload_id] = session
-        try:
-            allocation = await self._wait_turn(session, workload_id, name, wanted)
+        with self._turns.entered(session, workload_id, wanted) as name:
+            allocation = await self._turns.wait_turn(session, workload_id, name, wanted)
             workload = self._register(session.peer, workload_id, name, wanted, allocation)
-        finally:
-            del self._names[workload_id], self._waiting[workload_id]
         await self._hold(session, workload)
 
     def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
@@ -188,115 +142,6 @@ class LocalClaims:
                 self._inherited.remove(workload.workload_id)
                 return workload
         return None
-
-    def _new_name(self, wanted: str, workload_id: str) -> str:
-        if not wanted:
-            return workload_id
-        if not _NAME.fullmatch(wanted):
-            raise invalid(
-                "name",
-                f"{wanted!r} is no name: take a letter, then letters, digits, '-', '_' or '.', 63 in all",
-            )
-        living = (workload.name for workload in self._parts.workloads.all() if workload.state not in ENDED)
-        if wanted in living or wanted in self._names.values():
-            raise OperationError(
-                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
-                f"a workload named {wanted!r} has not ended: choose another name",
-                {"field": "name"},
-            )
-        return wanted
-
-    def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
-        require_known_features(wanted.spec)
-        if wanted.spec.helper.process_strategy not in (
-            workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-            workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-            workload_pb2.PROCESS_STRATEGY_STOP,
-        ):
-            raise invalid("helper", "a helper is suspended or stopped: choose cuda_suspend or stop")
-        if any(session.peer.identity == peer.identity for session in self._waiting.values()):
-            raise _registered(peer, "waits for a claim already: one at a time")
-        self._check_unowned(peer)
-
-    def _check_unowned(self, peer: Peer) -> None:
-        holder = owner(peer.identity.pid, self._parts.workloads.all())
-        if holder is not None:
-            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
-
-    async def _wait_turn(
-        self, session: Session, workload_id: str, name: str, wanted: ClaimOpen
-    ) -> Allocation:
-        """Waits for what is wanted, and tells how it stands meanwhile.
-
-        Raises:
-            OperationError: It can't be had, or not in time.
-        """
-        spec = wanted.spec
-        request = AllocRequest.of(spec.resources, self._last_gpus.get(name, ()))
-        wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
-        request.validate()
-        if request.gpus.count:
-            self._parts.pool.check_possible(request.gpus)
-        await self._parts.foreign.look(self._parts.workloads)
-        if wait_s <= 0:
-            return self._take_at_once(workload_id, request, spec)
-        granted: list[Allocation] = []
-        refusals: list[OperationError] = []
-        try:
-            with trio.move_on_after(wait_s):
-                async with trio.open_nursery() as nursery:
-                    if request.gpus.count:
-                        nursery.start_soon(self._tell_place, session, workload_id, request)
-                    try:
-                        granted.append(
-                            await self._parts.resources.claim(
-                                workload_id, request, priority=spec.priority, helper=spec.HasField("helper")
-                            )
-                        )
-                    except OperationError as refused:
-                        refusals.append(refused)
-                    nursery.cancel_scope.cancel()
-        except trio.Cancelled:
-            for allocation in granted:
-                allocation.release()
-            raise
-        if refusals:
-            raise refusals[0]
-        if granted:
-            return granted[0]
-        refusal = self._parts.pool.why_not(request.gpus)
-        raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
-
-    def _take_at_once(
-        self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
-    ) -> Allocation:
-        """Takes what is there, and passes nobody who waits and goes first.
-
-        Raises:
-            OperationError: It can't be had now.
-        """
-        pool = self._parts.pool
-        if spec.HasField("helper") and request.gpus.count and pool.waiting:
-            raise pool.why_not(request.gpus)
-        return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
-
-    async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
-        told = None
-        pool = self._parts.pool
-        while True:
-            waiting = pool.waiting
-            ids = [waiter.workload_id for waiter in waiting]
-            if workload_id in ids:
-                message = local_pb2.ClaimWaiting(
-                    position=ids.index(workload_id) + 1,
-                    pending_claimers=len(waiting),
-                    reason=pool.what_lacks(request.gpus),
-                )
-                if message != told:
-                    session.tell(ClaimResponse(waiting=message))
-                    told = message
-            await pool.wait_changed()
-            await trio.sleep(COALESCE_S)
 
     def _register(
         self, peer: Peer, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
@@ -312,7 +157,7 @@ class LocalClaims:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
                 )
-            self._check_unowned(peer)
+            self._turns.check_unowned(peer)
         except OperationError:
             allocation.release()
             raise
@@ -331,7 +176,7 @@ class LocalClaims:
             mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
             host=allocation.host,
         )
-        self._remember(name, lease)
+        self._turns.remember(name, lease)
         self._limit(workload)
         self._parts.workloads.add(workload, self._parts.nursery)
         return workload
@@ -343,13 +188,6 @@ class LocalClaims:
             group = limits.create(workload.workload_id, promised.cpu_millicores, promised.memory_bytes)
             if group is not None:
                 limits.add(group, workload.root.pid)
-
-    def _remember(self, name: str, lease: Lease | None) -> None:
-        self._last_gpus.pop(name, None)
-        if lease is not None:
-            self._last_gpus[name] = lease.gpu_uuids
-        if len(self._last_gpus) > LAST_GPUS_LIMIT:
-            del self._last_gpus[next(iter(self._last_gpus))]
 
     async def _hold(self, session: Session, workload: Workload, *, resumed: bool = False) -> None:
         """Tells of the grant once it is on disk, and holds on for the stream."""
@@ -426,69 +264,6 @@ class LocalClaims:
             with trio.move_on_after(GIVE_BACK_AGAIN_S):
                 await workload.ended.wait()
 
-    def list(self) -> local_pb2.ListResponse:
-        """The GPUs, the workloads and the claims that wait."""
-        parts = self._parts
-        return local_pb2.ListResponse(
-            gpus=wire.gpu_leases(parts.pool.snapshot_leases().slots, {}),
-            workloads=[
-                wire.workload(workload, self._worker_id)
-                for workload in parts.workloads.all()
-                if workload.state not in ENDED
-            ],
-            waiting=[
-                local_pb2.WaitingClaim(
-                    name=self._names.get(waiter.workload_id, waiter.workload_id),
-                    pid=session.peer.identity.pid if session else 0,
-                    user=session.peer.user if session else "",
-                    gpu_count=waiter.request.count,
-                    priority=waiter.priority,
-                    helper=waiter.helper,
-                    since=wire.timestamp(waiter.since),
-                    reason=parts.pool.what_lacks(waiter.request),
-                )
-                for waiter in parts.pool.waiting
-                for session in (self._waiting.get(waiter.workload_id),)
-            ],
-            resources=parts.resources.fetch_machine_resources(),
-            cordon=wire.cordon(parts.pool.worker_cordon),
-        )
-
-    async def release(self, peer: Peer, name: str) -> workload_pb2.Workload:
-        """Lets a claim or an adopted process go.
-
-        Args:
-            peer: Who asks: its owner, the worker's user or root.
-            name: Id or name of the workload, or id of its lease.
-
-        Raises:
-            OperationError: UNKNOWN_WORKLOAD, NOT_PERMITTED, or why it can't be let go.
-        """
-        workload = self._find(name)
-        if not peer.is_trusted and peer.user != workload.user:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"workload {workload.name} is of user {workload.user}: only that user, the worker's and root "
-                "may release it",
-            )
-        operation = Operation(release=command_pb2.ReleaseOperation())
-        outcome = await self._commands.carry_out(workload.workload_id, operation)
-        if outcome.state != SUCCEEDED:
-            error = outcome.error
-            raise OperationError(error.reason, error.message, dict(error.metadata))
-        return wire.workload(workload, self._worker_id)
-
-    def _find(self, name: str) -> Workload:
-        for workload in self._parts.workloads.all():
-            ids = (workload.workload_id, workload.name, workload.lease.lease_id if workload.lease else "")
-            if workload.state not in ENDED and name in ids:
-                return workload
-        raise OperationError(
-            errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-            f"no workload of this host that has not ended has the id, the name or the lease {name!r}: "
-            "`leasehold local leases` lists them",
-        )
-
 
 def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:
     """What a claim is as a workload."""
@@ -496,10 +271,3 @@ def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, Workload
     spec.CopyFrom(wanted.spec)
     spec.arguments[:] = told_arguments(wanted.spec.arguments)
     return EXEC if wanted.hold == local_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec
-
-
-def _registered(peer: Peer, how: str) -> OperationError:
-    pid = peer.identity.pid
-    return OperationError(
-        errors_pb2.ERROR_REASON_ALREADY_REGISTERED, f"process {pid} {how}", {"pid": str(pid)}
-    )

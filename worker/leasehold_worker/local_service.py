@@ -18,8 +18,10 @@ from leasehold.v1 import errors_pb2, local_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.local_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
 
+from leasehold_worker.claim_turns import Session
 from leasehold_worker.errors import OperationError
-from leasehold_worker.local_claims import LocalClaims, Session
+from leasehold_worker.local_answers import LocalAnswers
+from leasehold_worker.local_claims import LocalClaims
 from leasehold_worker.local_socket import LocalSocket, Peer
 
 logger = logging.getLogger(__name__)
@@ -56,10 +58,15 @@ class LocalService(LocalServiceServicer):
     """Serves the processes of this host."""
 
     def __init__(
-        self, local_socket: LocalSocket, claims: LocalClaims, token: trio.lowlevel.TrioToken
+        self,
+        local_socket: LocalSocket,
+        claims: LocalClaims,
+        answers: LocalAnswers,
+        token: trio.lowlevel.TrioToken,
     ) -> None:
         self._socket = local_socket
         self._claims = claims
+        self._answers = answers
         self._token = token
         self._places = threading.Semaphore(CLAIMS_LIMIT)
 
@@ -96,7 +103,7 @@ class LocalService(LocalServiceServicer):
         self, request: local_pb2.ListRequest, context: Context
     ) -> local_pb2.ListResponse:
         self._peer(context)
-        return self._ask(context, self._claims.list)
+        return self._ask(context, self._answers.list)
 
     def Release(  # noqa: D102, N802
         self, request: local_pb2.ReleaseRequest, context: Context
@@ -104,7 +111,7 @@ class LocalService(LocalServiceServicer):
         peer = self._peer(context)
         try:
             released = trio.from_thread.run(
-                self._claims.release, peer, request.workload, trio_token=self._token
+                self._answers.release, peer, request.workload, trio_token=self._token
             )
         except OperationError as error:
             _abort(context, error)
@@ -143,7 +150,9 @@ _FULL: Final = OperationError(
 
 
 @asynccontextmanager
-async def serve_locally(local_socket: LocalSocket, claims: LocalClaims) -> AsyncIterator[None]:
+async def serve_locally(
+    local_socket: LocalSocket, claims: LocalClaims, answers: LocalAnswers
+) -> AsyncIterator[None]:
     """Serves the local API for as long as the context lasts. Its threads end with it.
 
     Whoever holds a claim by a stream has a while to come back to the next start of the worker.
@@ -154,7 +163,7 @@ async def serve_locally(local_socket: LocalSocket, claims: LocalClaims) -> Async
         maximum_concurrent_rpcs=CLAIMS_LIMIT + OTHER_CALLS_LIMIT,
         options=[("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES)],
     )
-    service = LocalService(local_socket, claims, trio.lowlevel.current_trio_token())
+    service = LocalService(local_socket, claims, answers, trio.lowlevel.current_trio_token())
     add_LocalServiceServicer_to_server(service, server)
     server.add_insecure_port(local_socket.inner_address)
     server.start()

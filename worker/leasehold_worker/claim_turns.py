@@ -1,0 +1,230 @@
+"""The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+
+from leasehold_worker import wire
+from leasehold_worker.errors import OperationError
+from leasehold_worker.foreign import owner
+from leasehold_worker.leases import Lease
+from leasehold_worker.local_socket import Peer
+from leasehold_worker.parts import Parts
+from leasehold_worker.preconditions import invalid, require_known_features
+from leasehold_worker.resources import Allocation, AllocRequest
+from leasehold_worker.workloads import ENDED
+
+COALESCE_S: Final = 0.05
+"""How long a place in the queue may have changed before it is told."""
+
+LAST_GPUS_LIMIT: Final = 256
+"""Names of which it is known on which GPUs they were last."""
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+
+
+@final
+class Session:
+    """One stream of a claimant.
+
+    Args:
+        peer: Who it is.
+        request: What it said.
+        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: ClaimRequest,
+        tell: Callable[[ClaimResponse | OperationError | None], None],
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.tell = tell
+        self.scope = trio.CancelScope()
+
+    def close(self) -> None:
+        """The claimant is gone. On trio's thread."""
+        self.scope.cancel()
+
+
+@final
+class ClaimTurns:
+    """The claims of one host that wait."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._names: dict[str, str] = {}
+        """By workload that is not granted yet: its name, which nobody else may take."""
+        self._waiting: dict[str, Session] = {}
+        self._last_gpus: dict[str, tuple[str, ...]] = {}
+
+    @contextmanager
+    def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> Iterator[str]:
+        """Lets a claim in, under a name that nobody else has while it waits.
+
+        Yields:
+            The name.
+
+        Raises:
+            OperationError: It makes no sense, or its process or its name is not free for it.
+        """
+        name = self._new_name(wanted.name, workload_id)
+        self._check(session.peer, wanted)
+        self._names[workload_id] = name
+        self._waiting[workload_id] = session
+        try:
+            yield name
+        finally:
+            del self._names[workload_id], self._waiting[workload_id]
+
+    def waiting(self) -> list[local_pb2.WaitingClaim]:
+        """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
+        pool = self._parts.pool
+        return [
+            local_pb2.WaitingClaim(
+                name=self._names.get(waiter.workload_id, waiter.workload_id),
+                pid=session.peer.identity.pid if session else 0,
+                user=session.peer.user if session else "",
+                gpu_count=waiter.request.count,
+                priority=waiter.priority,
+                helper=waiter.helper,
+                since=wire.timestamp(waiter.since),
+                reason=pool.what_lacks(waiter.request),
+            )
+            for waiter in pool.waiting
+            for session in (self._waiting.get(waiter.workload_id),)
+        ]
+
+    def remember(self, name: str, lease: Lease | None) -> None:
+        """Notes on which GPUs a name is, for the next claim of that name."""
+        self._last_gpus.pop(name, None)
+        if lease is not None:
+            self._last_gpus[name] = lease.gpu_uuids
+        if len(self._last_gpus) > LAST_GPUS_LIMIT:
+            del self._last_gpus[next(iter(self._last_gpus))]
+
+    def _new_name(self, wanted: str, workload_id: str) -> str:
+        if not wanted:
+            return workload_id
+        if not _NAME.fullmatch(wanted):
+            raise invalid(
+                "name",
+                f"{wanted!r} is no name: take a letter, then letters, digits, '-', '_' or '.', 63 in all",
+            )
+        living = (workload.name for workload in self._parts.workloads.all() if workload.state not in ENDED)
+        if wanted in living or wanted in self._names.values():
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"a workload named {wanted!r} has not ended: choose another name",
+                {"field": "name"},
+            )
+        return wanted
+
+    def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
+        require_known_features(wanted.spec)
+        if wanted.spec.helper.process_strategy not in (
+            workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+            workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+            workload_pb2.PROCESS_STRATEGY_STOP,
+        ):
+            raise invalid("helper", "a helper is suspended or stopped: choose cuda_suspend or stop")
+        if any(session.peer.identity == peer.identity for session in self._waiting.values()):
+            raise _registered(peer, "waits for a claim already: one at a time")
+        self.check_unowned(peer)
+
+    def check_unowned(self, peer: Peer) -> None:
+        """Refuses a process that belongs to a workload.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED.
+        """
+        holder = owner(peer.identity.pid, self._parts.workloads.all())
+        if holder is not None:
+            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
+
+    async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
+        """Waits for what is wanted, and tells how it stands meanwhile.
+
+        Raises:
+            OperationError: It can't be had, or not in time.
+        """
+        spec = wanted.spec
+        request = AllocRequest.of(spec.resources, self._last_gpus.get(name, ()))
+        wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
+        request.validate()
+        if request.gpus.count:
+            self._parts.pool.check_possible(request.gpus)
+        await self._parts.foreign.look(self._parts.workloads)
+        if wait_s <= 0:
+            return self._take_at_once(workload_id, request, spec)
+        granted: list[Allocation] = []
+        refusals: list[OperationError] = []
+        try:
+            with trio.move_on_after(wait_s):
+                async with trio.open_nursery() as nursery:
+                    if request.gpus.count:
+                        nursery.start_soon(self._tell_place, session, workload_id, request)
+                    try:
+                        granted.append(
+                            await self._parts.resources.claim(
+                                workload_id, request, priority=spec.priority, helper=spec.HasField("helper")
+                            )
+                        )
+                    except OperationError as refused:
+                        refusals.append(refused)
+                    nursery.cancel_scope.cancel()
+        except trio.Cancelled:
+            for allocation in granted:
+                allocation.release()
+            raise
+        if refusals:
+            raise refusals[0]
+        if granted:
+            return granted[0]
+        refusal = self._parts.pool.why_not(request.gpus)
+        raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
+
+    def _take_at_once(
+        self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
+    ) -> Allocation:
+        """Takes what is there, and passes nobody who waits and goes first.
+
+        Raises:
+            OperationError: It can't be had now.
+        """
+        pool = self._parts.pool
+        if spec.HasField("helper") and request.gpus.count and pool.waiting:
+            raise pool.why_not(request.gpus)
+        return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
+
+    async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
+        told = None
+        pool = self._parts.pool
+        while True:
+            waiting = pool.waiting
+            ids = [waiter.workload_id for waiter in waiting]
+            if workload_id in ids:
+                message = local_pb2.ClaimWaiting(
+                    position=ids.index(workload_id) + 1,
+                    pending_claimers=len(waiting),
+                    reason=pool.what_lacks(request.gpus),
+                )
+                if message != told:
+                    session.tell(ClaimResponse(waiting=message))
+                    told = message
+            await pool.wait_changed()
+            await trio.sleep(COALESCE_S)
+
+
+def _registered(peer: Peer, how: str) -> OperationError:
+    pid = peer.identity.pid
+    return OperationError(
+        errors_pb2.ERROR_REASON_ALREADY_REGISTERED, f"process {pid} {how}", {"pid": str(pid)}
+    )

@@ -23,13 +23,17 @@ def place(fleet: Fleet, request: CreateWorkloadRequest) -> Candidate:
     if request.worker:
         fleet.contact(wanted[0].hello.worker_id)
     resources = request.spec.resources
-    candidates = [_candidate(fleet, known) for known in wanted if fleet.is_in_contact(known.hello.worker_id)]
+    candidates = [
+        _candidate(fleet, known, for_helper=request.spec.HasField("helper"))
+        for known in wanted
+        if fleet.is_in_contact(known.hello.worker_id)
+    ]
     if request.gpu_uuids:
         return check_named_gpus(candidates, list(request.gpu_uuids), resources)
     return choose_worker(candidates, resources)
 
 
-def _candidate(fleet: Fleet, known: KnownWorker) -> Candidate:
+def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candidate:
     worker_id = known.hello.worker_id
     commands = [stored.command for stored in fleet.ledger.of_worker(worker_id)]
     awaited = {uuid for command in commands for uuid in named_gpus(command.operation)}
@@ -42,7 +46,7 @@ def _candidate(fleet: Fleet, known: KnownWorker) -> Candidate:
                 seen_state(gpu.lease),
                 gpu.lease,
                 awaited=gpu.gpu.uuid in awaited,
-                lent=_is_lent(fleet, gpu.lease),
+                lent=not for_helper and _is_lent(fleet, gpu.lease),
             )
             for gpu in fleet.registry.gpus(known)
         },

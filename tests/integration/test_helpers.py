@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
@@ -147,3 +148,52 @@ def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> Non
         other.kill()
         local_host.wait(lambda asked=asked: local_host.out(helper).count("woken True") == asked)  # type: ignore[misc]
     local_host.end(helper)
+
+
+def test_one_that_can_not_be_suspended_does_not_keep_another_from_giving_way(local_host: LocalHost) -> None:
+    terms = ["--helper", "suspend", "--yield-grace", "0"]
+    good = local_host.exec("--name", "good", *terms, "--", *COUNTING)
+    local_host.wait_counting(good)
+    hold(local_host, "--name", "bad", *terms)  # it has no CUDA process, and it is the newer one
+    other = hold(local_host, "--name", "other")
+    assert state(local_host, "good") == "SUSPENDED"
+    assert state(local_host, "bad") == "RUNNING"
+    other.kill()
+    local_host.wait(lambda: state(local_host, "good") == "RUNNING")
+
+
+def test_who_waits_for_cpu_time_keeps_no_helper_asleep(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(1)
+    host.start_worker("cpu_limit_millicores = 1000")
+    terms = ["--helper", "suspend", "--yield-grace", "0", "--cpu", "1", "--name", "helper"]
+    helper = host.exec(*terms, "--", *COUNTING)
+    host.wait_counting(helper)
+    other = hold(host)
+    assert state(host, "helper") == "SUSPENDED"
+    poor = host.exec("--cpu", "1", "--", "sh", "-c", "echo holding; exec sleep 1000")
+    host.wait(lambda: len(host.look().waiting) == 1)
+    other.kill()
+    host.wait(lambda: state(host, "helper") == "RUNNING")
+    host.wait_counting(helper)
+    helper.kill()
+    host.wait_line(poor, "holding")
+
+
+def test_a_yield_that_the_worker_died_in_is_not_forgotten(restarting_host: LocalHost) -> None:
+    host = restarting_host
+    host.stop_worker()
+    host.patch = "import os; os.environ['LEASEHOLD_CRASH_POINT'] = 'phase-preflight'"
+    host.start_worker()
+    terms = ["--gpus", "2", "--name", "helper", "--helper", "suspend", "--yield-grace", "0"]
+    helper = host.exec(*terms, "--", *COUNTING)
+    host.wait_counting(helper)
+    other = host.exec("--", "sh", "-c", "echo holding; exec sleep 1000")
+    assert host.worker is not None
+    host.worker.wait(60)
+    host.patch = ""
+    host.start_worker()
+    host.wait_line(other, "holding")
+    assert state(host, "helper") == "SUSPENDED"
+    other.kill()
+    host.wait(lambda: state(host, "helper") == "RUNNING")
+    host.wait_counting(helper)

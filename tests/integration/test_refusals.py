@@ -25,7 +25,7 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("get workers nobody", 1, r"the known ones are alpha \(UNKNOWN_WORKER\)"),
         ("get commands c-1", 1, "UNKNOWN_COMMAND"),
         ("run --worker nobody -- true", 1, "UNKNOWN_WORKER"),
-        ("run --gpus 3 -- true", 1, r"free are: alpha 1.*\(NO_FREE_GPU\)"),
+        ("run --gpus 3 -- true", 1, r"alpha: 2 GPUs, 1 free, 1 leased.*\(NO_FREE_GPU\)"),
         ("run --name 1bad -- true", 1, r"'1bad' is no name.*\(INVALID_ARGUMENT\)"),
         ("run --name one -- true", 1, r"a workload named 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
         ("run --env NOVALUE -- true", 2, "'NOVALUE' is not a variable: write K=V"),

@@ -27,6 +27,7 @@ class Host:
         self.pool = GpuPool([PoolGpu(str(slot), chip) for slot, chip in enumerate(chips)])
         self.helpers: dict[str, Lease] = {}
         self.asked: set[str] = set()
+        self.stubborn: set[str] = set()
 
     def helper(self, slots: str) -> None:
         """Puts a helper on GPUs. It is known by their slots."""
@@ -36,7 +37,10 @@ class Host:
         return self.pool.claim_gpus("holder", list(slots))
 
     def to_ask(self) -> list[str]:
-        helpers = [HelperLease(lease, name in self.asked) for name, lease in self.helpers.items()]
+        helpers = [
+            HelperLease(lease, name in self.asked, name in self.stubborn)
+            for name, lease in self.helpers.items()
+        ]
         return [lease.workload_id for lease in helpers_to_ask(self.pool, helpers)]
 
 
@@ -180,17 +184,45 @@ async def test_nobody_is_asked_for_gpus_that_are_kept_for_who_waits_for_the_rest
         nursery.cancel_scope.cancel()
 
 
-async def test_helpers_wake_on_what_nobody_waits_for_unless_the_worker_is_cordoned() -> None:
+async def test_helpers_wake_while_nobody_waits_for_gpus_unless_the_worker_is_cordoned() -> None:
     host = Host("AAB")
     host.hold("0")
     assert spare_gpus(host.pool) == 2
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.pool.claim, "c", GpuRequest(2, name="A"))
         await trio.testing.wait_all_tasks_blocked()
-        assert spare_gpus(host.pool) == 1
+        assert spare_gpus(host.pool) == 0
         nursery.cancel_scope.cancel()
     host.pool.cordon("", Cordon("repair", "ann", host.pool.slot("0").since))
     assert spare_gpus(host.pool) == 0
+
+
+async def test_who_waits_for_something_else_or_for_the_impossible_keeps_no_helper_asleep() -> None:
+    host = Host("AA")
+    host.pool.cordon("1", Cordon("repair", "ann", host.pool.slot("0").since))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.pool.claim, "impossible", TWO)
+        nursery.start_soon(
+            partial(host.pool.claim, has_rest=lambda: False, take_rest=lambda: False), "poor", ONE
+        )
+        nursery.start_soon(partial(host.pool.claim, helper=True), "waiting helper", TWO)
+        await trio.testing.wait_all_tasks_blocked()
+        assert spare_gpus(host.pool) == 1
+        host.helper("0")
+        assert host.to_ask() == [], "nor is a helper asked for their sake"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_helper_from_which_nothing_could_be_taken_is_asked_last() -> None:
+    host = Host("AA")
+    host.helper("0")
+    host.helper("1")
+    host.stubborn.add("1")
+    assert await ask_for(host, [ONE]) == ["0"]
+    host.asked.add("1")
+    assert await ask_for(host, [ONE]) == ["0"], "it does not count as coming"
+    host.asked.clear()
+    assert await ask_for(host, [TWO]) == ["0", "1"]
 
 
 Case = tuple[str, list[str], list[int], list[GpuRequest]]

@@ -17,7 +17,13 @@ def add(
     request: GpuRequest = ONE,
 ) -> Waiter[str]:
     return queue.add(
-        name, request, priority=priority, helper=helper, take_rest=lambda: True, since=datetime.now(UTC)
+        name,
+        request,
+        priority=priority,
+        helper=helper,
+        has_rest=lambda: True,
+        take_rest=lambda: True,
+        since=datetime.now(UTC),
     )
 
 

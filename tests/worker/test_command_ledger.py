@@ -7,6 +7,7 @@ from leasehold.v1.command_pb2 import Command, Move, Operation, RemapOperation, S
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 from leasehold_worker.command_ledger import (
     ACKNOWLEDGED_LIMIT,
+    LOCAL_PREFIX,
     REFUSED_LIMIT,
     RETENTION_S,
     UNACKNOWLEDGED_LIMIT,
@@ -227,3 +228,16 @@ def test_a_command_ends_once() -> None:
     ledger.finish(outcome())
     with pytest.raises(ValueError, match="SUCCEEDED to COMMAND_STATE_CANCELLED"):
         ledger.finish(outcome(state=CANCELLED))
+
+
+def test_commands_of_the_workers_own_need_no_acknowledgement() -> None:
+    ended = [
+        Entry(Command(command_id=f"{prefix}{number}"), 0, 0.0, outcome(f"{prefix}{number}"))
+        for prefix, count in ((LOCAL_PREFIX, 3), ("c", UNACKNOWLEDGED_LIMIT))
+        for number in range(count)
+    ]
+    ledger = CommandLedger(ended)
+    assert len(ledger.unacknowledged) == UNACKNOWLEDGED_LIMIT, "those that a crash left are forgotten in time"
+    assert told(ledger.receive(frame("c-new"), EPOCH, 1.0))[0][0] == REJECTED
+    own = ledger.receive(frame(f"{LOCAL_PREFIX}new", epoch=0), 0, 1.0)
+    assert told(own) == [(ACCEPTED, 0)], "a coordinator that stores nothing does not stop the worker's own"

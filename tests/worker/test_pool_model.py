@@ -149,15 +149,21 @@ class Oracle:
 
     def grant_to(self, turn: int, waiter: ExpectedWaiter) -> bool:
         queue = self.queue
-        if waiter.helper and any(not other.helper for other in queue):
+        if waiter.helper and any(self.holds_back_helpers(other) for other in queue):
             return False
-        chosen = self.for_claim(waiter.request, queue[:turn])
+        equals = [other for other in queue[:turn] if other.helper == waiter.helper]
+        chosen = self.for_claim(waiter.request, equals)
         if chosen is None or waiter.rest > self.rest:
             return False
         self.waiters.remove(waiter)
         self.rest -= waiter.rest
         self.take(waiter.holder, chosen)
         return True
+
+    def holds_back_helpers(self, waiter: ExpectedWaiter) -> bool:
+        """Whether it is GPUs, and nothing else, that a claim waits for which is no helper."""
+        usable = [slot for slot in self.slots if slot.is_for(waiter.request)]
+        return not waiter.helper and waiter.rest <= self.rest and best(waiter.request, usable) is not None
 
     def take(self, holder: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> None:
         self.leases[holder] = tuple(gpu_uuids)
@@ -339,6 +345,7 @@ class PoolMachine(RuleBasedStateMachine):
                         expected.request,
                         priority=expected.priority,
                         helper=expected.helper,
+                        has_rest=lambda: expected.rest <= self.rest,
                         take_rest=take_rest,
                     )
                 except trio.Cancelled:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
+from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 
@@ -28,16 +29,26 @@ from leasehold_worker.workloads import RUNNING, SUSPENDED, Workload
 logger = logging.getLogger(__name__)
 
 DEFAULT_GRACE_S: Final = 10.0
+GRACE_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as for the coordinator's requests."""
+
 AGAIN_S: Final = 5.0
 """When a helper is asked again that could not be suspended or stopped, or woken."""
 
 
 @dataclass(frozen=True, slots=True)
 class HelperLease:
-    """GPUs that a helper holds. ``asked``: it gives them back already."""
+    """GPUs that a helper holds.
+
+    Attributes:
+        lease: Its lease.
+        asked: It gives them back already.
+        stubborn: They could not be taken from it when it was asked last, so it is asked after all others.
+    """
 
     lease: Lease
-    asked: bool
+    asked: bool = False
+    stubborn: bool = False
 
 
 def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
@@ -45,13 +56,15 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
 
     A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
     alone. Where all of them together would not do, it takes none, and neither do those behind it on the same
-    GPUs; nor where there are GPUs for it and it waits for something else, since they are kept for it. A
-    worker that is cordoned grants nothing, so it asks nobody.
+    GPUs; nor where it waits for CPU time or memory, which helpers keep. A worker that is cordoned grants
+    nothing, so it asks nobody.
     """
     if pool.worker_cordon is not None:
         return []
-    coming = {uuid for helper in helpers if helper.asked for uuid in helper.lease.gpu_uuids}
-    newest_first = sorted(helpers, key=lambda helper: helper.lease.fencing_token, reverse=True)
+    coming = {
+        uuid for helper in helpers if helper.asked and not helper.stubborn for uuid in helper.lease.gpu_uuids
+    }
+    newest_first = sorted(helpers, key=lambda helper: (helper.stubborn, -helper.lease.fencing_token))
     unasked = [helper.lease for helper in newest_first if not helper.asked]
     wanted: list[Lease] = []
     taken: set[str] = set()
@@ -68,7 +81,8 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
         obtainable = pool.obtainable(waiter.request)
         lacks_gpus = pool.choose_if_free(waiter.request, (), due) is None
         due |= obtainable
-        needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if lacks_gpus else None
+        asks = lacks_gpus and waiter.has_rest()
+        needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if asks else None
         chosen = None if needed is None else gpus_for(waiter.request, needed)
         if needed is None or chosen is None:
             taken |= obtainable
@@ -97,7 +111,7 @@ def _newest_needed(
 
 def spare_gpus(pool: GpuPool) -> int:
     """On how many GPUs parked helpers may wake."""
-    return 0 if pool.worker_cordon is not None else len(pool.unclaimed())
+    return 0 if pool.worker_cordon is not None else len(pool.unclaimed(for_helper=True))
 
 
 @final
@@ -116,53 +130,60 @@ class Arbiter:
         self._ask = ask
         self._yielding: set[str] = set()
         self._waking: set[str] = set()
+        self._stubborn: dict[str, int] = {}
+        """Generations of helpers from which nothing could be taken: in the next they are asked anew."""
 
     async def run(self) -> None:
         """Arbitrates until cancelled."""
-        pool = self._parts.pool
         async with trio.open_nursery() as nursery:
             while True:
-                if pool.pending_claimers:
-                    self._make_room(nursery)
-                elif not pool.waiting:
-                    self._wake_some(nursery)
-                await pool.wait_changed()
+                self._make_room(nursery)
+                self._wake_some(nursery)
+                await self._parts.pool.wait_changed()
 
     def _helpers(self) -> list[Workload]:
         return [workload for workload in self._parts.workloads.all() if workload.spec.HasField("helper")]
 
-    def _make_room(self, nursery: trio.Nursery) -> None:
-        holding = {
-            workload.lease.lease_id: workload for workload in self._helpers() if workload.lease is not None
-        }
-        helpers = [
-            HelperLease(workload.lease, workload.workload_id in self._yielding)
-            for workload in holding.values()
-            if workload.lease is not None
+    def _leases(self, *, without: str = "") -> list[HelperLease]:
+        """What helpers hold; ``without`` counts as not asked."""
+        return [
+            HelperLease(
+                helper.lease,
+                asked=helper.workload_id in self._yielding and helper.workload_id != without,
+                stubborn=self._stubborn.get(helper.workload_id) == helper.generation,
+            )
+            for helper in self._helpers()
+            if helper.lease is not None
         ]
-        for lease in helpers_to_ask(self._parts.pool, helpers):
+
+    def _make_room(self, nursery: trio.Nursery) -> None:
+        if not self._parts.pool.pending_claimers:
+            return
+        holding = {helper.lease.lease_id: helper for helper in self._helpers() if helper.lease is not None}
+        for lease in helpers_to_ask(self._parts.pool, self._leases()):
             helper = holding[lease.lease_id]
             self._yielding.add(helper.workload_id)
             nursery.start_soon(self._take_back, helper)
 
     async def _take_back(self, helper: Workload) -> None:
-        """Asks a helper for its GPUs, and takes them after its grace unless nobody waits any more."""
+        """Asks a helper for its GPUs, and takes them after its grace if they are still needed then."""
         try:
-            terms = helper.spec.helper
-            grace_s = (
-                terms.grace.ToTimedelta().total_seconds() if terms.HasField("grace") else DEFAULT_GRACE_S
-            )
+            grace_s = _grace_s(helper)
             logger.info("helper %s is asked for its GPUs, within %g s", helper.name, grace_s)
-            self._tell(helper, grace_s)
+            self._tell(helper)
             with trio.move_on_after(grace_s):
                 await self._wait_given_back(helper)
-            if helper.lease is not None and self._parts.pool.pending_claimers:
+            if self._is_needed(helper):
                 await self._take(helper)
+        except Exception:
+            logger.exception("helper %s can't be asked for its GPUs, by a defect", helper.name)
+            self._stubborn[helper.workload_id] = helper.generation
+            await trio.sleep(AGAIN_S)
         finally:
             self._yielding.discard(helper.workload_id)
 
-    def _tell(self, helper: Workload, grace_s: float) -> None:
-        self._ask(helper.workload_id, grace_s)
+    def _tell(self, helper: Workload) -> None:
+        self._ask(helper.workload_id, _grace_s(helper))
         if helper.spec.helper.HasField("signal_number"):
             try:
                 send_signal(helper.root, helper.spec.helper.signal_number)
@@ -173,16 +194,21 @@ class Arbiter:
         while helper.lease is not None and self._parts.pool.pending_claimers:
             await self._parts.pool.wait_changed()
 
+    def _is_needed(self, helper: Workload) -> bool:
+        """Whether a claim still waits for what the helper holds: the one that did may be gone."""
+        wanted = helpers_to_ask(self._parts.pool, self._leases(without=helper.workload_id))
+        return helper.lease in wanted
+
     async def _take(self, helper: Workload) -> None:
         if helper.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP:
             operation = Operation(stop=command_pb2.StopOperation())
         else:
-            operation = Operation(suspend=command_pb2.SuspendOperation())
-            helper.yielded = True  # kept with the state that follows
+            operation = Operation(suspend=command_pb2.SuspendOperation(gives_way=True))
         outcome = await self._commands.carry_out(helper.workload_id, operation)
         if outcome.state != SUCCEEDED:
-            helper.yielded = False
             logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
+            self._stubborn[helper.workload_id] = helper.generation
+            self._parts.pool.note_change()
             await trio.sleep(AGAIN_S)
             self._parts.pool.note_change()
 
@@ -209,7 +235,19 @@ class Arbiter:
                 return
             logger.warning("helper %s can't be woken now: %s", helper.name, outcome.error.message)
             await trio.sleep(AGAIN_S)
+        except Exception:
+            logger.exception("helper %s can't be woken, by a defect", helper.name)
+            await trio.sleep(AGAIN_S)
         finally:
             self._waking.discard(helper.workload_id)
         if helper.state != RUNNING:
             self._parts.pool.note_change()
+
+
+def _grace_s(helper: Workload) -> float:
+    """How long a helper has from the request on."""
+    terms = helper.spec.helper
+    if not terms.HasField("grace"):
+        return DEFAULT_GRACE_S
+    grace: duration_pb2.Duration = terms.grace
+    return min(max(0.0, grace.ToNanoseconds() / 1e9), GRACE_LIMIT_S)

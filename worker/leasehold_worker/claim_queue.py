@@ -4,7 +4,8 @@ The rule: claims go by priority, and first come, first served among equals. A cl
 GPUs that it could not use: so a large claim is not starved by small ones, and a small one is not held up
 where it makes no difference. One that could not be granted even if every lease ended, because GPUs are
 cordoned, unhealthy or in foreign hands, holds up nobody. Helpers come behind everybody, and get nothing while
-anybody else waits.
+anybody else waits for GPUs. Who waits for CPU time or memory, or could not be granted at all, keeps no helper
+from them.
 """
 
 from bisect import insort
@@ -30,7 +31,8 @@ class Waiter(Generic[Granted]):
         request: The GPUs that are wanted.
         priority: Higher goes first.
         helper: It is opportunistic work.
-        take_rest: Takes what else is wanted, in the same step; False where that is not to be had now.
+        has_rest: Whether what else is wanted is to be had now.
+        take_rest: Takes that, in the same step; False where it is not to be had.
         since: When it came.
         number: Its place among equals.
         granted: Set with ``lease``.
@@ -41,6 +43,7 @@ class Waiter(Generic[Granted]):
     request: GpuRequest
     priority: int
     helper: bool
+    has_rest: Callable[[], bool]
     take_rest: Callable[[], bool]
     since: datetime
     number: int
@@ -79,12 +82,13 @@ class ClaimQueue(Generic[Granted]):
         *,
         priority: int,
         helper: bool,
+        has_rest: Callable[[], bool],
         take_rest: Callable[[], bool],
         since: datetime,
     ) -> Waiter[Granted]:
         """Takes a claim in, behind its equals."""
         waiter = Waiter[Granted](
-            workload_id, request, priority, helper, take_rest, since, next(self._numbers)
+            workload_id, request, priority, helper, has_rest, take_rest, since, next(self._numbers)
         )
         insort(self._waiters, waiter, key=lambda waiter: waiter.turn)
         return waiter

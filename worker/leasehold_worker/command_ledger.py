@@ -133,7 +133,8 @@ class CommandLedger:
         self._acknowledged: dict[str, Entry] = {}
         self._refused: dict[str, CommandUpdate] = {}
         for entry in sorted(entries, key=lambda entry: entry.acknowledged_s or 0.0):
-            self._put(entry)
+            told = is_local(entry.command_id) and not entry.is_open  # whoever waited for it is gone
+            self._put(replace(entry, acknowledged_s=entry.acknowledged_s or 0.0) if told else entry)
 
     @property
     def open_entries(self) -> list[Entry]:
@@ -221,7 +222,8 @@ class CommandLedger:
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
             )
-        if len(self._ended) >= UNACKNOWLEDGED_LIMIT:
+        unacknowledged = sum(not is_local(command_id) for command_id in self._ended)
+        if unacknowledged >= UNACKNOWLEDGED_LIMIT and not is_local(command.command_id):
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"{UNACKNOWLEDGED_LIMIT} outcomes wait for the coordinator to store them: look at its store",

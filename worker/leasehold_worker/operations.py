@@ -107,6 +107,7 @@ class Operations:
         plan = await self.preflight.suspend(workload_id, operation)
         if self._is_settled(plan, report):
             return
+        plan.party.workload.yielded = operation.gives_way  # kept with the states that follow
         await self._carry_out(plan, SUSPENDING, [], report, lock_timeout_s(operation))
 
     async def restore(

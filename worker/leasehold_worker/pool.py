@@ -108,6 +108,7 @@ class GpuPool:
         *,
         priority: int = 0,
         helper: bool = False,
+        has_rest: Callable[[], bool] = lambda: True,
         take_rest: Callable[[], bool] = lambda: True,
     ) -> Lease | None:
         """Waits its turn for GPUs.
@@ -119,8 +120,9 @@ class GpuPool:
             request: What is wanted.
             priority: Higher goes first.
             helper: Waits behind everybody else.
-            take_rest: Takes what else is wanted, in the same step as the grant, or says that it can't. Call
-                :meth:`serve` once it could.
+            has_rest: Whether what else is wanted is to be had now.
+            take_rest: Takes that, in the same step as the grant, or says that it can't. Call
+                :meth:`note_rest` once it could.
 
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant that.
@@ -134,6 +136,7 @@ class GpuPool:
             request,
             priority=priority,
             helper=helper,
+            has_rest=has_rest,
             take_rest=take_rest,
             since=datetime.now(UTC),
         )
@@ -191,10 +194,26 @@ class GpuPool:
         ]
         return choose(free, request, self._free_bytes)
 
-    def unclaimed(self, *, allow_foreign: bool = False) -> list[str]:
-        """The GPUs that are free and due to nobody who waits, in slot order."""
-        due = due_to(list(self._queue), self.obtainable)
+    @property
+    def holds_back_helpers(self) -> bool:
+        """Whether somebody waits for GPUs, and for nothing else, who is no helper."""
+        return any(
+            not waiter.helper and waiter.has_rest() and bool(self.obtainable(waiter.request))
+            for waiter in self._queue
+        )
+
+    def unclaimed(self, *, allow_foreign: bool = False, for_helper: bool = False) -> list[str]:
+        """The GPUs that are free and due to nobody who waits, in slot order.
+
+        Args:
+            allow_foreign: Those with processes that we don't know too.
+            for_helper: For a helper that is to be woken: none while somebody waits for GPUs, else all.
+        """
         usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
+        if for_helper:
+            due = frozenset(self._slots) if self.holds_back_helpers else frozenset()
+        else:
+            due = due_to(list(self._queue), self.obtainable)
         return [uuid for uuid, slot in self._slots.items() if slot.state in usable and uuid not in due]
 
     def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> Lease:
@@ -373,15 +392,24 @@ class GpuPool:
     def _fitting(self, request: GpuRequest) -> list[SlotLease]:
         return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
 
+    def note_rest(self) -> None:
+        """What ``take_rest`` takes is another: grants what can be granted by now."""
+        self.serve()
+        self.note_change()
+
     def serve(self) -> None:
-        """Grants what can be granted. Call it when something that ``take_rest`` takes has become free."""
+        """Grants what can be granted."""
         if self.worker_cordon is not None:
             return
+        self._serve([waiter for waiter in self._queue if not waiter.helper])
+        helpers = [waiter for waiter in self._queue if waiter.helper]
+        if helpers and not self.holds_back_helpers:
+            self._serve(helpers)
+
+    def _serve(self, waiters: Iterable[Waiter[Lease]]) -> None:
         due: frozenset[str] = frozenset()
         refused: set[GpuRequest] = set()
-        for waiter in self._queue:
-            if waiter.helper and self.pending_claimers:
-                return
+        for waiter in waiters:
             if not self._has_unleased(due):
                 return
             # What was refused to one is refused to an equal behind it: less is left for that.

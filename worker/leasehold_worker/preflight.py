@@ -263,7 +263,11 @@ class Preflight:
             self._complete(plan, wanted)
 
     async def _place(self, party: Party) -> tuple[GpuPair, ...]:
-        free = self._pool.unclaimed(allow_foreign=party.workload.spec.resources.allow_foreign)
+        spec = party.workload.spec
+        free = self._pool.unclaimed(
+            allow_foreign=spec.resources.allow_foreign,
+            for_helper=spec.HasField("helper") and party.workload.yielded,
+        )
         free_bytes = await self._free_bytes(party.members)
         needed = bytes_by_gpu(party.members)
         return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)

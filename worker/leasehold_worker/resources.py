@@ -181,7 +181,7 @@ class Resources:
     def __init__(self, pool: GpuPool, ledger: HostLedger) -> None:
         self._pool = pool
         self._ledger = ledger
-        ledger.on_change = pool.serve
+        ledger.on_change = pool.note_rest
 
     @overload
     def alloc(
@@ -258,6 +258,13 @@ class Resources:
             return self.alloc(workload_id, request, live=True, priority=priority)
         taken: list[HostReservation] = []
 
+        def has_rest() -> bool:
+            try:
+                self._ledger.check(request.host)
+            except OperationError:
+                return False
+            return True
+
         def take_rest() -> bool:
             try:
                 taken.append(self._ledger.reserve(workload_id, request.host))
@@ -267,7 +274,12 @@ class Resources:
 
         try:
             lease = await self._pool.claim(
-                workload_id, request.gpus, priority=priority, helper=helper, take_rest=take_rest
+                workload_id,
+                request.gpus,
+                priority=priority,
+                helper=helper,
+                has_rest=has_rest,
+                take_rest=take_rest,
             )
         except BaseException:
             for host in taken:

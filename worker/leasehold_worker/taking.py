@@ -56,10 +56,13 @@ class Taking:
             return self._resources.alloc_named(
                 workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
             )
+        is_helper = spec.HasField("helper")
+        if is_helper and request.gpus.count and self._pool.waiting:
+            raise self._pool.why_not(request.gpus)
         try:
             return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
         except OperationError as error:
-            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and not is_helper
             if not lacks_gpus or not self._helpers_would_do(request.gpus):
                 raise
             # A claim that waits is what helpers make room for.

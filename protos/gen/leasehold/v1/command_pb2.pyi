@@ -307,6 +307,9 @@ class SuspendOperation(_message.Message):
 
     POLICY_FIELD_NUMBER: _builtins.int
     LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
+    GIVES_WAY_FIELD_NUMBER: _builtins.int
+    gives_way: _builtins.bool
+    """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
     @_builtins.property
     def policy(self) -> _workload_pb2.EvictionPolicy:
         """How. Absent: as its spec says."""
@@ -320,10 +323,11 @@ class SuspendOperation(_message.Message):
         *,
         policy: _workload_pb2.EvictionPolicy | None = ...,
         lock_timeout: _duration_pb2.Duration | None = ...,
+        gives_way: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "gives_way", b"gives_way", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015

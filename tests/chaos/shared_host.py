@@ -224,6 +224,8 @@ class SharedHost:
             if process.poll() is None:
                 process.kill()
             process.wait(START_TIMEOUT_S)
+            if process.stdin is not None:
+                process.stdin.close()
         end_leftovers(self.folder / "alpha")
 
 

@@ -280,6 +280,8 @@ async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobo
     while driver._idle:
         await driver._idle.pop().close()
     driver._idle.append(warm)
+    # Without this, both would use that one.
+    monkeypatch.setattr("leasehold_worker.checkpoint.driver.RETURN_TIMEOUT_S", 0)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

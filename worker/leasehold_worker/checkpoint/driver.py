@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S: Final = 60.0
 """Loading libcuda and cuInit take up to 3 s on a host with eight GPUs."""
 
+RETURN_TIMEOUT_S: Final = 0.02
+"""How long a call waits for a helper that others use, before another one is started."""
+
 REAP_TIMEOUT_S: Final = 2.0
 """A killed helper may be stuck in the kernel; it is then left to the kernel."""
 
@@ -162,6 +165,8 @@ class Driver:
         self.call_floor_s = call_floor_s
         """Least deadline of any call."""
         self._idle: deque[_Helper] = deque()
+        self._returned = trio.Event()
+        """Set when a helper has become idle."""
         self._started: set[_Helper] = set()
         self._limit = trio.CapacityLimiter(HELPER_LIMIT)
         self._pid_locks: dict[int, trio.Lock] = {}
@@ -228,6 +233,8 @@ class Driver:
             if healthy:
                 helper.idle_since = trio.current_time()
                 self._idle.append(helper)
+                self._returned.set()
+                self._returned = trio.Event()
                 await self._trim()
             else:
                 self._started.discard(helper)
@@ -242,6 +249,10 @@ class Driver:
             await longest.close()
 
     async def _take_helper(self) -> _Helper:
+        """A warm helper, or a new one where none becomes idle soon: most calls are shorter than its start."""
+        with trio.move_on_after(RETURN_TIMEOUT_S):
+            while self._started and not self._idle:
+                await self._returned.wait()
         while self._idle:
             helper = self._idle.pop()
             if helper.lives:

@@ -1,6 +1,8 @@
 """Who a process is, on real processes."""
 
+import errno
 import os
+import pwd
 import resource
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from leasehold_worker.processes import (
     Pid,
     ProcessIdentity,
     catches,
+    command_line,
     has_ended,
     has_variable,
     held,
@@ -29,6 +32,8 @@ from leasehold_worker.processes import (
     missing_device_nodes,
     process_tree,
     send_signal,
+    user_id,
+    user_name,
     wait_ended,
     why_blocked,
 )
@@ -154,6 +159,50 @@ def test_a_stopped_process_is_blocked() -> None:
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: why_blocked(identity) == "stopped by a signal")
         child.kill()
+
+
+def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    me, mine = identify(os.getpid()), Path.read_bytes
+    assert me is not None
+    with start_sleeper() as child:
+        hidden = identity_of(child)
+
+        def refuse(path: Path) -> bytes:
+            if str(path).startswith(f"/proc/{child.pid}/"):
+                raise PermissionError(errno.EPERM, "hidepid")
+            return mine(path)
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        assert identify(child.pid) is None
+        assert command_line(child.pid) == []
+        assert user_id(child.pid) is None
+        assert hidden not in process_tree(me, "NAME=value")
+        child.kill()
+
+
+def test_a_host_that_is_short_of_descriptors_says_nothing_of_a_process() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    with no_descriptors_left():
+        with pytest.raises(OSError, match="Too many open files"):
+            is_alive(me)
+        with pytest.raises(OSError, match="Too many open files"):
+            process_tree(me)
+
+
+def test_the_name_of_a_user_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def ask(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        if len(asked) == 1:
+            raise KeyError(uid)
+        return pwd.struct_passwd(("somebody", "", uid, uid, "", "", ""))
+
+    monkeypatch.setattr(pwd, "getpwuid", ask)
+    uid = 2**31 - 7
+    assert [user_name(uid) for _ in range(3)] == [str(uid), "somebody", "somebody"]
+    assert len(asked) == 2
 
 
 def test_facts() -> None:

@@ -47,7 +47,7 @@ class Killer:
             if workload.restored and not force:
                 await self._park(workload, report)
             report.enter("kill")
-            for identity in workload.processes():
+            for identity in await workload.find_processes():
                 send_signal(identity, signal.SIGKILL)
 
     async def _park(self, workload: Workload, report: Report) -> None:
@@ -68,7 +68,7 @@ class Killer:
             ) from error
 
     async def _running_members(self, workload: Workload) -> list[Member]:
-        processes = workload.processes()
+        processes = await workload.find_processes()
         for identity in processes:
             if reason := why_blocked(identity):
                 raise OperationError(

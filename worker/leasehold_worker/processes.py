@@ -6,7 +6,8 @@ import os
 import pwd
 import select
 import signal
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,15 @@ _PROC = Path("/proc")
 
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """What pidfd_open(2) says of a pid that nobody has; the last two are for a thread's id, by kernel."""
+
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What says that this host is short of something, and nothing of the process that was to be read."""
+
+_user_names: Final[dict[int, str]] = {}
+"""Those that were found, by user id."""
+
+_INIT: Final = Pid(1)
+"""Whom orphans are given to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +77,32 @@ class _Stat:
 
 
 def _read_stat(pid: int) -> _Stat | None:
-    """Reads /proc/PID/stat; None where there is no such process (proc(5) numbers its fields from 1)."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    """Reads /proc/PID/stat; None where there is none to be seen (proc(5) numbers its fields from 1)."""
+    text = _read(pid, "stat").decode(errors="replace")
+    if not text:
         return None
     fields = text[text.rindex(")") + 2 :].split()
     return _Stat(Pid(pid), fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def _read_status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status; none where there is no such process."""
-    try:
-        text = (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
+    """The fields of /proc/PID/status; none where there is none to be seen."""
+    text = _read(pid, "status").decode(errors="replace")
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID. Empty where there is none, or where it is not for us (hidepid, ptrace_scope).
+
+    Raises:
+        OSError: This host is short of descriptors or memory: that says nothing of the process.
+    """
+    try:
+        return (_PROC / str(pid) / name).read_bytes()
+    except OSError as error:
+        if error.errno in _SHORT:
+            raise
+        return b""
 
 
 def identify(pid: int) -> ProcessIdentity | None:
@@ -102,31 +122,70 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identify(identity.pid) == identity
 
 
-def process_tree(root: ProcessIdentity, mark: str = "") -> list[ProcessIdentity]:
+def process_tree(
+    root: ProcessIdentity, mark: str = "", without: Collection[ProcessIdentity] = ()
+) -> list[ProcessIdentity]:
     """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
 
     A workload's first process leads a session of its own where we started it, so that orphans are found too.
 
     Args:
         root: The process; it may have ended.
-        mark: NAME=VALUE of a variable: processes that were started with it belong to it. Empty: none do.
+        mark: NAME=VALUE of a variable: processes that were started with it belong to it. Empty: none do. The
+            environment is read only of those that are not known otherwise; a process that is stuck in the
+            kernel can make that wait for ever.
+        without: Processes that are left out with what is below them, unless the root is there too.
     """
     stats = {stat.pid: stat for stat in _all_stats()}
-    leader = stats.get(root.pid)
-    reused = leader is not None and leader.start_time_ticks != root.start_time_ticks
-    members = set() if reused else {root.pid} & stats.keys()
-    if not reused:
-        members |= {pid for pid, stat in stats.items() if stat.session_id == root.pid}
+    below = _Descent(stats)
+    fences = {other.pid for other in without if other != root and _is_in(other, stats)}
+    alive = _is_in(root, stats)
+    members = below.grow({root.pid} - fences, fences) if alive else set()
+    # Init is given orphans of everybody, so that what is below it says nothing.
+    theirs = below.grow(fences - {_INIT}, members) | fences
+    leaders = {other.pid for other in without if other != root and not _is_reused(other, stats)}
+    theirs |= below.grow({stat.pid for stat in stats.values() if stat.session_id in leaders}, members)
+    if not _is_reused(root, stats):
+        orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
+        members |= below.grow(orphans - theirs, theirs)
     if mark:
-        members |= {pid for pid in stats if _has_entry(pid, mark)}
-    grown = True
-    while grown:
-        children = {pid for pid, stat in stats.items() if stat.parent_pid in members}
-        grown = not children <= members
-        members |= children
+        # Whoever inherited the variable came after the first that had it.
+        younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
+        marked = {pid for pid in younger - members - theirs if _has_entry(pid, mark)}
+        members |= below.grow(marked, theirs)
     found = [stats[pid] for pid in members if stats[pid].state not in "ZX"]
     found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
     return [ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found]
+
+
+class _Descent:
+    """Who started whom."""
+
+    def __init__(self, stats: Mapping[Pid, _Stat]) -> None:
+        self._children = defaultdict[int, list[Pid]](list)
+        for stat in stats.values():
+            self._children[stat.parent_pid].append(stat.pid)
+
+    def grow(self, pids: Iterable[Pid], fences: Collection[Pid]) -> set[Pid]:
+        """The processes and their descendants, short of the fences and what is only below them."""
+        found: set[Pid] = set()
+        left = list(pids)
+        while left:
+            pid = left.pop()
+            if pid not in found:
+                found.add(pid)
+                left += [child for child in self._children[pid] if child not in fences]
+        return found
+
+
+def _is_in(identity: ProcessIdentity, stats: Mapping[Pid, _Stat]) -> bool:
+    stat = stats.get(identity.pid)
+    return stat is not None and stat.start_time_ticks == identity.start_time_ticks
+
+
+def _is_reused(identity: ProcessIdentity, stats: Mapping[Pid, _Stat]) -> bool:
+    """Whether another process has its pid by now."""
+    return identity.pid in stats and not _is_in(identity, stats)
 
 
 def _all_stats() -> Iterator[_Stat]:
@@ -182,10 +241,7 @@ def _has_entry(pid: int, entry: str) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    try:
-        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    return _read(pid, "environ").split(b"\0")
 
 
 def variable_of(pid: int, name: str) -> str:
@@ -210,21 +266,23 @@ def user_id(pid: int) -> int | None:
 
 
 def user_name(uid: int | None) -> str:
-    """The name of a user, or its number where it has none. Empty for None."""
+    """The name of a user, or its number where it has none. Empty for None.
+
+    The first time it may have to be asked of a directory service, which can take long.
+    """
     if uid is None:
         return ""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    if uid not in _user_names:
+        try:
+            _user_names[uid] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return str(uid)
+    return _user_names[uid]
 
 
 def command_line(pid: int) -> list[str]:
     """Program and arguments of a process. Empty: it is gone, or a thread of the kernel."""
-    try:
-        line = (_PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return []
+    line = _read(pid, "cmdline")
     return [part.decode(errors="replace") for part in line.rstrip(b"\0").split(b"\0")] if line else []
 
 

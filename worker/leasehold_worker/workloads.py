@@ -2,9 +2,10 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -19,7 +20,7 @@ from leasehold_worker.host_ledger import HostLedger, HostReservation
 from leasehold_worker.launching import LaunchError, launch, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import ProcessIdentity, process_tree, user_name
+from leasehold_worker.processes import ProcessIdentity, identify, process_tree, user_name
 from leasehold_worker.resource_limits import ResourceLimits
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ KILL_TIMEOUT_S: Final = 10.0
 
 WATCH_AGAIN_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+"""Between two looks at whether processes have ended. The pause begins short, and doubles each time."""
+
+MARKS_TIMEOUT_S: Final = 2.0
+"""How long the search for marked processes may take, which one that is stuck in the kernel holds up."""
 
 RUN: Final = workload_pb2.WORKLOAD_ORIGIN_RUN
 EXEC: Final = workload_pb2.WORKLOAD_ORIGIN_EXEC
@@ -121,10 +127,37 @@ class Workload:
     """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
     watching: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Around the wait for its end."""
+    others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
+    """Says the first processes of the other living workloads; given by the registry."""
 
     def processes(self) -> list[ProcessIdentity]:
-        """Its processes that live now, by start time."""
-        return process_tree(self.root, self.mark)
+        """Its processes that live now, by start time.
+
+        The worker and other workloads are left out with all that is below them, though they may descend from
+        its first process, or have inherited its mark.
+        """
+        return _tree(self.root, self.mark, self.others())
+
+    async def find_processes(self) -> list[ProcessIdentity]:
+        """As :meth:`processes`, and never held up for long: then those that are only marked are left out."""
+        if self.mark:
+            with trio.move_on_after(MARKS_TIMEOUT_S):
+                return await trio.to_thread.run_sync(
+                    _tree, self.root, self.mark, self.others(), abandon_on_cancel=True, limiter=_searches
+                )
+            logger.warning("workload %s: the search for marked processes hangs", self.name)
+        await trio.lowlevel.checkpoint()
+        return _tree(self.root, "", self.others())
+
+
+_searches: Final = trio.CapacityLimiter(4)
+"""Searches for marked processes, those included that hang."""
+
+
+def _tree(root: ProcessIdentity, mark: str, others: Collection[ProcessIdentity]) -> list[ProcessIdentity]:
+    worker = identify(os.getpid())
+    without = [*others, worker] if worker else others
+    return [identity for identity in process_tree(root, mark, without) if identity != worker]
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:
@@ -287,11 +320,16 @@ class Workloads:
     def add(self, workload: Workload, nursery: trio.Nursery) -> None:
         """Takes a workload into the registry, and watches for its end unless it has ended."""
         self._by_id[workload.workload_id] = workload
+        workload.others = partial(self._roots_beside, workload)
         self._tell(workload)
         if workload.state in ENDED:
             workload.ended.set()
         else:
             nursery.start_soon(self._watch, workload)
+
+    def _roots_beside(self, workload: Workload) -> list[ProcessIdentity]:
+        others = (other for other in self._by_id.values() if other is not workload)
+        return [other.root for other in others if other.state not in ENDED]
 
     def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
         """Holds a workload to the memory that it was promised, and what is parked of it beside that.
@@ -373,7 +411,7 @@ class Workloads:
 
         What can't be killed keeps them: the workload is UNKNOWN for as long, and it is tried again.
         """
-        while workload.processes():
+        while await workload.find_processes():
             try:
                 await self._kill(workload)
                 error = OperationError(
@@ -383,8 +421,10 @@ class Workloads:
             except OperationError as refused:
                 error = refused
             with trio.move_on_after(KILL_TIMEOUT_S):
-                while workload.processes():  # noqa: ASYNC110 - nothing else tells
-                    await trio.sleep(POLL_INTERVAL_S)
+                pause_s = POLL_INTERVAL_S
+                while await workload.find_processes():  # nothing else tells
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 return
             logger.error("%s", error.message)
             workload.error = error

@@ -1,11 +1,13 @@
 """The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
 import trio
+from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
 
@@ -16,6 +18,7 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid, require_known_features
+from leasehold_worker.processes import process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.workloads import ENDED
 
@@ -24,6 +27,20 @@ COALESCE_S: Final = 0.05
 
 LAST_GPUS_LIMIT: Final = 256
 """Names of which it is known on which GPUs they were last."""
+
+WAIT_LIMIT_S: Final = 366 * 24 * 3600
+GRACE_LIMIT_S: Final = 7 * 24 * 3600
+SIGNAL_LIMIT: Final = 64
+"""The last signal of Linux (signal(7))."""
+
+LABELS_LIMIT_BYTES: Final = 4096
+"""Keys and values of a claim's labels together."""
+
+TEXT_LIMIT: Final = 128
+"""Characters of the name or the UUID of a GPU."""
+
+UNITS_LIMIT: Final = 64
+"""Numbers of units that a claim may accept."""
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -116,7 +133,8 @@ class ClaimTurns:
         if not _NAME.fullmatch(wanted):
             raise invalid(
                 "name",
-                f"{wanted!r} is no name: take a letter, then letters, digits, '-', '_' or '.', 63 in all",
+                f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
+                "'_' or '.', 63 in all",
             )
         living = (workload.name for workload in self._parts.workloads.all() if workload.state not in ENDED)
         if wanted in living or wanted in self._names.values():
@@ -129,25 +147,40 @@ class ClaimTurns:
 
     def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
         require_known_features(wanted.spec)
-        if wanted.spec.helper.process_strategy not in (
-            workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-            workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-            workload_pb2.PROCESS_STRATEGY_STOP,
-        ):
-            raise invalid("helper", "a helper is suspended or stopped: choose cuda_suspend or stop")
+        if wanted.HasField("wait"):
+            _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
+        _check_helper(wanted.spec.helper)
+        _check_sizes(wanted.spec, self._parts.pool.capacity)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "waits for a claim already: one at a time")
         self.check_unowned(peer)
 
     def check_unowned(self, peer: Peer) -> None:
-        """Refuses a process that belongs to a workload.
+        """Refuses a process that belongs to a workload, or that would take in somebody else's processes.
 
         Raises:
-            OperationError: ALREADY_REGISTERED.
+            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
         """
-        holder = owner(peer.identity.pid, self._parts.workloads.all())
+        workloads = self._parts.workloads.all()
+        holder = owner(peer.identity.pid, workloads)
         if holder is not None:
             raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
+        below = {identity.pid for identity in process_tree(peer.identity)}
+        if os.getpid() in below:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {peer.identity.pid} can't claim: the worker itself is among its descendants, and "
+                "would be suspended and ended with it; start the worker elsewhere",
+                {"pid": str(peer.identity.pid)},
+            )
+        for pid in sorted(below):
+            holder = owner(pid, workloads)
+            if holder is not None:
+                raise _registered(
+                    peer,
+                    f"has process {pid} of workload {holder.name} among its descendants: it can't claim that "
+                    "too",
+                )
 
     async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
         """Waits for what is wanted, and tells how it stands meanwhile.
@@ -166,6 +199,7 @@ class ClaimTurns:
             return self._take_at_once(workload_id, request, spec)
         granted: list[Allocation] = []
         refusals: list[OperationError] = []
+        # A nursery raises Cancelled in a group: whatever comes, nothing that was granted is left behind.
         try:
             with trio.move_on_after(wait_s):
                 async with trio.open_nursery() as nursery:
@@ -180,7 +214,7 @@ class ClaimTurns:
                     except OperationError as refused:
                         refusals.append(refused)
                     nursery.cancel_scope.cancel()
-        except trio.Cancelled:
+        except BaseException:
             for allocation in granted:
                 allocation.release()
             raise
@@ -221,6 +255,59 @@ class ClaimTurns:
                     told = message
             await pool.wait_changed()
             await trio.sleep(COALESCE_S)
+
+
+def _check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) -> None:
+    if not 0 <= duration.ToNanoseconds() <= limit_s * 10**9:
+        raise invalid(
+            field,
+            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
+            f"to {limit_s} s",
+        )
+
+
+def _check_helper(helper: workload_pb2.HelperTerms) -> None:
+    if helper.HasField("grace"):
+        _check_duration("spec.helper.grace", helper.grace, GRACE_LIMIT_S)
+    if helper.process_strategy not in (
+        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        workload_pb2.PROCESS_STRATEGY_STOP,
+    ):
+        raise invalid(
+            "spec.helper.process_strategy",
+            "a helper is suspended or stopped: choose cuda_suspend or stop",
+        )
+    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
+        raise invalid(
+            "spec.helper.signal_number",
+            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+        )
+
+
+def _check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
+    """Refuses what would make the lists of workloads, and the reports of them, too long to be sent."""
+    labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
+    resources = spec.resources
+    for field, what, size, limit in (
+        ("spec.labels", "bytes", labels, LABELS_LIMIT_BYTES),
+        ("spec.resources.gpu_uuids", "GPUs", len(resources.gpu_uuids), gpus),
+        ("spec.resources.gpu_name", "characters", len(resources.gpu_name), TEXT_LIMIT),
+        (
+            "spec.resources.gpu_uuids",
+            "characters in one",
+            max(map(len, resources.gpu_uuids), default=0),
+            TEXT_LIMIT,
+        ),
+        (
+            "spec.resources.acceptable_gpu_units",
+            "numbers",
+            len(resources.acceptable_gpu_units),
+            UNITS_LIMIT,
+        ),
+    ):
+        if size > limit:
+            raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")
 
 
 def _registered(peer: Peer, how: str) -> OperationError:

@@ -1,6 +1,6 @@
 """What the local API answers at once: who has what, and the release of a workload."""
 
-from typing import final
+from typing import Final, final
 
 from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
@@ -13,6 +13,9 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
 from leasehold_worker.workloads import ENDED, Workload
+
+LIST_LIMIT_BYTES: Final = 3 * 2**20
+"""A client takes 4 MiB. In a longer list, what programs were started with is left out."""
 
 
 @final
@@ -33,9 +36,9 @@ class LocalAnswers:
         self._worker_id = worker_id
 
     def list(self) -> local_pb2.ListResponse:
-        """The GPUs, the workloads and the claims that wait."""
+        """The GPUs, the workloads and the claims that wait. It always fits a message."""
         parts = self._parts
-        return local_pb2.ListResponse(
+        found = local_pb2.ListResponse(
             gpus=wire.gpu_leases(parts.pool.snapshot_leases().slots, {}),
             workloads=[
                 wire.workload(workload, self._worker_id)
@@ -46,6 +49,11 @@ class LocalAnswers:
             resources=parts.resources.fetch_machine_resources(),
             cordon=wire.cordon(parts.pool.worker_cordon),
         )
+        if found.ByteSize() > LIST_LIMIT_BYTES:
+            for workload in found.workloads:
+                for field in ("arguments", "environment", "labels"):
+                    workload.spec.ClearField(field)
+        return found
 
     async def release(self, peer: Peer, name: str) -> workload_pb2.Workload:
         """Lets a claim or an adopted process go.

@@ -82,12 +82,12 @@ class LocalClaims:
         for workload in self._parts.workloads.all():
             if workload.origin in (CLAIM, EXEC) and workload.state not in ENDED:
                 self._inherited.add(workload.workload_id)
-            if workload.origin == CLAIM and workload.state not in ENDED:
                 self._parts.nursery.start_soon(self._expect, workload)
 
     async def _expect(self, workload: Workload) -> None:
         await trio.sleep(RESUME_TIMEOUT_S)
-        if workload.workload_id not in self._sessions:
+        self._inherited.discard(workload.workload_id)
+        if workload.origin == CLAIM and workload.workload_id not in self._sessions:
             await self._give_back(workload)
 
     def ask_to_yield(self, workload_id: str, grace_s: float) -> None:
@@ -149,8 +149,8 @@ class LocalClaims:
         """Makes the claimant a workload, in one step with its grant.
 
         Raises:
-            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted;
-                nothing is held.
+            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted.
+                Nothing is held, whatever goes wrong.
         """
         try:
             if not is_alive(peer.identity):
@@ -158,36 +158,47 @@ class LocalClaims:
                     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
                 )
             self._turns.check_unowned(peer)
-        except OperationError:
+            origin, spec = _registration(wanted)
+            workload = Workload(
+                workload_id,
+                name,
+                spec,
+                peer.identity,
+                self._parts.workloads.folder(workload_id) / OUTPUT_FILE,
+                datetime.now(UTC),
+                allocation.lease,
+                origin=origin,
+                user=peer.user,
+                mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
+                host=allocation.host,
+            )
+            self._turns.remember(name, workload.lease)
+            self._limit(workload)
+        except BaseException:
             allocation.release()
             raise
-        origin, spec = _registration(wanted)
-        lease = allocation.hand_over_lease()
-        workload = Workload(
-            workload_id,
-            name,
-            spec,
-            peer.identity,
-            self._parts.workloads.folder(workload_id) / OUTPUT_FILE,
-            datetime.now(UTC),
-            lease,
-            origin=origin,
-            user=peer.user,
-            mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
-            host=allocation.host,
-        )
-        self._turns.remember(name, lease)
-        self._limit(workload)
+        allocation.hand_over_lease()
         self._parts.workloads.add(workload, self._parts.nursery)
         return workload
 
     def _limit(self, workload: Workload) -> None:
-        """Has the kernel hold a program to its promise. A process that claims for itself is left as it is."""
+        """Has the kernel hold a program to its promise. A process that claims for itself is left as it is.
+
+        A worker that isn't root may not move a process that it did not start: the promise is then kept in the
+        ledger alone.
+        """
         limits, promised = self._parts.workloads.limits, workload.spec.resources
-        if workload.origin == EXEC:
+        if workload.origin != EXEC:
+            return
+        group = None
+        try:
             group = limits.create(workload.workload_id, promised.cpu_millicores, promised.memory_bytes)
             if group is not None:
                 limits.add(group, workload.root.pid)
+        except (OperationError, OSError) as error:
+            logger.warning("the limits of workload %s are not enforced: %s", workload.name, error)
+            if group is not None:
+                limits.remove(group)
 
     async def _hold(self, session: Session, workload: Workload, *, resumed: bool = False) -> None:
         """Tells of the grant once it is on disk, and holds on for the stream."""
@@ -245,6 +256,7 @@ class LocalClaims:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, f"claim {workload_id} has ended: claim anew"
             )
+        self._inherited.discard(workload_id)
         older = self._sessions.pop(workload_id, None)
         if older is not None:
             older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="it goes on by another stream")))
@@ -266,8 +278,16 @@ class LocalClaims:
 
 
 def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:
-    """What a claim is as a workload."""
-    spec = WorkloadSpec()
-    spec.CopyFrom(wanted.spec)
-    spec.arguments[:] = told_arguments(wanted.spec.arguments)
+    """What a claim is as a workload: what matters of its spec, in bounds. We start no program for it."""
+    said = wanted.spec
+    spec = WorkloadSpec(
+        arguments=told_arguments(said.arguments),
+        priority=said.priority if said.HasField("priority") else None,
+        eviction=said.eviction if said.HasField("eviction") else None,
+        member_order=said.member_order,
+        labels=said.labels,
+        helper=said.helper if said.HasField("helper") else None,
+    )
+    if said.HasField("resources"):
+        spec.resources.CopyFrom(said.resources)
     return EXEC if wanted.hold == local_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Final, NoReturn, TypeAlias, TypeVar, final
 
 import grpc
@@ -33,6 +32,12 @@ OTHER_CALLS_LIMIT: Final = 16
 MESSAGE_LIMIT_BYTES: Final = 262_144
 STOP_GRACE_S: Final = 1.0
 
+ERROR_LIMIT: Final = 1500
+"""Characters of a refusal: gRPC sends it in trailers, twice, and 8 KiB of them are taken."""
+
+METADATA_LIMIT: Final = 200
+"""Characters of each fact in a refusal."""
+
 _CODES: Final = {
     errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
@@ -51,6 +56,50 @@ _CODES: Final = {
 
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
+
+
+@final
+class Mailbox:
+    """What is to be sent by a stream, from any thread to gRPC's: of each kind only the newest that is unsent.
+
+    So it is bounded, however slowly a claimant reads: every frame says all that its kind has to say.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._unsent: dict[str, local_pb2.ClaimResponse | OperationError | None] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many are unsent."""
+        return len(self._unsent)
+
+    def put(self, response: local_pb2.ClaimResponse | OperationError | None) -> None:
+        """Adds one in place of an unsent one of its kind. Nothing comes behind None, the end."""
+        kind = _kind(response)
+        with self._changed:
+            if not self._closed:
+                self._closed = response is None
+                self._unsent.pop(kind, None)
+                self._unsent[kind] = response
+                self._changed.notify()
+
+    def get(self) -> local_pb2.ClaimResponse | OperationError | None:
+        """Waits for the next one, and takes it out."""
+        with self._changed:
+            while not self._unsent:
+                self._changed.wait()
+            return self._unsent.pop(next(iter(self._unsent)))
+
+
+def _kind(response: local_pb2.ClaimResponse | OperationError | None) -> str:
+    match response:
+        case local_pb2.ClaimResponse():
+            return response.WhichOneof("frame") or ""
+        case OperationError():
+            return "refusal"
+        case None:
+            return "end"
 
 
 @final
@@ -84,7 +133,7 @@ class LocalService(LocalServiceServicer):
     def _serve_claim(
         self, peer: Peer, request: local_pb2.ClaimRequest, context: Context
     ) -> Iterator[local_pb2.ClaimResponse]:
-        responses: SimpleQueue[local_pb2.ClaimResponse | OperationError | None] = SimpleQueue()
+        responses = Mailbox()
         session = Session(peer, request, responses.put)
 
         def leave() -> None:
@@ -184,10 +233,11 @@ async def serve_locally(
 def _abort(context: Context, error: OperationError) -> NoReturn:
     """Ends a call with a refusal, in the form that the coordinator's API has."""
     reason = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata=error.metadata)
+    facts = {name: fact[:METADATA_LIMIT] for name, fact in error.metadata.items()}
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata=facts)
     detail = any_pb2.Any()
     detail.Pack(info)
     code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
-    status = status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+    status = status_pb2.Status(code=code.value[0], message=error.message[:ERROR_LIMIT], details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status raises")

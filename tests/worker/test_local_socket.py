@@ -1,8 +1,10 @@
 """The socket of the local API: who is let in, and how a worker takes it over."""
 
 import grp
+import hashlib
 import os
 import re
+import resource
 import shutil
 import socket
 import stat
@@ -11,15 +13,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import grpc
 import pytest
+import trio
 from leasehold.v1 import local_pb2
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_worker.errors import StartError
-from leasehold_worker.local_socket import PATH_LIMIT, LocalSocket
+from leasehold_worker.local_socket import (
+    CONNECTIONS_LIMIT,
+    DESCRIPTORS_LIMIT,
+    PATH_LIMIT,
+    USER_CONNECTIONS_LIMIT,
+    LocalSocket,
+    Peer,
+    by_credentials,
+)
+from leasehold_worker.processes import identify
 
 from .conftest import WorkerProcess
 
@@ -145,22 +158,193 @@ def test_a_claim_is_released_by_its_user_the_worker_s_and_root_only(serve: Serve
                 holder.kill()
 
 
-def test_who_goes_round_the_socket_is_refused(serve: Serve) -> None:
-    serve()
-    names = set(re.findall(r"@(leasehold-[0-9a-f]{32})$", Path("/proc/net/unix").read_text(), re.MULTILINE))
-    codes = set()
-    for name in names:
-        with grpc.insecure_channel(f"unix-abstract:{name}") as channel:
-            for call in (
-                lambda stub: stub.List(local_pb2.ListRequest(), timeout=5),
-                lambda stub: stub.Release(local_pb2.ReleaseRequest(workload="w"), timeout=5),
-                lambda stub: next(iter(stub.Claim(local_pb2.ClaimRequest(), timeout=5))),
-            ):
-                with pytest.raises(grpc.RpcError) as refused:
-                    call(LocalServiceStub(channel))  # type: ignore[no-untyped-call]
-                codes.add(refused.value.code())
-    assert grpc.StatusCode.UNAUTHENTICATED in codes
-    assert codes <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}
+def inner_paths(path: Path) -> list[Path]:
+    """Where gRPC listens for the workers that serve at a path."""
+    folder = LocalSocket(path.with_name("other"), "")
+    folder.close()
+    prefix = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    return list(folder.inner_path.parent.parent.glob(f"leasehold-{prefix}-*/grpc"))
+
+
+def test_who_goes_round_the_socket_is_refused(serve: Serve, path: Path) -> None:
+    worker = serve()
+    (inner,) = inner_paths(path)
+    assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
+    with grpc.insecure_channel(f"unix:{inner}") as channel:
+        for call in (
+            lambda stub: stub.List(local_pb2.ListRequest(), timeout=5),
+            lambda stub: stub.Release(local_pb2.ReleaseRequest(workload="w"), timeout=5),
+            lambda stub: next(iter(stub.Claim(local_pb2.ClaimRequest(), timeout=5))),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(LocalServiceStub(channel))  # type: ignore[no-untyped-call]
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert worker.stop() == 0
+    assert not inner.parent.exists()
+
+
+def test_nothing_of_the_worker_can_be_connected_to_by_everybody(serve: Serve, path: Path) -> None:
+    """The kernel asks nobody who connects to an abstract name."""
+    worker = serve()
+    listening = re.compile(r"^\S+ \S+ \S+ 00010000 \S+ \S+ (\d+) (\S+)", re.MULTILINE)
+    names = dict(listening.findall(Path("/proc/net/unix").read_text()))
+    descriptors = Path(f"/proc/{worker.process.pid}/fd")
+    own = (re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry)) for entry in descriptors.iterdir())
+    found = {names[match[1]] for match in own if match and match[1] in names}
+    assert found == {str(path), str(inner_paths(path)[0])}
+
+
+def test_the_folder_of_a_start_that_was_killed_is_removed_by_the_next(serve: Serve, path: Path) -> None:
+    first = serve()
+    (before,) = inner_paths(path)
+    first.kill()
+    assert before.parent.exists()
+    serve(state="state2")
+    (after,) = inner_paths(path)
+    assert after != before
+    assert not before.parent.exists()
+
+
+FLOOD = f"""{BECOME}
+import socket, time
+connections = []
+for _ in range(int(name)):
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connections.append(connection)
+print("connected", flush=True)
+time.sleep(1000)
+"""
+"""Connects often, and says nothing."""
+
+
+@needs_root
+def test_one_user_does_not_take_all_connections(serve: Serve, path: Path) -> None:
+    worker = serve(f'socket_group = "{GROUP}"')
+    command = [sys.executable, "-c", FLOOD, str(path), f"{NOBODY},1", str(CONNECTIONS_LIMIT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flood:
+        assert flood.stdout is not None
+        try:
+            assert flood.stdout.readline() == "connected\n"
+            assert ask(path, 0, 0) == "0 GPUs"
+            assert ask(path, 2, 1) == "0 GPUs"
+            assert ask(path, NOBODY, 1) == "no worker"
+            log = worker.log.read_text()
+            assert log.count(f"user nobody has {USER_CONNECTIONS_LIMIT} local connections") == 1
+        finally:
+            flood.kill()
+    deadline = time.monotonic() + 30
+    while ask(path, NOBODY, 1) != "0 GPUs":
+        assert time.monotonic() < deadline
+
+
+def test_as_many_descriptors_as_the_host_allows_are_used(serve: Serve, path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        worker = serve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    found = resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE)
+    assert found == (min(hard, DESCRIPTORS_LIMIT), hard)
+
+
+def test_a_connection_for_which_descriptors_lack_ends_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = LocalSocket(path, "")
+    trio_socket = trio.socket.socket
+    calls = count()
+
+    def lack(*arguments: int) -> trio.socket.SocketType:
+        if next(calls) == 1:  # after the listener's
+            raise OSError(24, "Too many open files")
+        return trio_socket(*arguments)
+
+    monkeypatch.setattr("trio.socket.socket", lack)
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.connect(str(path))
+        second.connect(str(path))
+        assert len(trio.run(found_peers, taken)) == 1
+        assert first.recv(1) == b""
+    taken.close()
+    assert "a local connection failed: [Errno 24] Too many open files" in caplog.text
+
+
+LEAVE_CONNECTION = """
+import os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+if os.fork():
+    os._exit(0)
+os.setsid()
+sys.stdin.read()
+"""
+"""Connects, and leaves the connection to another process, which keeps it until its input ends."""
+
+
+@needs_root
+def test_a_process_is_not_taken_for_the_one_that_had_its_pid(path: Path) -> None:
+    """The kernel is told which pid to use next."""
+    taken = LocalSocket(path, "")
+    reused = None
+    with subprocess.Popen([sys.executable, "-c", LEAVE_CONNECTION, str(path)], stdin=subprocess.PIPE) as gone:
+        try:
+            assert gone.wait(30) == 0
+            for _ in range(100):
+                Path("/proc/sys/kernel/ns_last_pid").write_text(str(gone.pid - 1))
+                reused = subprocess.Popen(["sleep", "1000"])
+                if reused.pid == gone.pid:
+                    break
+                reused.kill()
+                reused.wait()
+            assert reused is not None
+            if reused.pid != gone.pid:
+                pytest.skip("the pid can't be had")
+            assert trio.run(found_peers, taken) == []
+        finally:
+            if reused is not None:
+                reused.kill()
+                reused.wait()
+            taken.close()
+
+
+async def found_peers(local_socket: LocalSocket) -> list[Peer]:
+    """Whom a socket takes for its peers; one of them is there, and gRPC is not."""
+    found: list[Peer] = []
+    with trio.move_on_after(0.5):
+        async with trio.open_nursery() as nursery:
+            with trio.socket.socket(socket.AF_UNIX) as listener:
+                await listener.bind(str(local_socket.inner_path))
+                listener.listen(1)
+                nursery.start_soon(local_socket.run)
+                connection, name = await listener.accept()
+                connection.close()
+                peer = local_socket.peer(f"unix-abstract:{name[1:].decode()}")
+                assert peer is not None
+                found.append(peer)
+                nursery.cancel_scope.cancel()
+    return found
+
+
+def test_who_connects_itself_is_known(path: Path) -> None:
+    taken = LocalSocket(path, "")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        found = trio.run(found_peers, taken)
+    taken.close()
+    assert [peer.identity for peer in found] == [identify(os.getpid())]
+
+
+def test_without_a_pidfd_a_pid_must_fit_user_and_time() -> None:
+    now, uid, itself = time.clock_gettime(time.CLOCK_BOOTTIME), os.geteuid(), identify(os.getpid())
+    assert by_credentials(os.getpid(), uid, now) == itself
+    assert by_credentials(os.getpid(), uid + 1, now) is None
+    assert by_credentials(0, uid, now) is None
+    with subprocess.Popen(["sleep", "1000"]) as younger:
+        assert by_credentials(younger.pid, uid, now - 1) is None
+        assert by_credentials(younger.pid, uid, now + 60) == identify(younger.pid)
+        younger.kill()
 
 
 def test_a_socket_that_is_served_is_left_to_its_worker(serve: Serve, path: Path) -> None:

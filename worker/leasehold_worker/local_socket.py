@@ -1,19 +1,29 @@
 """The unix socket of the local API: who connects is asked of the kernel, and told to gRPC's handlers.
 
-gRPC keeps the sockets of its peers to itself. So connections are taken here, where SO_PEERCRED can be asked
-(unix(7)), and passed on byte by byte to gRPC's own listener, each from a name by which a handler finds out
-who is calling.
+gRPC keeps the sockets of its peers to itself. So connections are taken here, where the kernel can be asked
+who connected (unix(7)), and passed on byte by byte to gRPC's own listener, each from a name by which a
+handler finds out who is calling. That listener is in a folder that is shut to everybody else, so that
+nobody can use up the worker's descriptors there. After a kill -9 the folder stays, until the next start at
+the same socket.
 """
 
 import errno
 import grp
+import hashlib
 import logging
 import os
 import pwd
+import resource
 import secrets
+import shutil
 import socket
 import stat
 import struct
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -21,13 +31,25 @@ from typing import Final, final
 import trio
 
 from leasehold_worker.errors import StartError
-from leasehold_worker.processes import ProcessIdentity, identify, user_name
+from leasehold_worker.processes import ProcessIdentity, has_ended, identify, user_id, user_name
 
 logger = logging.getLogger(__name__)
 
 MODE: Final = 0o660
 CONNECTIONS_LIMIT: Final = 512
 """Connections at once; further ones wait to be taken."""
+
+USER_CONNECTIONS_LIMIT: Final = 128
+"""Those of one user at once, other than root and the worker's; further ones are refused."""
+
+DESCRIPTORS_LIMIT: Final = 65_536
+"""Descriptors that the worker allows itself, if the host does."""
+
+DESCRIPTORS_KEPT: Final = 256
+"""Those that are not for connections."""
+
+DESCRIPTORS_EACH: Final = 3
+"""Those of a connection: both sides of ours, and gRPC's."""
 
 PATH_LIMIT: Final = 107
 """Bytes of a path in sockaddr_un (unix(7)), less the one that ends it."""
@@ -36,7 +58,15 @@ REMEDY: Final = "give the worker another place by `socket` in its settings"
 
 CHUNK_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
+_INT: Final = struct.Struct("i")
+_BOOT: Final = time.CLOCK_BOOTTIME
 _SCHEME: Final = "unix-abstract:"
+
+SO_PEERPIDFD: Final = 77
+"""A pidfd of who connected, since Linux 6.5 (asm-generic/socket.h)."""
+
+_NOT_OURS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
+"""What accept(2) says of something that is no listener any more. All else passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +105,22 @@ class LocalSocket:
         self.path = path
         self._gid = _gid(group)
         self._peers: dict[str, Peer] = {}
-        self.inner_name = f"leasehold-{secrets.token_hex(16)}"
-        """Abstract name of gRPC's own listener, which answers only those that come through here."""
+        self._connections = Counter[int]()
+        """By user."""
+        self._full: set[int] = set()
+        """Users of whom it was logged that they have too many."""
         self._socket = _listen(path, self._gid)
+        try:
+            self._folder = _make_folder(path)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            self._socket.close()
+            raise StartError(
+                f"a folder for sockets can't be made in {_temporary()} ({error.strerror}): set TMPDIR to "
+                "another place"
+            ) from error
+        self.inner_path = self._folder / "grpc"
+        """gRPC's own listener, which answers only those that come through here."""
 
     def peer(self, grpc_peer: str) -> Peer | None:
         """Who a gRPC handler's peer is, by ``context.peer()``. None: it did not come through here."""
@@ -86,18 +129,18 @@ class LocalSocket:
     @property
     def inner_address(self) -> str:
         """Where gRPC is to listen."""
-        return f"{_SCHEME}{self.inner_name}"
+        return f"unix:{self.inner_path}"
 
     async def run(self) -> None:
         """Takes connections until cancelled. Then the socket is gone."""
-        limit = trio.CapacityLimiter(CONNECTIONS_LIMIT)
+        limit = trio.CapacityLimiter(_connections_limit(_raise_descriptors_limit()))
         listener = trio.socket.from_stdlib_socket(self._socket)
         try:
             async with trio.open_nursery() as nursery:
                 while True:
                     await limit.acquire_on_behalf_of(token := object())
                     connection = await _accept(listener)
-                    nursery.start_soon(self._pass_on, connection, limit, token)
+                    nursery.start_soon(self._pass_on, connection, time.clock_gettime(_BOOT), limit, token)
         finally:
             self.path.unlink(missing_ok=True)  # while it is still ours: the next worker may come at once
             listener.close()
@@ -107,42 +150,160 @@ class LocalSocket:
         if self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
             self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _pass_on(
-        self, connection: trio.socket.SocketType, limit: trio.CapacityLimiter, token: object
+        self,
+        connection: trio.socket.SocketType,
+        taken_at: float,
+        limit: trio.CapacityLimiter,
+        token: object,
     ) -> None:
+        """Serves one connection, to its end. What goes wrong with it ends no other."""
+        try:
+            peer = self._identify(connection, taken_at)
+            if peer is not None:
+                with self._counted(peer) as admitted:
+                    if admitted:
+                        await self._join(connection, peer)
+        except OSError as error:
+            logger.warning("a local connection failed: %s", error)
+        finally:
+            connection.close()
+            limit.release_on_behalf_of(token)
+
+    @contextmanager
+    def _counted(self, peer: Peer) -> Iterator[bool]:
+        """Counts a connection of a user. Yields False where that has too many."""
+        if not peer.is_trusted and self._connections[peer.uid] >= USER_CONNECTIONS_LIMIT:
+            if peer.uid not in self._full:
+                self._full.add(peer.uid)
+                logger.warning(
+                    "user %s has %d local connections, and gets no more", peer.user, USER_CONNECTIONS_LIMIT
+                )
+            yield False
+            return
+        self._connections[peer.uid] += 1
+        try:
+            yield True
+        finally:
+            self._connections[peer.uid] -= 1
+            if not self._connections[peer.uid]:
+                del self._connections[peer.uid]
+                self._full.discard(peer.uid)
+
+    async def _join(self, connection: trio.socket.SocketType, peer: Peer) -> None:
         name = f"leasehold-{secrets.token_hex(16)}"
         inner = trio.socket.socket(socket.AF_UNIX)
         try:
-            peer = self._identify(connection)
-            if peer is None:
-                return
             self._peers[name] = peer
             await inner.bind(f"\0{name}")
-            await inner.connect(f"\0{self.inner_name}")
+            await inner.connect(str(self.inner_path))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, connection, inner, nursery.cancel_scope)
                 nursery.start_soon(_pump, inner, connection, nursery.cancel_scope)
-        except OSError as error:
-            logger.warning("a local connection failed: %s", error)
         finally:
             # Forgotten before the name is free: whoever took it next would be taken for this peer.
             self._peers.pop(name, None)
             inner.close()
-            connection.close()
-            limit.release_on_behalf_of(token)
 
-    def _identify(self, connection: trio.socket.SocketType) -> Peer | None:
+    def _identify(self, connection: trio.socket.SocketType, taken_at: float) -> Peer | None:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(data)
-        identity = identify(pid) if pid > 0 else None  # 0: it lives in a pid namespace that we can't see into
+        try:
+            identity = _by_pidfd(connection)
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+            identity = by_credentials(pid, uid, taken_at)
         if identity is None:
-            logger.warning("a process that can't be seen from here (user %d) connected, and was refused", uid)
+            logger.warning(
+                "a process that has ended, or can't be seen from here (user %d), connected, and was refused",
+                uid,
+            )
             return None
         if uid not in (0, os.geteuid()) and self._gid not in _groups(uid, gid):
             logger.warning("process %d of user %s may not connect, and was refused", pid, user_name(uid))
             return None
         return Peer(identity, uid, user_name(uid))
+
+
+def _by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
+    """Who connected, by what the kernel holds of it: no other process is taken for it.
+
+    Raises:
+        OSError: ENOPROTOOPT: the kernel is too old.
+    """
+    try:
+        data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _INT.size)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):  # it has ended, by kernel
+            return None
+        raise
+    (pidfd,) = _INT.unpack(data)
+    try:
+        facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").split()
+        pid = int(facts[facts.index("Pid:") + 1])
+        # 0: it lives in a pid namespace that we can't see into; -1: it has ended.
+        identity = identify(pid) if pid > 0 else None
+        return None if has_ended(pidfd) else identity
+    finally:
+        os.close(pidfd)
+
+
+def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | None:
+    """Who connected, by its pid, which may mean another process by now. None: it does.
+
+    Args:
+        pid: Its pid.
+        uid: Its effective user.
+        taken_at: When its connection was taken, in seconds since boot. Younger processes did not make it.
+    """
+    identity = identify(pid) if pid > 0 else None
+    if identity is None or user_id(pid) != uid:
+        return None
+    started_at = identity.start_time_ticks / os.sysconf("SC_CLK_TCK")
+    return identity if started_at <= taken_at else None
+
+
+def _raise_descriptors_limit() -> int:
+    """Allows the worker as many descriptors as its host does, within bounds. Returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_LIMIT if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except (OSError, ValueError) as error:
+            logger.warning("the limit of descriptors stays %d: %s", soft, error)
+        else:
+            return most
+    return most if soft == resource.RLIM_INFINITY else soft
+
+
+def _connections_limit(descriptors: int) -> int:
+    """Connections for which there are descriptors enough."""
+    return max(1, min(CONNECTIONS_LIMIT, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_EACH))
+
+
+def _temporary() -> Path:
+    """Where temporary folders are, unless that is too long for the path of a socket."""
+    folder = tempfile.gettempdir()
+    return Path(folder if len(os.fsencode(folder)) < PATH_LIMIT - 50 else "/tmp")  # noqa: S108 - mkdtemp's
+
+
+def _make_folder(path: Path) -> Path:
+    """Makes a folder that only the worker's user may enter, for its start at this socket.
+
+    Those of earlier starts at the same socket that were killed are removed: they are known by their name.
+    """
+    prefix = f"leasehold-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]}-"
+    for stale in _temporary().glob(f"{prefix}*"):
+        try:
+            if stale.lstat().st_uid == os.geteuid():
+                shutil.rmtree(stale, ignore_errors=True)
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
 
 
 def _gid(group: str) -> int:
@@ -220,7 +381,7 @@ async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
         try:
             connection, _ = await listener.accept()
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED):
+            if error.errno in _NOT_OURS:
                 raise
             logger.warning("a local connection can't be taken for the moment: %s", error.strerror)
             await trio.sleep(1.0)

@@ -4,13 +4,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, final
 
 import click
 from leasehold.v1 import local_pb2
@@ -32,7 +33,10 @@ EXIT_NOT_FOUND: Final = 127
 RESTART_TIMEOUT_S: Final = 30.0
 """How long a worker that restarts is waited for."""
 
-RESTART_PAUSE_S: Final = 0.5
+RESTART_PAUSE_S: Final = 0.2
+LINE_INTERVAL_S: Final = 1.0
+"""Between lines about the wait."""
+
 TOLD_LIMIT: Final = 4096
 """Characters of the command's arguments that are told to the worker."""
 
@@ -117,45 +121,85 @@ def _wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWork
         The connection, still open, and the grant.
     """
     deadline = Deadline(request.open)
-    position = 0
+    give_up_at = 0.0
     while True:
+        lines = _WaitingLines()
         try:
             with ExitStack() as stack:
                 worker = stack.enter_context(LocalWorker(socket))
+                stack.callback(lines.close)
                 for response in worker.claim(request):
                     if response.HasField("granted"):
+                        lines.close()
                         stack.pop_all()
                         return worker, response.granted
-                    if response.HasField("waiting") and response.waiting.position != position:
-                        position = response.waiting.position
-                        _show(response.waiting)
+                    if response.HasField("waiting"):
+                        lines.show(response.waiting)
         except NoWorkerError:
-            if not position:
+            if lines.any:
+                click.echo("leasehold: the worker restarts; waiting anew", err=True)
+                give_up_at = time.monotonic() + RESTART_TIMEOUT_S
+            if time.monotonic() > give_up_at:
                 raise
-            click.echo("leasehold: the worker restarts; waiting anew", err=True)
-            position = 0
-            _wait_worker(socket)
+            time.sleep(RESTART_PAUSE_S)
             request = deadline.apply(request)
         else:
             raise LeaseholdError("the worker ended the claim without a word: look at its log")
 
 
-def _wait_worker(socket: Path | None) -> None:
-    """Waits for the next start of the worker.
+@final
+class _WaitingLines:
+    """Says how the wait stands: a line when place or reason has changed, but no more than one in a while.
 
-    Raises:
-        NoWorkerError: It does not come.
+    So what changes fast is told as it is at the end of that while.
     """
-    deadline = time.monotonic() + RESTART_TIMEOUT_S
-    while True:
-        try:
-            with LocalWorker(socket) as worker:
-                worker.list()
-            return
-        except NoWorkerError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(RESTART_PAUSE_S)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: object = None
+        self._newest: ClaimWaiting | None = None
+        self._next_at = 0.0
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there was anything to say."""
+        return self._newest is not None
+
+    def show(self, waiting: ClaimWaiting) -> None:
+        """Says it, now or soon."""
+        with self._lock:
+            self._newest = waiting
+            left_s = self._next_at - time.monotonic()
+            if left_s <= 0:
+                self._write(waiting)
+            elif self._timer is None:
+                self._timer = threading.Timer(left_s, self._write_late)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Says nothing from now on."""
+        with self._lock:
+            self._closed = True
+            timer = self._timer
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+    def _write_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._newest is not None and not self._closed:
+                self._write(self._newest)
+
+    def _write(self, waiting: ClaimWaiting) -> None:
+        if self._shown != (waiting.position, waiting.reason):
+            self._shown = (waiting.position, waiting.reason)
+            self._next_at = time.monotonic() + LINE_INTERVAL_S
+            place = f"{waiting.position} of {waiting.pending_claimers} in line"
+            click.echo(f"leasehold: waiting, {place}: {waiting.reason}", err=True)
 
 
 def _told(arguments: Sequence[str]) -> list[str]:
@@ -177,11 +221,6 @@ def _inherited() -> dict[str, str]:
     if not any(entry.startswith(b"LC_CTYPE=") for entry in entries):
         environment.pop("LC_CTYPE", None)
     return environment
-
-
-def _show(waiting: ClaimWaiting) -> None:
-    place = f"{waiting.position} of {waiting.pending_claimers} in line"
-    click.echo(f"leasehold: waiting, {place}: {waiting.reason}", err=True)
 
 
 def _become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -47,6 +47,8 @@ class LocalLease:
         self._granted = threading.Event()
         self._seen = False
         """Whether the worker has said anything: else there is none to come back to."""
+        self._answered = False
+        """Whether it has by this stream."""
         self._refusal: LeaseholdError | None = None
         self.workload_id = ""
         self.name = ""
@@ -69,6 +71,7 @@ class LocalLease:
         try:
             self._granted.wait()
         except BaseException:
+            self.ended.set()  # it does not come back
             self._stream.cancel()
             raise
         if self._refusal is not None:
@@ -98,43 +101,38 @@ class LocalLease:
 
     def _follow(self) -> None:
         """Reads the stream; after a restart of the worker, that of its next start."""
+        deadline = 0.0
         try:
             while not self.ended.is_set():
                 try:
                     self._read()
                     return
-                except NoWorkerError as error:
-                    if not self._seen or self.ended.is_set():
+                except NoWorkerError:
+                    if self._answered:
+                        deadline = time.monotonic() + RESUME_TIMEOUT_S
+                    if not self._seen or self.ended.is_set() or time.monotonic() > deadline:
                         raise
-                    self._resume(error)
+                    self._resume()
         except LeaseholdError as error:
             self._refusal = error
         finally:
             self._granted.set()
             self.ended.set()
 
-    def _resume(self, cause: NoWorkerError) -> None:
-        """Goes on with the next start of the worker: holds on, or waits anew behind those that came first.
-
-        Raises:
-            LeaseholdError: It does not come, or does not have the lease any more.
-        """
-        deadline = time.monotonic() + RESUME_TIMEOUT_S
+    def _resume(self) -> None:
+        """Tries to go on with the next start: holds on, or waits anew behind those that came first."""
         request = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
         if not self._granted.is_set():
             request = self._deadline.apply(self._request)
-        while time.monotonic() < deadline and not self.ended.wait(RESUME_PAUSE_S):
-            try:
-                self._worker.list()
-            except NoWorkerError:
-                continue
+        if not self.ended.wait(RESUME_PAUSE_S):
+            self._answered = False
             self._stream = self._worker.claim(request)
-            return
-        raise cause
+            if self.ended.is_set():  # meanwhile
+                self._stream.cancel()
 
     def _read(self) -> None:
         for response in self._stream:
-            self._seen = True
+            self._seen = self._answered = True
             match response.WhichOneof("frame"):
                 case "waiting":
                     self._on_waiting(response.waiting)

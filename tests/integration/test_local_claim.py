@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -219,6 +220,37 @@ def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: Loca
     counter.terminate()
     host.end(counter)
     host.wait(lambda: sorted(host.states()) == ["FREE", "LEASED"])
+
+
+NO_LISTS = """
+import os, grpc
+from leasehold_worker import local_claims, local_service
+local_claims.RESUME_TIMEOUT_S = 3.0
+list_ = local_service.LocalService.List
+def refuse(self, request, context):
+    if self._peer(context).identity.pid != os.getppid():
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too long")
+    return list_(self, request, context)
+local_service.LocalService.List = refuse
+"""
+"""Lists are for the test alone."""
+
+
+def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(1)
+    host.patch = NO_LISTS
+    host.start_worker()
+    holder = start(host, "holder")
+    waiting = host.exec("--name", "next", "--", "echo", "done")
+    host.wait_line(waiting, "waiting", "err")
+    host.kill_worker()
+    host.start_worker()
+    host.wait(lambda: [claim.name for claim in host.look().waiting] == ["next"])
+    time.sleep(3.5)
+    assert host.states() == ["LEASED"]
+    assert now(host, holder)[4] is False
+    say(holder, "end")
+    host.end(waiting)
 
 
 def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[int], LocalHost]) -> None:

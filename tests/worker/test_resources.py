@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import trio
@@ -348,3 +349,37 @@ def test_the_ledger_never_sees_strangers(host: Host) -> None:
     with pytest.raises(OperationError):
         host.ledger.release(HostReservation("w", HostRequest(1000)))
     assert host.fetch().cpu_millicores_free == 15_000
+
+
+async def test_who_waits_is_told_what_lacks_gpus_first(host: Host) -> None:
+    request = AllocRequest(GpuRequest(3), HostRequest(cpu_millicores=12_000))
+    gpu, cores = host.take(gpus(1), "gpu"), host.take(AllocRequest(host=HostRequest(8000)), "cores")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(host.resources.claim, "waiter", request))
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.resources.waits_for("waiter") == request
+        assert host.resources.waits_for("gpu") is None
+        assert host.resources.why_not(request).reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+        assert host.resources.what_lacks(request).endswith("2 are free (1 leased)")
+        gpu.release()
+        refusal = host.resources.why_not(request)
+        assert refusal.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+        assert host.resources.what_lacks(request) == refusal.message
+        assert "12 cores of CPU time are wanted, and 8 cores of 16 cores are free" in refusal.message
+        host.pool.cordon("", CORDON)
+        assert host.resources.why_not(request).reason == errors_pb2.ERROR_REASON_CORDONED
+        assert "is cordoned" in host.resources.what_lacks(request)
+        host.pool.cordon("", None)
+        cores.release()
+    assert host.resources.waits_for("waiter") is None
+
+
+async def test_who_waits_hears_that_others_took_something_of_the_host(host: Host) -> None:
+    holder = host.take(gpus(3), "holder")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(host.resources.claim, "waiter", gpus(1)))
+        await trio.testing.wait_all_tasks_blocked()
+        before = host.pool.snapshot_leases().revision
+        host.take(AllocRequest(host=HostRequest(8000)), "cores")
+        assert host.pool.snapshot_leases().revision > before
+        holder.release()

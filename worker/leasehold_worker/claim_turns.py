@@ -103,7 +103,7 @@ class ClaimTurns:
 
     def waiting(self) -> list[local_pb2.WaitingClaim]:
         """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
-        pool = self._parts.pool
+        pool, resources = self._parts.pool, self._parts.resources
         return [
             local_pb2.WaitingClaim(
                 name=self._names.get(waiter.workload_id, waiter.workload_id),
@@ -113,7 +113,9 @@ class ClaimTurns:
                 priority=waiter.priority,
                 helper=waiter.helper,
                 since=wire.timestamp(waiter.since),
-                reason=pool.what_lacks(waiter.request),
+                reason=resources.what_lacks(
+                    resources.waits_for(waiter.workload_id) or AllocRequest(waiter.request)
+                ),
             )
             for waiter in pool.waiting
             for session in (self._waiting.get(waiter.workload_id),)
@@ -222,7 +224,7 @@ class ClaimTurns:
             raise refusals[0]
         if granted:
             return granted[0]
-        refusal = self._parts.pool.why_not(request.gpus)
+        refusal = self._parts.resources.why_not(request)
         raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
 
     def _take_at_once(
@@ -235,7 +237,7 @@ class ClaimTurns:
         """
         pool = self._parts.pool
         if spec.HasField("helper") and request.gpus.count and pool.waiting:
-            raise pool.why_not(request.gpus)
+            raise self._parts.resources.why_not(request)
         return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
 
     async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
@@ -248,7 +250,7 @@ class ClaimTurns:
                 message = local_pb2.ClaimWaiting(
                     position=ids.index(workload_id) + 1,
                     pending_claimers=len(waiting),
-                    reason=pool.what_lacks(request.gpus),
+                    reason=self._parts.resources.what_lacks(request),
                 )
                 if message != told:
                     session.tell(ClaimResponse(waiting=message))

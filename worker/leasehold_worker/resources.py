@@ -181,7 +181,36 @@ class Resources:
     def __init__(self, pool: GpuPool, ledger: HostLedger) -> None:
         self._pool = pool
         self._ledger = ledger
+        self._claims: dict[str, AllocRequest] = {}
+        """By workload: what it waits for."""
         ledger.on_change = pool.note_rest
+
+    def why_not(self, request: AllocRequest) -> OperationError:
+        """Why a request can't be granted now, and what would help: its GPUs first, then the rest."""
+        short = self._host_shortage(request)
+        return short if short is not None else self._pool.why_not(request.gpus)
+
+    def what_lacks(self, request: AllocRequest) -> str:
+        """What a request waits for, in words."""
+        short = self._host_shortage(request)
+        return short.message if short is not None else self._pool.what_lacks(request.gpus)
+
+    def waits_for(self, workload_id: str) -> AllocRequest | None:
+        """What a workload waits for here. None: it does not."""
+        return self._claims.get(workload_id)
+
+    def _host_shortage(self, request: AllocRequest) -> OperationError | None:
+        """What lacks of the host where there are GPUs enough. None: GPUs lack, or nothing but its turn."""
+        pool = self._pool
+        if pool.worker_cordon is not None:
+            return None
+        if request.gpus.count and pool.choose_if_free(request.gpus, (), ()) is None:
+            return None
+        try:
+            self._ledger.check(request.host)
+        except OperationError as short:
+            return short
+        return None
 
     @overload
     def alloc(
@@ -224,6 +253,8 @@ class Resources:
             if lease is not None:
                 self._roll_back(lease, error)
             raise
+        if self._claims:  # what they lack may be another thing now
+            self._pool.note_change()
         return self._allocation(workload_id, lease, host)
 
     def alloc_named(
@@ -272,6 +303,7 @@ class Resources:
                 return False
             return True
 
+        self._claims[workload_id] = request
         try:
             lease = await self._pool.claim(
                 workload_id,
@@ -285,6 +317,8 @@ class Resources:
             for host in taken:
                 self._ledger.release(host)
             raise
+        finally:
+            self._claims.pop(workload_id, None)
         return self._allocation(workload_id, lease, taken[0])
 
     def take_back(self, workload_id: str, host: HostRequest) -> Allocation:

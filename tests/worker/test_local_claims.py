@@ -20,7 +20,6 @@ from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.journal import open_journal
-from leasehold_worker.leases import FREE
 from leasehold_worker.local_answers import LocalAnswers
 from leasehold_worker.local_claims import LocalClaims
 from leasehold_worker.local_service import Mailbox
@@ -95,7 +94,7 @@ class Local:
         slots = self.parts.pool.snapshot_leases().slots
         resources = self.parts.resources.fetch_machine_resources()
         return (
-            all(slot.state == FREE for slot in slots)
+            all(slot.lease is None for slot in slots)
             and resources.cpu_millicores_free == resources.cpu_millicores_total
             and all(workload.state in ENDED for workload in self.parts.workloads.all())
         )

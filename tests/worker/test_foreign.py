@@ -3,17 +3,28 @@
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
+from leasehold_simgpu import SimulatedHost
+from leasehold_worker import foreign, inventory
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.foreign import owner
-from leasehold_worker.parts import open_parts
+from leasehold_worker.leases import FOREIGN, FREE
+from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.processes import Pid, ProcessIdentity, identify
 from leasehold_worker.workloads import CLAIM, WORKLOAD_ID_VARIABLE, Workload
+
+from .conftest import COUNTER
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SLEEP = "import time; print(flush=True); time.sleep(1000)"
 
@@ -92,3 +103,181 @@ async def test_looks_at_the_same_time_are_one(
             for _ in range(20):
                 nursery.start_soon(parts.foreign.look, parts.workloads)
         assert len(looks) == 2  # the one under way may have begun too early for the others
+
+
+CANT_LIST = "nvmlDeviceGetComputeRunningProcesses"
+UNKNOWN_ERROR = 999
+
+
+@contextmanager
+def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], ProcessIdentity]]:
+    """A process that uses no GPU."""
+    with subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.DEVNULL) as process:
+        try:
+            root = identify(process.pid)
+            assert root is not None
+            yield process, root
+        finally:
+            process.kill()
+
+
+def claim(parts: Parts, root: ProcessIdentity, gpu_uuid: str, workload_id: str = "w-1") -> Workload:
+    """A claim that is over at once unless its process lives."""
+    workload = workload_of(root, workload_id)
+    workload.lease = parts.pool.claim_gpus(workload_id, [gpu_uuid])
+    parts.workloads.add(workload, parts.nursery)
+    return workload
+
+
+@contextmanager
+def counting(gpu_uuid: str) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """A counter on a GPU that counts already."""
+    with subprocess.Popen(
+        [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while "count=" not in process.stdout.readline():
+                assert process.poll() is None
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            root = identify(process.pid)
+            assert root is not None
+            yield process, root
+        finally:
+            process.kill()
+
+
+async def until(parts: Parts, condition: Callable[[], bool]) -> None:
+    """Waits until something holds of the pool."""
+    with trio.fail_after(20):
+        while not condition():
+            await parts.pool.wait_changed()
+
+
+async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any) -> None:
+    inventory.ANSWER_TIMEOUT_S, foreign.LOOK_AGAIN_S = 0.5, 0.05  # type: ignore[misc]
+    gpu_uuid = host.gpus[0].uuid
+    config = WorkerConfig(state_dir=folder)
+    async with open_parts(config, folder, lambda _: None) as parts:
+        with counting(host.gpus[0].uuid) as (counter, root):
+            workload = claim(parts, root, gpu_uuid)
+            await parts.foreign.look(parts.workloads)
+            host.set_fault(CANT_LIST, **fault)
+            await parts.workloads.let_go(workload)
+            slot = parts.pool.slot(gpu_uuid)
+            assert (slot.state, slot.lease) == (FOREIGN, None)
+            (entry,) = slot.foreign
+            assert (entry.pid, entry.device_memory_bytes) == (counter.pid, None)
+            assert "NVML can't list the processes of this GPU" in entry.command
+            assert parts.pool.slot(host.gpus[1].uuid).state == FREE, "nobody has left it"
+            await parts.foreign.look(parts.workloads)
+            assert parts.pool.slot(gpu_uuid).foreign == (entry,), "it is no better known"
+            parts.nursery.start_soon(parts.foreign.run, parts.workloads)
+            host.clear_faults(call=CANT_LIST)
+            await until(parts, lambda: parts.pool.slot(gpu_uuid).foreign != (entry,))
+            (found,) = parts.pool.slot(gpu_uuid).foreign
+            assert (found.pid, bool(found.device_memory_bytes)) == (counter.pid, True)
+            counter.kill()
+            await until(parts, lambda: parts.pool.slot(gpu_uuid).state == FREE)
+
+
+async def nvml_fails_as_a_claim_ends(host: SimulatedHost, folder: Path) -> None:
+    await kept_until_it_is_seen(host, folder, error=UNKNOWN_ERROR)
+
+
+async def nvml_hangs_as_a_claim_ends(host: SimulatedHost, folder: Path) -> None:
+    await kept_until_it_is_seen(host, folder, hang=True)
+
+
+async def nvml_fails_as_the_first_process_of_a_claim_ends(host: SimulatedHost, folder: Path) -> None:
+    gpu_uuid = host.gpus[0].uuid
+    async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
+        with sleeper() as (process, root):
+            workload = claim(parts, root, gpu_uuid)
+            await parts.foreign.look(parts.workloads)
+            host.set_fault(CANT_LIST, error=UNKNOWN_ERROR)
+            process.kill()
+            with trio.fail_after(20):
+                await workload.ended.wait()
+        slot = parts.pool.slot(gpu_uuid)
+        assert (slot.state, slot.lease) == (FOREIGN, None)
+        assert "w-1 may have left" in slot.foreign[0].command
+        host.clear_faults(call=CANT_LIST)
+        await parts.foreign.look(parts.workloads)
+        assert parts.pool.slot(gpu_uuid).state == FREE
+
+
+async def nvml_never_lists_processes(host: SimulatedHost, folder: Path) -> None:
+    host.set_fault(CANT_LIST, error=UNKNOWN_ERROR)
+    kept, free = (gpu.uuid for gpu in host.gpus[:2])
+    async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
+        with sleeper() as (process, root):
+            await parts.workloads.let_go(claim(parts, root, kept))
+            ended = claim(parts, ProcessIdentity(Pid(2**22 + 1), 1), free, "w-2")
+            with trio.fail_after(20):
+                await ended.ended.wait()
+            await parts.foreign.look(parts.workloads)
+            assert [parts.pool.slot(gpu_uuid).state for gpu_uuid in (kept, free)] == [FOREIGN, FREE]
+            process.kill()
+        await parts.foreign.look(parts.workloads)
+        assert parts.pool.slot(kept).state == FREE
+
+
+async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path) -> None:
+    foreign.TELL_TIMEOUT_S = 0.2  # type: ignore[misc]
+    released, hanging = threading.Event(), []
+
+    def hang(pid: int) -> list[str]:
+        assert threading.current_thread() is not threading.main_thread(), "it would hold up all of the worker"
+        hanging.append(pid)
+        released.wait(20)
+        return []
+
+    foreign.command_line = hang  # type: ignore[attr-defined]
+    gpu_uuid = host.gpus[0].uuid
+    async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
+        with counting(host.gpus[0].uuid) as (counter, _):
+            with trio.fail_after(20):
+                await parts.foreign.look(parts.workloads)
+                assert parts.pool.slot(gpu_uuid).state == FREE, "that look has seen nothing"
+                for _ in range(3):
+                    await parts.foreign.look(parts.workloads)
+            (found,) = parts.pool.slot(gpu_uuid).foreign
+            assert (found.pid, found.user, found.command) == (counter.pid, str(os.geteuid()), "")
+            assert len(hanging) == 1, "it is left alone while somebody hangs at it"
+            released.set()
+            with trio.fail_after(20):
+                while parts.pool.slot(gpu_uuid).foreign[0].user == str(os.geteuid()):
+                    await parts.foreign.look(parts.workloads)
+                    await trio.sleep(0.01)
+
+
+SCENARIOS = [
+    nvml_fails_as_a_claim_ends,
+    nvml_hangs_as_a_claim_ends,
+    nvml_fails_as_the_first_process_of_a_claim_ends,
+    nvml_never_lists_processes,
+    a_process_that_can_not_be_read,
+]
+
+
+def play(name: str, directory: str, folder: str) -> None:
+    """Plays a scenario in a process of its own: that of the tests has no libnvidia-ml."""
+    trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_nvml_or_the_kernel_does_not_answer_is_not_known(
+    scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
+) -> None:
+    arguments = (scenario.__name__, str(host.directory), str(tmp_path / "state"))
+    subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import play; play{arguments!r}"],
+        cwd=ROOT,
+        env={**os.environ, **host.environment()},
+        timeout=60,
+        check=True,
+    )

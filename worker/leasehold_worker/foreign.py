@@ -1,20 +1,27 @@
 """Who else is on this host's GPUs: processes that NVML lists and that belong to no workload with a lease.
 
 A workload's own process is foreign on a GPU that nobody leases: it took no notice of its variables.
+
+What NVML does not answer is not known: a GPU that a workload leaves while its processes can't be listed is
+nobody's until they can.
 """
 
+import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, final
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
 
 import trio
 
 from leasehold_worker.inventory import GpuUsage, Inventory
-from leasehold_worker.leases import ForeignProcess
+from leasehold_worker.leases import ForeignProcess, LeaseId
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import (
     ProcessIdentity,
     command_line,
     identify,
+    is_alive,
     lineage,
     user_id,
     user_name,
@@ -23,31 +30,62 @@ from leasehold_worker.processes import (
 )
 from leasehold_worker.workloads import ENDED, WORKLOAD_ID_VARIABLE, Workload, Workloads
 
+logger = logging.getLogger(__name__)
+
 LOOK_INTERVAL_S: Final = 5.0
 """How old the view of who else is on the GPUs may be for a claim that is granted while it waits."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""When it is looked again while a GPU is kept back because NVML could not list its processes."""
 
 ENDING_S: Final = 0.05
 """How long NVML may go on listing a process that has ended."""
 
 LOOK_TIMEOUT_S: Final = 15.0
+TELL_TIMEOUT_S: Final = 4.0
+"""How long it may take to learn of processes what is not told by NVML: to read the arguments of one that is
+stuck in the kernel can take for ever, and so can a directory service that is asked for a user's name."""
+
 PROCESSES_LIMIT: Final = 16
 """Foreign processes of a GPU that are told: all of them might not fit into a frame."""
 
 COMMAND_LIMIT: Final = 200
 """Characters of a foreign command line that are told."""
 
+NOT_LISTED: Final = "NVML can't list the processes of this GPU, and these may be on it: "
 
-def owner(pid: int, workloads: Iterable[Workload]) -> Workload | None:
-    """The workload that a process belongs to: by descent, by its session, or by its mark."""
-    living = [workload for workload in workloads if workload.state not in ENDED]
-    by_root = {workload.root: workload for workload in living}
-    by_session: dict[int, Workload] = {workload.root.pid: workload for workload in living}
+
+def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None) -> Workload | None:
+    """The workload that a process belongs to: by descent, by its session, or by its mark.
+
+    Args:
+        pid: The process.
+        workloads: Those that have ended count for nothing.
+        marked_id: The workload id that the process was started with, "" for none. None: it is read.
+    """
+    living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
+    return living.get(_holder_id(pid, _holders(living.values()), marked_id))
+
+
+class _Holder(NamedTuple):
+    workload_id: str
+    root: ProcessIdentity
+
+
+def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
+    return [_Holder(each.workload_id, each.root) for each in workloads if each.state not in ENDED]
+
+
+def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) -> str:
+    """The workload that a process belongs to. Empty: none of them."""
+    by_root = {holder.root: holder.workload_id for holder in holders}
+    by_session: dict[int, str] = {holder.root.pid: holder.workload_id for holder in holders}
     for identity, session_id in lineage(pid):
         found = by_root.get(identity) or by_session.get(session_id)
         if found is not None:
             return found
-    marked_id = variable_of(pid, WORKLOAD_ID_VARIABLE)
-    return next((workload for workload in living if workload.workload_id == marked_id), None)
+    marked_id = variable_of(pid, WORKLOAD_ID_VARIABLE) if marked_id is None else marked_id
+    return marked_id if marked_id in {holder.workload_id for holder in holders} else ""
 
 
 @final
@@ -59,12 +97,21 @@ class ForeignWatch:
         self._pool = pool
         self._turn = trio.Lock()
         self._looks = 0
+        self._free_bytes: Mapping[str, int] = {}
+        self._listed: set[str] = set()
+        """GPUs of which NVML has listed the processes at some time."""
+        self._kept_back: dict[str, list[ProcessIdentity]] = {}
+        """GPUs that a workload has left and that were not seen since, with the processes that it left."""
+        self._telling = trio.CapacityLimiter(1)
+        """Held by who reads all of a process, and for good by a thread that hangs at it."""
+        self._sorting = trio.CapacityLimiter(1)
+        """Held by who reads only what the kernel says without waiting."""
 
     async def run(self, workloads: Workloads) -> None:
         """Looks again and again, and as soon as a foreign process has ended, until cancelled."""
         while True:
             await self.look(workloads)
-            with trio.move_on_after(LOOK_INTERVAL_S):
+            with trio.move_on_after(LOOK_AGAIN_S if self._kept_back else LOOK_INTERVAL_S):
                 async with trio.open_nursery() as nursery:
                     for identity in self._foreign_processes():
                         nursery.start_soon(_wait_ended, identity, nursery.cancel_scope)
@@ -72,40 +119,120 @@ class ForeignWatch:
 
     def _foreign_processes(self) -> list[ProcessIdentity]:
         slots = self._pool.snapshot_leases().slots
-        found = (identify(process.pid) for slot in slots for process in slot.foreign)
+        try:
+            found = [identify(process.pid) for slot in slots for process in slot.foreign]
+        except OSError as error:  # for want of descriptors or memory
+            logger.warning("foreign processes can't be watched for the moment: %s", error)
+            return []
         return [identity for identity in found if identity is not None]
 
     async def look(self, workloads: Workloads, leaving: Workload | None = None) -> None:
         """Looks at who is on the GPUs now. Callers that wait at the same time share one look.
 
-        What NVML can't say stays as it was known.
+        What NVML can't say stays as it was known. But GPUs of the workload that leaves are kept back then, as
+        if whoever it leaves were on them, until they are seen.
 
         Args:
             workloads: Whose processes are ours.
-            leaving: A workload that counts as gone.
+            leaving: A workload that counts as gone. It has to be gone before anything else can happen.
         """
         begun = self._looks
+        left = await _left(leaving) if leaving is not None else []
+        seen: Collection[str] = ()
         with trio.move_on_after(LOOK_TIMEOUT_S):
             async with self._turn:
                 if self._looks > begun + 1 and leaving is None:
                     return
                 self._looks += 1
-                idle = self._unleased()
-                usage = await self._usage()
-                idle &= self._unleased()  # in between, a workload may have come or gone
-                ours = [workload for workload in workloads.all() if workload is not leaving]
-                self._pool.observe(_foreign(usage, ours, idle), _free_bytes(usage, self._pool))
+                seen = await self._look(workloads, leaving)
+        if leaving is not None and leaving.lease is not None:
+            for gpu_uuid in leaving.lease.gpu_uuids:
+                if gpu_uuid not in seen:
+                    self._keep_back(gpu_uuid, leaving, left)
 
-    def _unleased(self) -> set[str]:
-        return {slot.gpu_uuid for slot in self._pool.snapshot_leases().slots if slot.lease is None}
+    async def _look(self, workloads: Workloads, leaving: Workload | None) -> Collection[str]:
+        """Looks, and says which GPUs were seen."""
+        before = self._leases()
+        idle = {gpu_uuid for gpu_uuid, lease_id in before.items() if lease_id is None}
+        try:
+            usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
+            ours = _holders(workload for workload in workloads.all() if workload is not leaving)
+            foreign = await self._sort(usage, ours, idle)
+        except OSError as error:  # for want of descriptors or memory
+            logger.warning("who is on the GPUs can't be seen for the moment: %s", error)
+            usage, foreign = {}, {}
+        now = self._leases()
+        # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
+        seen = {
+            gpu_uuid: who for gpu_uuid, who in foreign.items() if before.get(gpu_uuid) == now.get(gpu_uuid)
+        }
+        self._listed |= seen.keys()
+        self._kept_back = {uuid: left for uuid, left in self._kept_back.items() if uuid not in seen}
+        self._free_bytes = _free_bytes(usage, self._pool)
+        self._pool.observe({**seen, **self._over()}, self._free_bytes)
+        return seen.keys()
 
-    async def _usage(self) -> Mapping[str, GpuUsage]:
-        """Who uses which GPU. A process that is listed and not to be seen has just ended, or hides."""
-        usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
-        if all(user_id(pid) is not None for gpu in usage.values() for pid in gpu.processes):
-            return usage
-        await trio.sleep(ENDING_S)
-        return await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+    def _leases(self) -> dict[str, LeaseId | None]:
+        slots = self._pool.snapshot_leases().slots
+        return {slot.gpu_uuid: slot.lease.lease_id if slot.lease else None for slot in slots}
+
+    async def _sort(
+        self, usage: Mapping[str, GpuUsage], ours: Collection[_Holder], idle: Collection[str]
+    ) -> dict[str, tuple[ForeignProcess, ...]]:
+        """Who is foreign on which GPU. Empty where that was not to be learned in time.
+
+        A thread that hangs is left behind. While it does, processes are told without what it hangs at.
+        """
+        fully = not self._telling.borrowed_tokens
+        limiter = self._telling if fully else self._sorting
+        with trio.move_on_after(TELL_TIMEOUT_S):
+            return await trio.to_thread.run_sync(
+                _Sorting(usage, ours, idle, fully).sort, abandon_on_cancel=True, limiter=limiter
+            )
+        logger.warning("the processes on the GPUs can't be read: one of them may be stuck in the kernel")
+        return {}
+
+    def _keep_back(self, gpu_uuid: str, leaving: Workload, left: Iterable[ProcessIdentity]) -> None:
+        """Keeps a GPU from others, since nobody knows who is on it.
+
+        If NVML never lists that GPU's processes, and none of the workload is known to live, it is not kept:
+        that would be for ever.
+        """
+        living = [identity for identity in left if _may_live(identity)]
+        if not living and gpu_uuid not in self._listed:
+            return
+        names = leaving.name if living else f"what {leaving.name} may have left"
+        told = living[:PROCESSES_LIMIT] or [leaving.root]
+        command = f"{NOT_LISTED}{names}"[:COMMAND_LIMIT]
+        entry = tuple(ForeignProcess(identity.pid, leaving.user, command, None) for identity in told)
+        logger.warning("GPU %s is kept back: %s", gpu_uuid, command)
+        self._kept_back[gpu_uuid] = living
+        self._pool.observe({gpu_uuid: entry}, self._free_bytes)
+
+    def _over(self) -> dict[str, tuple[ForeignProcess, ...]]:
+        """The GPUs that are not kept back any longer: NVML never lists their processes, and all ended."""
+        over = [
+            gpu_uuid
+            for gpu_uuid, left in self._kept_back.items()
+            if gpu_uuid not in self._listed and not any(map(_may_live, left))
+        ]
+        for gpu_uuid in over:
+            del self._kept_back[gpu_uuid]
+        return dict.fromkeys(over, ())
+
+
+async def _left(leaving: Workload) -> list[ProcessIdentity]:
+    try:
+        return await leaving.find_processes()
+    except OSError:  # for want of descriptors or memory
+        return [leaving.root]
+
+
+def _may_live(identity: ProcessIdentity) -> bool:
+    try:
+        return is_alive(identity)
+    except OSError:  # for want of descriptors or memory
+        return True
 
 
 async def _wait_ended(identity: ProcessIdentity, scope: trio.CancelScope) -> None:
@@ -113,23 +240,48 @@ async def _wait_ended(identity: ProcessIdentity, scope: trio.CancelScope) -> Non
     scope.cancel()
 
 
-def _foreign(
-    usage: Mapping[str, GpuUsage], ours: Iterable[Workload], idle: Collection[str]
-) -> dict[str, tuple[ForeignProcess, ...]]:
-    """Who is foreign on which GPU. On the idle ones, which nobody leases, everybody is."""
-    ours = tuple(ours)
-    pids = {pid for gpu in usage.values() for pid in gpu.processes}
-    strangers = {pid for pid in pids if owner(pid, ours) is None}
-    found: dict[str, tuple[ForeignProcess, ...]] = {}
-    for gpu_uuid, gpu in usage.items():
-        foreign = sorted(pid for pid in gpu.processes if pid in strangers or gpu_uuid in idle)
-        found[gpu_uuid] = tuple(_describe(pid, gpu.processes[pid]) for pid in foreign[:PROCESSES_LIMIT])
-    return found
+def _usage(inventory: Inventory) -> Mapping[str, GpuUsage]:
+    """Who uses which GPU. A process that is listed and not to be seen has just ended, or hides."""
+    usage = inventory.usage()
+    if all(user_id(pid) is not None for gpu in usage.values() for pid in gpu.processes):
+        return usage
+    time.sleep(ENDING_S)
+    return inventory.usage()
 
 
-def _describe(pid: int, size: int | None) -> ForeignProcess:
-    command = " ".join(command_line(pid))[:COMMAND_LIMIT]
-    return ForeignProcess(pid, user_name(user_id(pid)), command, size)
+@dataclass(frozen=True, slots=True)
+class _Sorting:
+    """Tells foreign processes from others. It may block, and knows nothing that changes meanwhile.
+
+    Attributes:
+        usage: Who is on which GPU.
+        ours: Whose processes are not foreign.
+        idle: GPUs that nobody leases: there, everybody is foreign.
+        fully: Read also what can take for ever: the marks of processes, their arguments and users' names.
+    """
+
+    usage: Mapping[str, GpuUsage]
+    ours: Collection[_Holder]
+    idle: Collection[str]
+    fully: bool
+
+    def sort(self) -> dict[str, tuple[ForeignProcess, ...]]:
+        """Who is foreign on which GPU."""
+        marked_id = None if self.fully else ""
+        pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
+        strangers = {pid for pid in pids if not _holder_id(pid, self.ours, marked_id)}
+        found: dict[str, tuple[ForeignProcess, ...]] = {}
+        for gpu_uuid, gpu in self.usage.items():
+            foreign = sorted(pid for pid in gpu.processes if pid in strangers or gpu_uuid in self.idle)
+            told = [self._describe(pid, gpu.processes[pid]) for pid in foreign[:PROCESSES_LIMIT]]
+            found[gpu_uuid] = tuple(told)
+        return found
+
+    def _describe(self, pid: int, size: int | None) -> ForeignProcess:
+        uid = user_id(pid)
+        if not self.fully:
+            return ForeignProcess(pid, "" if uid is None else str(uid), "", size)
+        return ForeignProcess(pid, user_name(uid), " ".join(command_line(pid))[:COMMAND_LIMIT], size)
 
 
 def _free_bytes(usage: Mapping[str, GpuUsage], pool: GpuPool) -> dict[str, int]:

@@ -19,7 +19,8 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.processes import identify, loaded_library
+from leasehold_worker.libraries import loaded_library
+from leasehold_worker.processes import identify
 
 from .conftest import WorkerProcess
 from .counters import counter_run, unhandled_run, wait_counting

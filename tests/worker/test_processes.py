@@ -17,6 +17,7 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
+from leasehold_worker.libraries import loaded_library
 from leasehold_worker.processes import (
     Pid,
     ProcessIdentity,
@@ -27,7 +28,6 @@ from leasehold_worker.processes import (
     held,
     identify,
     is_alive,
-    loaded_library,
     memory_bytes,
     missing_device_nodes,
     process_tree,

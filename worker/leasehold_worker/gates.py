@@ -14,11 +14,10 @@ from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.checkpoint.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.libraries import LoadedLibrary, loaded_library
 from leasehold_worker.plan import Findings
 from leasehold_worker.processes import (
-    LoadedLibrary,
     ProcessIdentity,
-    loaded_library,
     missing_device_nodes,
     why_blocked,
 )

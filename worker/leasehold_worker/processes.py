@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NewType
 
-import msgspec
 import trio
 from leasehold.v1 import errors_pb2
 
@@ -53,18 +52,6 @@ class ProcessIdentity:
 
     pid: Pid
     start_time_ticks: int
-
-
-class LoadedLibrary(msgspec.Struct, frozen=True):
-    """A shared library as a process has it mapped.
-
-    Attributes:
-        path: Where it was found, as the process sees it.
-        file_id: Device and inode: equal where two processes have the same file.
-    """
-
-    path: str
-    file_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +203,6 @@ def catches(identity: ProcessIdentity, signal_number: int) -> bool:
     """Whether the process has a handler for a signal, rather than ending by it."""
     mask = int(_read_status(identity.pid).get("SigCgt", "0"), 16)
     return bool(mask >> (signal_number - 1) & 1)
-
-
-def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
-    """The shared library whose file name begins so, as a process has it mapped. None: it has none."""
-    try:
-        lines = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and Path(fields[5]).name.startswith(name):
-            return LoadedLibrary(fields[5], f"{fields[3]}:{fields[4]}")
-    return None
 
 
 def has_variable(identity: ProcessIdentity, name: str) -> bool:

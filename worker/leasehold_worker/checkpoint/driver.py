@@ -25,7 +25,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
     Reply,
     Request,
 )
-from leasehold_worker.processes import LoadedLibrary
+from leasehold_worker.libraries import LoadedLibrary
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
     Reply,
     Request,
 )
-from leasehold_worker.processes import loaded_library
+from leasehold_worker.libraries import loaded_library
 
 PR_SET_PDEATHSIG = 1
 FUNCTION_NOT_FOUND = 500

@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from leasehold_worker.processes import LoadedLibrary
+from leasehold_worker.libraries import LoadedLibrary
 
 PROTOCOL_ENCODER = msgspec.json.Encoder()
 

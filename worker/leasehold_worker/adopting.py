@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, final
 
@@ -24,6 +25,7 @@ from leasehold_worker.processes import (
     process_tree,
     user_id,
     user_name,
+    variable_of,
 )
 from leasehold_worker.report import Report
 from leasehold_worker.workloads import (
@@ -32,10 +34,17 @@ from leasehold_worker.workloads import (
     LET_GO,
     OUTPUT_FILE,
     RUNNING,
+    WORKLOAD_ID_VARIABLE,
     Workload,
     Workloads,
     told_arguments,
 )
+
+LOOK_TIMEOUT_S: Final = 2.0
+"""How long an adoption that is done waits for a look at who is on its GPUs."""
+
+READ_TIMEOUT_S: Final = 5.0
+"""How long it may take to read what is to be adopted."""
 
 EVERYBODY: Final = "*"
 """In the settings: processes of any user may be adopted."""
@@ -87,19 +96,17 @@ class Adopting:
         if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
             report.already_there = True
             return
-        root = self._find(operation.pid)
-        processes = process_tree(root)
-        if os.getpid() in {identity.pid for identity in processes}:
-            raise _unknown(root.pid, "the worker itself is among its descendants")
-        self._check_permitted(processes)
-        self._check_owners(processes)
+        found = await _find(operation.pid)
+        root, processes = found.root, found.processes
+        self._check_permitted(found)
+        self._check_owners(found)
         await self._check_suspendable(processes)
         gpu_uuids = await self._occupied_gpus(operation.pid, processes)
         # No await from here on: nobody can take the GPUs or the process in between.
-        self._check_owners(processes)
+        self._check_owners(found)
         lease = self._pool.occupy(workload_id, gpu_uuids)
         spec = workload_pb2.WorkloadSpec(
-            arguments=told_arguments(command_line(root.pid)),
+            arguments=told_arguments(found.arguments),
             resources=workload_pb2.Resources(gpu_count=len(gpu_uuids)),
         )
         name = operation.name or workload_id
@@ -113,12 +120,14 @@ class Adopting:
                 datetime.now(UTC),
                 lease,
                 origin=ADOPT,
-                user=user_name(user_id(root.pid)),
+                user=found.members[0].user,
             ),
             self._nursery,
         )
         report.claimed_gpu_uuids = lease.gpu_uuids
-        await self._foreign.look(self._workloads)
+        # It is done, and nothing that comes now may make it look undone.
+        with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
+            await self._foreign.look(self._workloads)
 
     async def release(self, workload_id: str, report: Report) -> None:
         """Lets a workload go: its processes run on, and what they hold is no longer leased.
@@ -147,41 +156,30 @@ class Adopting:
         report.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
         await self._workloads.let_go(workload)
 
-    def _find(self, pid: int) -> ProcessIdentity:
-        if pid < 1:
-            raise invalid("pid", f"{pid} is no process id: give that of a running process")
-        identity = identify(pid)
-        if identity is None:
-            raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
-        if pid in (1, os.getpid(), os.getppid()) or not command_line(pid):
-            raise _unknown(pid, "it is the system's or the worker's own")
-        return identity
-
-    def _check_permitted(self, processes: Sequence[ProcessIdentity]) -> None:
-        for identity in processes:
-            uid = user_id(identity.pid)
-            if uid is not None and not self._may_adopt(uid):
+    def _check_permitted(self, found: "_Found") -> None:
+        for member in found.members:
+            if member.uid is not None and not self._may_adopt(member.uid, member.user):
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                    f"process {identity.pid} runs as {user_name(uid)}, and only processes of "
+                    f"process {member.identity.pid} runs as {member.user}, and only processes of "
                     f"{', '.join(self._adopt_users) or user_name(os.geteuid())} may be adopted: see "
                     "adopt_users in the worker's settings",
-                    {"pid": str(identity.pid)},
+                    {"pid": str(member.identity.pid)},
                 )
 
-    def _may_adopt(self, uid: int) -> bool:
+    def _may_adopt(self, uid: int, user: str) -> bool:
         if not self._adopt_users:
             return os.geteuid() in (0, uid)
-        return bool({EVERYBODY, str(uid), user_name(uid)} & set(self._adopt_users))
+        return bool({EVERYBODY, str(uid), user} & set(self._adopt_users))
 
-    def _check_owners(self, processes: Sequence[ProcessIdentity]) -> None:
-        for identity in processes:
-            holder = owner(identity.pid, self._workloads.all())
+    def _check_owners(self, found: "_Found") -> None:
+        for member in found.members:
+            holder = owner(member.identity.pid, self._workloads.all(), member.marked_id)
             if holder is not None:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                    f"process {identity.pid} belongs to workload {holder.name} already: use that",
-                    {"pid": str(identity.pid)},
+                    f"process {member.identity.pid} belongs to workload {holder.name} already: use that",
+                    {"pid": str(member.identity.pid)},
                 )
 
     async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
@@ -207,6 +205,71 @@ class Adopting:
         if findings.refusals:
             raise findings.refusals[0]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    identity: ProcessIdentity
+    uid: int | None
+    user: str
+    marked_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A process that may be adopted, with its descendants.
+
+    Attributes:
+        root: The process.
+        arguments: What it was started with.
+        members: It and its descendants.
+    """
+
+    root: ProcessIdentity
+    arguments: list[str]
+    members: tuple[_Member, ...]
+
+    @property
+    def processes(self) -> list[ProcessIdentity]:
+        """It and its descendants."""
+        return [member.identity for member in self.members]
+
+
+_readers: Final = trio.CapacityLimiter(4)
+"""Threads that read processes, those included that hang at it."""
+
+
+async def _find(pid: int) -> _Found:
+    """Reads the process and its descendants, in a thread that is left behind where it hangs."""
+    if pid < 1:
+        raise invalid("pid", f"{pid} is no process id: give that of a running process")
+    with trio.move_on_after(READ_TIMEOUT_S):
+        return await trio.to_thread.run_sync(_read, pid, abandon_on_cancel=True, limiter=_readers)
+    raise OperationError(
+        errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
+        f"process {pid} or a descendant can't be read within {READ_TIMEOUT_S:g} s: one may be stuck in the "
+        "kernel, or the host's directory of users does not answer",
+        {"pid": str(pid)},
+    )
+
+
+def _read(pid: int) -> _Found:
+    root = identify(pid)
+    if root is None:
+        raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
+    arguments = [] if pid in (1, os.getpid(), os.getppid()) else command_line(pid)
+    if not arguments:
+        raise _unknown(pid, "it is the system's or the worker's own")
+    processes = process_tree(root)
+    if os.getpid() in {identity.pid for identity in processes}:
+        raise _unknown(pid, "the worker itself is among its descendants")
+    members = [_member(root), *(_member(identity) for identity in processes if identity != root)]
+    return _Found(root, arguments, tuple(members))
+
+
+def _member(identity: ProcessIdentity) -> _Member:
+    uid = user_id(identity.pid)
+    return _Member(identity, uid, user_name(uid), variable_of(identity.pid, WORKLOAD_ID_VARIABLE))
 
 
 def _unknown(pid: int, why: str) -> OperationError:

@@ -4,12 +4,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, final
 
+import trio
 from leasehold.v1 import command_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import normalize_uuid
 from leasehold_worker.leases import Cordon
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import invalid
+
+LOOK_TIMEOUT_S: Final = 12.0
+"""How long a reset that is done waits for the look after it: longer than NVML is waited for."""
 
 REASON_LIMIT: Final = 256
 """Characters of why, and of who."""
@@ -60,7 +64,9 @@ class Servicing:
             raise invalid("gpu_uuids", "no GPU is named: name those whose health is to be reset")
         for gpu_uuid in gpu_uuids:
             self._pool.reset_health(gpu_uuid)
-        await self._look()
+        # It is done, and nothing that comes now may make it look undone.
+        with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
+            await self._look()
 
     def _named(self, gpu_uuids: Iterable[str]) -> list[str]:
         """The GPUs by NVML's name, once it is certain that all of them are there."""

@@ -7,16 +7,13 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, Final, final
 
-import alembic.command
-import alembic.config
-import alembic.util
 import sqlalchemy as sa
 
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.schema import METADATA, NEWEST
 
 BUSY_TIMEOUT_S: Final = 10
 IN_USE: Final = "another coordinator uses it"
@@ -54,7 +51,7 @@ class Database:
             if engine.dialect.name == "sqlite":
                 sa.event.listen(engine, "connect", _set_pragmas)
             return cls(engine, _prepare(engine), lock)
-        except (sa.exc.SQLAlchemyError, alembic.util.CommandError, ImportError) as error:
+        except (sa.exc.SQLAlchemyError, ImportError) as error:
             if lock is not None:
                 lock.close()
             why = str(getattr(error, "orig", None) or error).splitlines()[0]
@@ -138,8 +135,18 @@ def _set_pragmas(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA {pragma}").close()
 
 
+_VERSION: Final = sa.table("alembic_version", sa.column("version_num"))
+
+
 def _migrate(connection: sa.Connection) -> None:
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(files("leasehold_coordinator") / "migrations"))
-    config.attributes["connection"] = connection
-    alembic.command.upgrade(config, "head")
+    """Makes the tables of a new database, and brings those of an older release up to date."""
+    tables = sa.inspect(connection).get_table_names()
+    if not tables:
+        METADATA.create_all(connection)
+        connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
+        connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
+    elif connection.scalar(sa.select(_VERSION.c.version_num)) != NEWEST:
+        # Imported late: it takes as long as all else of a start.
+        from leasehold_coordinator.migrating import migrate
+
+        migrate(connection)

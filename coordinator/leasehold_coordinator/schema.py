@@ -9,6 +9,9 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData
 
 METADATA: Final = MetaData()
 
+NEWEST: Final = "0003"
+"""The newest migration, whose tables these are."""
+
 workers: Final = Table(
     "workers",
     METADATA,

@@ -16,7 +16,8 @@ from leasehold_coordinator import schema
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
-from leasehold_coordinator.schema import METADATA
+from leasehold_coordinator.migrating import migrate
+from leasehold_coordinator.schema import METADATA, NEWEST
 from leasehold_coordinator.store import OldRows, Store, command_row, worker_row, workload_row
 
 
@@ -139,13 +140,33 @@ def test_a_value_that_the_database_has_no_room_for(tmp_path: Path) -> None:
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
-def test_the_migrations_make_the_schema(tmp_path: Path) -> None:
+def test_a_new_database_is_one_that_was_brought_up_to_date(tmp_path: Path) -> None:
+    migrated = sa.create_engine(f"sqlite:///{tmp_path / 'migrated.sqlite3'}")
+    with migrated.begin() as connection:
+        migrate(connection)
+    Store.open(str(tmp_path / "new.sqlite3")).close()
+    new = sa.create_engine(f"sqlite:///{tmp_path / 'new.sqlite3'}")
+    for engine in (migrated, new):
+        with engine.connect() as connection:
+            context = MigrationContext.configure(connection)
+            assert compare_metadata(context, METADATA) == []
+            assert context.get_current_revision() == NEWEST
+    with new.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    migrated.dispose()
+    new.dispose()
+
+
+def test_a_database_of_an_older_release_is_brought_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE events"))
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))
+    Store.open(str(path)).close()
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     engine.dispose()
 
 

@@ -184,10 +184,11 @@ def test_a_yield_that_the_worker_died_in_is_not_forgotten(restarting_host: Local
     host.stop_worker()
     host.patch = "import os; os.environ['LEASEHOLD_CRASH_POINT'] = 'phase-preflight'"
     host.start_worker()
-    terms = ["--gpus", "2", "--name", "helper", "--helper", "suspend", "--yield-grace", "0"]
+    terms = ["--gpus", "2", "--name", "helper", "--helper", "suspend", "--yield-grace", "1"]
     helper = host.exec(*terms, "--", *COUNTING)
     host.wait_counting(helper)
     other = host.exec("--", "sh", "-c", "echo holding; exec sleep 1000")
+    host.wait_line(other, "waiting", "err")
     assert host.worker is not None
     host.worker.wait(60)
     host.patch = ""

@@ -1,6 +1,7 @@
 """The start of a program, where whoever asked for it goes away or hears nothing."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_worker import launching
+from leasehold_worker.descriptors import STARTED_WITH
 from leasehold_worker.launching import LaunchError, launch, launched
 from leasehold_worker.processes import ProcessIdentity, is_alive
 
@@ -97,3 +99,15 @@ async def test_without_room_to_forbid_a_start_the_launcher_is_ended(
         except LaunchError:
             assert launched(folder) is None
     assert root is None or launched(folder) is not None
+
+
+async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(STARTED_WITH + 100, before[1]), before[1]))
+    try:
+        async with trio.open_nursery() as nursery:
+            program = await start(tmp_path, nursery)
+            assert resource.prlimit(program.pid, resource.RLIMIT_NOFILE)[0] == STARTED_WITH
+            os.kill(program.pid, signal.SIGKILL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -22,10 +22,10 @@ import trio
 from leasehold.v1 import local_pb2
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
+from leasehold_worker.descriptors import LIMIT
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_socket import (
     CONNECTIONS_LIMIT,
-    DESCRIPTORS_LIMIT,
     PATH_LIMIT,
     USER_CONNECTIONS_LIMIT,
     LocalSocket,
@@ -246,7 +246,7 @@ def test_as_many_descriptors_as_the_host_allows_are_used(serve: Serve, path: Pat
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     found = resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE)
-    assert found == (min(hard, DESCRIPTORS_LIMIT), hard)
+    assert found == (min(hard, LIMIT), hard)
 
 
 def test_a_connection_for_which_descriptors_lack_ends_no_other(

@@ -1,8 +1,9 @@
 """Starts a workload's program, outlives the worker, and keeps how the program ended.
 
-Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD GROUP PROGRAM [ARGUMENT…]``, with the program's own
-environment, working directory and output. Nothing but the standard library is imported: one of these lives as
-long as each workload.
+Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP PROGRAM [ARGUMENT…]``, with the
+program's own environment, working directory and output. DESCRIPTORS is how many it may have open, and GROUP its
+control group, if any. Nothing but the standard library is imported: one of these lives as long as each
+workload.
 
 Into the folder it writes ``process``, who the program is, and ``exit``, how it ended. The first is made by a
 link, which only one can make: a worker that gives up a start makes it first, and the program never runs.
@@ -11,6 +12,7 @@ link, which only one can make: a worker that gives up a start makes it first, an
 import contextlib
 import json
 import os
+import resource
 import sys
 import time
 
@@ -20,9 +22,11 @@ EXIT_FILE = "exit"
 
 def main() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, group, *arguments = sys.argv[1:]
+    folder, boot_id, status_fd, descriptors, group, *arguments = sys.argv[1:]
     status = int(status_fd)
     os.set_inheritable(status, False)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
     go_read, go_write = os.pipe()
     error_read, error_write = os.pipe()
     pid = os.fork()

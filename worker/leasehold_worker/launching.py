@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import trio
 
-from leasehold_worker import launcher
+from leasehold_worker import descriptors, launcher
 from leasehold_worker.processes import Pid, ProcessIdentity, boot_id, is_alive, wait_ended
 
 START_TIMEOUT_S: Final = 30.0
@@ -91,7 +91,7 @@ async def launch(
         read_end, write_end = os.pipe()
         try:
             process = await trio.lowlevel.open_process(
-                [*command, str(write_end), str(group or ""), *arguments],
+                [*command, str(write_end), str(descriptors.STARTED_WITH), str(group or ""), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

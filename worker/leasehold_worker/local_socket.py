@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import pwd
-import resource
 import secrets
 import shutil
 import socket
@@ -30,6 +29,7 @@ from typing import Final, final
 
 import trio
 
+from leasehold_worker.descriptors import raise_limit
 from leasehold_worker.errors import StartError
 from leasehold_worker.processes import ProcessIdentity, has_ended, identify, user_id, user_name
 
@@ -41,9 +41,6 @@ CONNECTIONS_LIMIT: Final = 512
 
 USER_CONNECTIONS_LIMIT: Final = 128
 """Those of one user at once, other than root and the worker's; further ones are refused."""
-
-DESCRIPTORS_LIMIT: Final = 65_536
-"""Descriptors that the worker allows itself, if the host does."""
 
 DESCRIPTORS_KEPT: Final = 256
 """Those that are not for connections."""
@@ -133,7 +130,7 @@ class LocalSocket:
 
     async def run(self) -> None:
         """Takes connections until cancelled. Then the socket is gone."""
-        limit = trio.CapacityLimiter(_connections_limit(_raise_descriptors_limit()))
+        limit = trio.CapacityLimiter(_connections_limit(raise_limit()))
         listener = trio.socket.from_stdlib_socket(self._socket)
         try:
             async with trio.open_nursery() as nursery:
@@ -264,20 +261,6 @@ def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | Non
         return None
     started_at = identity.start_time_ticks / os.sysconf("SC_CLK_TCK")
     return identity if started_at <= taken_at else None
-
-
-def _raise_descriptors_limit() -> int:
-    """Allows the worker as many descriptors as its host does, within bounds. Returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTORS_LIMIT if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_LIMIT)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        except (OSError, ValueError) as error:
-            logger.warning("the limit of descriptors stays %d: %s", soft, error)
-        else:
-            return most
-    return most if soft == resource.RLIM_INFINITY else soft
 
 
 def _connections_limit(descriptors: int) -> int:

@@ -149,11 +149,15 @@ class LocalWorker:
 
 @final
 class ClaimStream:
-    """The responses of a claim."""
+    """The responses of a claim.
+
+    gRPC's call is let go of as soon as it is over: one that is left to the end of the interpreter may wait
+    there for ever, for a lock of a thread that is no more.
+    """
 
     def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[ClaimResponse]") -> None:
         self._worker = worker
-        self._call = call
+        self._call: grpc._CallIterator[ClaimResponse] | None = call
 
     def __iter__(self) -> Iterator[ClaimResponse]:
         """Yields them until the claim is over.
@@ -161,11 +165,15 @@ class ClaimStream:
         Raises:
             LeaseholdError: It is refused; or NoWorkerError, the worker went away.
         """
+        if self._call is None:
+            return
         try:
             yield from self._call
         except grpc.RpcError as error:
-            raise self._worker._decode(error) from error
+            raise self._worker._decode(error) from None  # which is the call itself
 
     def cancel(self) -> None:
         """Ends the stream, and with it the claim."""
-        self._call.cancel()
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()

@@ -126,6 +126,7 @@ class LocalLease:
             request = self._deadline.apply(self._request)
         if not self.ended.wait(RESUME_PAUSE_S):
             self._answered = False
+            self._stream.cancel()
             self._stream = self._worker.claim(request)
             if self.ended.is_set():  # meanwhile
                 self._stream.cancel()

@@ -35,7 +35,7 @@ def wait_agreed(shared: SharedHost, client: Client) -> None:
             return
         if time.monotonic() > deadline:
             raise AssertionError("; ".join(wrong))
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def disagreements(shared: SharedHost, client: Client) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from .shared_host import shared_host
 from .shared_runner import play
 
-STEPS = 40
+STEPS = 30
 SEED = 5
 
 

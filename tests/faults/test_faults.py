@@ -11,7 +11,7 @@ from .cases import QUERIES, STEPS, Kind, grid
 from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = 60
+CASES = 40
 SEED = 2026
 SEQUENCES = 30
 

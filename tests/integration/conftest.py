@@ -167,7 +167,7 @@ class Fleet:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.processes}
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def stop(self) -> None:
         """Ends everything, workers first; each must end well."""
@@ -340,7 +340,7 @@ class LocalHost:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, self.log[-4000:]
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def clear(self) -> None:
         """Ends the programs."""

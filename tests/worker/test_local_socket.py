@@ -1,5 +1,6 @@
 """The socket of the local API: who is let in, and how a worker takes it over."""
 
+import contextlib
 import grp
 import hashlib
 import os
@@ -189,7 +190,11 @@ def test_nothing_of_the_worker_can_be_connected_to_by_everybody(serve: Serve, pa
     listening = re.compile(r"^\S+ \S+ \S+ 00010000 \S+ \S+ (\d+) (\S+)", re.MULTILINE)
     names = dict(listening.findall(Path("/proc/net/unix").read_text()))
     descriptors = Path(f"/proc/{worker.process.pid}/fd")
-    own = (re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry)) for entry in descriptors.iterdir())
+    links = []
+    for entry in descriptors.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(entry))
+    own = (re.fullmatch(r"socket:\[(\d+)\]", link) for link in links)
     found = {names[match[1]] for match in own if match and match[1] in names}
     assert found == {str(path), str(inner_paths(path)[0])}
 

@@ -695,7 +695,7 @@ def test_the_pool_agrees_with_its_model() -> None:
     run_machine(
         PoolMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -1,8 +1,8 @@
 """Starts a workload's program, outlives the worker, and keeps how the program ended.
 
 Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP PROGRAM [ARGUMENT…]``, with the
-program's own environment, working directory and output. DESCRIPTORS is how many it may have open, and GROUP its
-control group, if any. Nothing but the standard library is imported: one of these lives as long as each
+program's own environment, working directory and output. DESCRIPTORS is how many it may have open, and GROUP
+its control group, if any. Nothing but the standard library is imported: one of these lives as long as each
 workload.
 
 Into the folder it writes ``process``, who the program is, and ``exit``, how it ended. The first is made by a

@@ -12,6 +12,7 @@ changes nothing, and a write to the disk that the worker's journal is on. Prints
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -20,7 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -220,23 +222,33 @@ def write_through(path: Path) -> None:
 
 
 def measure_socket(rounds: int) -> dict[str, object]:
-    """Grants of a free GPU, a bare call and a write, in turn."""
+    """Grants of a free GPU, a bare call and a write, in turn.
+
+    They are asked for by a process of their own: one that has started the worker can't claim.
+    """
+    with (
+        tempfile.TemporaryDirectory() as name,
+        worker(Path(name)) as socket,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as claimant,
+    ):
+        return claimant.submit(sample_socket, socket, rounds).result()
+
+
+def sample_socket(socket: Path, rounds: int) -> dict[str, object]:
+    """What :func:`measure_socket` measures, against the worker behind a socket."""
     samples: dict[str, list[float]] = {
         "grant_by_open_channel": [],
         "grant_by_new_channel": [],
         "bare_call": [],
         "fsync": [],
     }
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        socket = stack.enter_context(worker(folder))
-        connection = stack.enter_context(LocalWorker(socket))
+    with LocalWorker(socket) as connection:
         for turn in range(rounds + WARM_UP):
             taken = {
                 "grant_by_open_channel": grant_by(connection),
                 "grant_by_new_channel": grant_anew(socket),
                 "bare_call": timed(connection.list),
-                "fsync": timed(lambda: write_through(folder / "page")),
+                "fsync": timed(lambda: write_through(socket.with_name("page"))),
             }
             if turn >= WARM_UP:
                 for kind, took_s in taken.items():

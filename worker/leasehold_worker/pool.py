@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import final
 
 import trio
@@ -401,10 +402,10 @@ class GpuPool:
         """Grants what can be granted."""
         if self.worker_cordon is not None:
             return
-        self._serve([waiter for waiter in self._queue if not waiter.helper])
-        helpers = [waiter for waiter in self._queue if waiter.helper]
-        if helpers and not self.holds_back_helpers:
-            self._serve(helpers)
+        waiting = tuple(self._queue)  # helpers are last
+        self._serve(takewhile(lambda waiter: not waiter.helper, waiting))
+        if waiting and waiting[-1].helper and not self.holds_back_helpers:
+            self._serve(waiter for waiter in waiting if waiter.helper)
 
     def _serve(self, waiters: Iterable[Waiter[Lease]]) -> None:
         due: frozenset[str] = frozenset()

@@ -201,6 +201,8 @@ class Operation(_message.Message):
     CORDON_FIELD_NUMBER: _builtins.int
     UNCORDON_FIELD_NUMBER: _builtins.int
     RESET_GPU_HEALTH_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    DELETE_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___RunOperation:
         """Starts a workload."""
@@ -241,6 +243,14 @@ class Operation(_message.Message):
     def reset_gpu_health(self) -> Global___ResetGpuHealthOperation:
         """Forgets what is known against GPUs."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointOperation:
+        """Has the application of a running workload save itself, and go on."""
+
+    @_builtins.property
+    def delete_checkpoints(self) -> Global___DeleteCheckpointsOperation:
+        """Deletes checkpoints on a worker's disk."""
+
     def __init__(
         self,
         *,
@@ -254,12 +264,14 @@ class Operation(_message.Message):
         cordon: Global___CordonOperation | None = ...,
         uncordon: Global___UncordonOperation | None = ...,
         reset_gpu_health: Global___ResetGpuHealthOperation | None = ...,
+        checkpoint: Global___CheckpointOperation | None = ...,
+        delete_checkpoints: Global___DeleteCheckpointsOperation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cordon", b"cordon", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cordon", b"cordon", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health", "checkpoint", "delete_checkpoints"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -274,8 +286,11 @@ class RunOperation(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name and spec; its id is the command's workload_id."""
+    checkpoint_id: _builtins.str
+    """Checkpoint that its application begins with, from the worker's image directory. Empty: none."""
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
         """What to start."""
@@ -290,10 +305,11 @@ class RunOperation(_message.Message):
         name: _builtins.str = ...,
         spec: _workload_pb2.WorkloadSpec | None = ...,
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
+        checkpoint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids", "name", b"name", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "name", b"name", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,15 +317,18 @@ Global___RunOperation: _TypeAlias = RunOperation  # noqa: Y015
 
 @_typing.final
 class SuspendOperation(_message.Message):
-    """Parks a workload."""
+    """Parks a workload. One that is parked already by a weaker process strategy is parked by the stronger one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
     LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
     GIVES_WAY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     gives_way: _builtins.bool
     """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
+    force: _builtins.bool
+    """Also where the policy frees nothing, or loses what the workload has computed."""
     @_builtins.property
     def policy(self) -> _workload_pb2.EvictionPolicy:
         """How. Absent: as its spec says."""
@@ -324,10 +343,11 @@ class SuspendOperation(_message.Message):
         policy: _workload_pb2.EvictionPolicy | None = ...,
         lock_timeout: _duration_pb2.Duration | None = ...,
         gives_way: _builtins.bool = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "gives_way", b"gives_way", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
@@ -343,6 +363,9 @@ class RestoreOperation(_message.Message):
 
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.str
+    """Checkpoint of its application that a stopped workload begins with. Empty: the newest that is whole."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """GPUs to restore on, in the order of those it was parked from. Empty: the same if they are free, else others."""
@@ -356,10 +379,11 @@ class RestoreOperation(_message.Message):
         *,
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         pairs: _abc.Iterable[_gpu_pb2.GpuPair] | None = ...,
+        checkpoint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids", "pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "pairs", b"pairs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,6 +577,51 @@ class UncordonOperation(_message.Message):
 Global___UncordonOperation: _TypeAlias = UncordonOperation  # noqa: Y015
 
 @_typing.final
+class CheckpointOperation(_message.Message):
+    """Has the application of a running workload save itself, and go on. Its kernel does that."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointOperation: _TypeAlias = CheckpointOperation  # noqa: Y015
+
+@_typing.final
+class DeleteCheckpointsOperation(_message.Message):
+    """Deletes checkpoints on a worker's disk. Those that a parked workload needs are kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_IDS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    """Also those that a parked workload needs, which then can't be woken."""
+    @_builtins.property
+    def checkpoint_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which; at least one."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint_ids: _abc.Iterable[_builtins.str] | None = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ids", b"checkpoint_ids", "force", b"force"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCheckpointsOperation: _TypeAlias = DeleteCheckpointsOperation  # noqa: Y015
+
+@_typing.final
 class ResetGpuHealthOperation(_message.Message):
     """Forgets what is known against GPUs. What is still the case is found again by the next look."""
 
@@ -591,10 +660,17 @@ class CommandResult(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
     already_there: _builtins.bool
     """There was nothing to do."""
     driver_version: _builtins.str
     """NVIDIA driver version of the host. Absent: NVML couldn't say."""
+    checkpoint_id: _builtins.str
+    """The checkpoint that was made or restored. Absent: none."""
+    disk_bytes: _builtins.int
+    """Bytes that were written to disk or read from it. Absent: none."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberOutcome]:
         """What was done with each member."""
@@ -621,9 +697,13 @@ class CommandResult(_message.Message):
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTiming]:
-        """What the operation as a whole went through, in order: "preflight", "lock", "checkpoint", "verify",
-        "restore", "unlock", "rollback", "terminate", "kill".
+        """What the operation as a whole went through, in order: "preflight", "hooks", "lock", "checkpoint", "verify",
+        "restore", "unlock", "rollback", "save", "image", "start", "resume", "terminate", "kill".
         """
+
+    @_builtins.property
+    def policy(self) -> _workload_pb2.EvictionPolicy:
+        """How the workload was parked. Absent: it wasn't."""
 
     def __init__(
         self,
@@ -637,14 +717,30 @@ class CommandResult(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         phases: _abc.Iterable[Global___PhaseTiming] | None = ...,
+        policy: _workload_pb2.EvictionPolicy | None = ...,
+        checkpoint_id: _builtins.str | None = ...,
+        disk_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version", "driver_version", b"driver_version", "duration", b"duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_policy", b"_policy", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "claimed_gpu_uuids", b"claimed_gpu_uuids", "driver_version", b"driver_version", "duration", b"duration", "members", b"members", "phases", b"phases", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_policy", b"_policy", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "checkpoint_id", b"checkpoint_id", "claimed_gpu_uuids", b"claimed_gpu_uuids", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "members", b"members", "phases", b"phases", "policy", b"policy", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checkpoint_id: _TypeAlias = _typing.Literal["checkpoint_id"]  # noqa: Y015
+    _WhichOneofArgType__checkpoint_id: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id"]  # noqa: Y015
+    _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
     _WhichOneofReturnType__driver_version: _TypeAlias = _typing.Literal["driver_version"]  # noqa: Y015
     _WhichOneofArgType__driver_version: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version"]  # noqa: Y015
+    _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
+    _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_id) -> _WhichOneofReturnType__checkpoint_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__driver_version) -> _WhichOneofReturnType__driver_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
 
 Global___CommandResult: _TypeAlias = CommandResult  # noqa: Y015
 

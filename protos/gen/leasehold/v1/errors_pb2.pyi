@@ -143,6 +143,26 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller, or the user of the process, is not one of those who may."""
     ERROR_REASON_ALREADY_RELEASED: _ErrorReason.ValueType  # 57
     """What is given back was given back before."""
+    ERROR_REASON_NOTHING_FREED: _ErrorReason.ValueType  # 58
+    """The policy frees no device memory: force it, or choose another."""
+    ERROR_REASON_STATE_WOULD_BE_LOST: _ErrorReason.ValueType  # 59
+    """The policy loses what the workload has computed: force it, or have the program serve a kernel."""
+    ERROR_REASON_KERNEL_NOT_READY: _ErrorReason.ValueType  # 60
+    """The workload's application can't save itself now; it says why."""
+    ERROR_REASON_KERNEL_FAILED: _ErrorReason.ValueType  # 61
+    """The workload's application failed to save or restore itself, or did not answer in time."""
+    ERROR_REASON_CRIU_FAILED: _ErrorReason.ValueType  # 62
+    """CRIU failed to write or restore an image."""
+    ERROR_REASON_CHECKPOINT_CORRUPT: _ErrorReason.ValueType  # 63
+    """A checkpoint on disk is not as it was written."""
+    ERROR_REASON_CHECKPOINT_INCOMPATIBLE: _ErrorReason.ValueType  # 64
+    """A checkpoint on disk is not for this workload, program version, driver or host."""
+    ERROR_REASON_UNKNOWN_CHECKPOINT: _ErrorReason.ValueType  # 65
+    """There is no checkpoint with this id, or none at all."""
+    ERROR_REASON_CHECKPOINT_IN_USE: _ErrorReason.ValueType  # 66
+    """A parked workload needs the checkpoint."""
+    ERROR_REASON_INSUFFICIENT_DISK: _ErrorReason.ValueType  # 67
+    """Not enough disk, or too little of the budget, for what would be kept there."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -268,6 +288,26 @@ ERROR_REASON_NOT_PERMITTED: ErrorReason.ValueType  # 56
 """The caller, or the user of the process, is not one of those who may."""
 ERROR_REASON_ALREADY_RELEASED: ErrorReason.ValueType  # 57
 """What is given back was given back before."""
+ERROR_REASON_NOTHING_FREED: ErrorReason.ValueType  # 58
+"""The policy frees no device memory: force it, or choose another."""
+ERROR_REASON_STATE_WOULD_BE_LOST: ErrorReason.ValueType  # 59
+"""The policy loses what the workload has computed: force it, or have the program serve a kernel."""
+ERROR_REASON_KERNEL_NOT_READY: ErrorReason.ValueType  # 60
+"""The workload's application can't save itself now; it says why."""
+ERROR_REASON_KERNEL_FAILED: ErrorReason.ValueType  # 61
+"""The workload's application failed to save or restore itself, or did not answer in time."""
+ERROR_REASON_CRIU_FAILED: ErrorReason.ValueType  # 62
+"""CRIU failed to write or restore an image."""
+ERROR_REASON_CHECKPOINT_CORRUPT: ErrorReason.ValueType  # 63
+"""A checkpoint on disk is not as it was written."""
+ERROR_REASON_CHECKPOINT_INCOMPATIBLE: ErrorReason.ValueType  # 64
+"""A checkpoint on disk is not for this workload, program version, driver or host."""
+ERROR_REASON_UNKNOWN_CHECKPOINT: ErrorReason.ValueType  # 65
+"""There is no checkpoint with this id, or none at all."""
+ERROR_REASON_CHECKPOINT_IN_USE: ErrorReason.ValueType  # 66
+"""A parked workload needs the checkpoint."""
+ERROR_REASON_INSUFFICIENT_DISK: ErrorReason.ValueType  # 67
+"""Not enough disk, or too little of the budget, for what would be kept there."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from leasehold.v1 import checkpoint_pb2 as _checkpoint_pb2
 from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
@@ -572,6 +573,7 @@ class CreateWorkloadRequest(_message.Message):
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent: a repeated id is answered with what it created. Empty: not idempotent."""
     name: _builtins.str
@@ -580,6 +582,8 @@ class CreateWorkloadRequest(_message.Message):
     """Where, by id or name. Empty: the connected worker with the most free GPUs."""
     validate_only: _builtins.bool
     """Check everything, and create nothing."""
+    checkpoint_id: _builtins.str
+    """Checkpoint that its application begins with; the worker must have it in its image directory. Empty: none."""
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
         """What to start."""
@@ -602,10 +606,11 @@ class CreateWorkloadRequest(_message.Message):
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
+        checkpoint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids", "name", b"name", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "name", b"name", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1034,7 +1039,7 @@ class PlanRequest(_message.Message):
     """Say so if the workload has changed since it was read. Absent: any."""
     @_builtins.property
     def operation(self) -> _command_pb2.Operation:
-        """A suspend, a restore or a remap."""
+        """A suspend, a restore, a remap or a checkpoint."""
 
     def __init__(
         self,
@@ -1712,3 +1717,187 @@ class ReleaseWorkloadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseWorkloadResponse: _TypeAlias = ReleaseWorkloadResponse  # noqa: Y015
+
+@_typing.final
+class CheckpointWorkloadRequest(_message.Message):
+    """Request of CheckpointWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    workload: _builtins.str
+    """Id or name."""
+    expected_generation: _builtins.int
+    """Refuse if the workload has changed since it was read. Absent: any."""
+    validate_only: _builtins.bool
+    """Plan it, refuse it where the plan says so, and do nothing."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 10 min."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        workload: _builtins.str = ...,
+        expected_generation: _builtins.int | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "request_id", b"request_id", "timeout", b"timeout", "validate_only", b"validate_only", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
+    _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+
+Global___CheckpointWorkloadRequest: _TypeAlias = CheckpointWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointWorkloadResponse(_message.Message):
+    """Response of CheckpointWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command. Absent with validate_only."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointWorkloadResponse: _TypeAlias = CheckpointWorkloadResponse  # noqa: Y015
+
+@_typing.final
+class ListCheckpointsRequest(_message.Message):
+    """Request of ListCheckpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Only those of this worker, by id or name. Empty: of all."""
+    workload: _builtins.str
+    """Only those of this workload, by id or name. Empty: of all."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        workload: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointsRequest: _TypeAlias = ListCheckpointsRequest  # noqa: Y015
+
+@_typing.final
+class ListCheckpointsResponse(_message.Message):
+    """Response of ListCheckpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:
+        """The checkpoints, 10,000 at most."""
+
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of workers that did not answer: their checkpoints are not in the list."""
+
+    def __init__(
+        self,
+        *,
+        checkpoints: _abc.Iterable[_checkpoint_pb2.Checkpoint] | None = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "unreachable", b"unreachable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointsResponse: _TypeAlias = ListCheckpointsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteCheckpointsRequest(_message.Message):
+    """Request of DeleteCheckpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    worker: _builtins.str
+    """Worker that has them, by id or name."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.DeleteCheckpointsOperation:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.DeleteCheckpointsOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCheckpointsRequest: _TypeAlias = DeleteCheckpointsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteCheckpointsResponse(_message.Message):
+    """Response of DeleteCheckpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCheckpointsResponse: _TypeAlias = DeleteCheckpointsResponse  # noqa: Y015

@@ -459,6 +459,21 @@ class WorkloadServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.PlanRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.PlanResponse.FromString,
                 _registered_method=True)
+        self.CheckpointWorkload = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/CheckpointWorkload',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadResponse.FromString,
+                _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/ListCheckpoints',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsResponse.FromString,
+                _registered_method=True)
+        self.DeleteCheckpoints = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/DeleteCheckpoints',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsResponse.FromString,
+                _registered_method=True)
         self.StopWorkload = channel.unary_unary(
                 '/leasehold.v1.WorkloadService/StopWorkload',
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.StopWorkloadRequest.SerializeToString,
@@ -541,6 +556,27 @@ class WorkloadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckpointWorkload(self, request, context):
+        """Has the application of a running workload save itself, and go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpoints(self, request, context):
+        """Checkpoints on the disks of the workers that are in contact, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteCheckpoints(self, request, context):
+        """Deletes checkpoints of one worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopWorkload(self, request, context):
         """Ends a workload.
         """
@@ -611,6 +647,21 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.Plan,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.PlanRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.PlanResponse.SerializeToString,
+            ),
+            'CheckpointWorkload': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckpointWorkload,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadResponse.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsResponse.SerializeToString,
+            ),
+            'DeleteCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCheckpoints,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsResponse.SerializeToString,
             ),
             'StopWorkload': grpc.unary_unary_rpc_method_handler(
                     servicer.StopWorkload,
@@ -850,6 +901,87 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/Plan',
             leasehold_dot_v1_dot_fleet__pb2.PlanRequest.SerializeToString,
             leasehold_dot_v1_dot_fleet__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckpointWorkload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/CheckpointWorkload',
+            leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.CheckpointWorkloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/ListCheckpoints',
+            leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.ListCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/DeleteCheckpoints',
+            leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.DeleteCheckpointsResponse.FromString,
             options,
             channel_credentials,
             insecure,

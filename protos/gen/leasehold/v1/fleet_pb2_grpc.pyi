@@ -164,6 +164,12 @@ class WorkloadServiceStub:
     """Moves running workloads to other GPUs of their worker, all or none."""
     Plan: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PlanRequest, _fleet_pb2.PlanResponse]
     """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+    CheckpointWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CheckpointWorkloadRequest, _fleet_pb2.CheckpointWorkloadResponse]
+    """Has the application of a running workload save itself, and go on."""
+    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListCheckpointsRequest, _fleet_pb2.ListCheckpointsResponse]
+    """Checkpoints on the disks of the workers that are in contact, newest first."""
+    DeleteCheckpoints: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DeleteCheckpointsRequest, _fleet_pb2.DeleteCheckpointsResponse]
+    """Deletes checkpoints of one worker."""
     StopWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]
     """Ends a workload."""
     AdoptProcess: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdoptProcessRequest, _fleet_pb2.AdoptProcessResponse]
@@ -194,6 +200,12 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     """Moves running workloads to other GPUs of their worker, all or none."""
     Plan: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PlanRequest, _fleet_pb2.PlanResponse]  # type: ignore[assignment]
     """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+    CheckpointWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CheckpointWorkloadRequest, _fleet_pb2.CheckpointWorkloadResponse]  # type: ignore[assignment]
+    """Has the application of a running workload save itself, and go on."""
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListCheckpointsRequest, _fleet_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
+    """Checkpoints on the disks of the workers that are in contact, newest first."""
+    DeleteCheckpoints: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DeleteCheckpointsRequest, _fleet_pb2.DeleteCheckpointsResponse]  # type: ignore[assignment]
+    """Deletes checkpoints of one worker."""
     StopWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.StopWorkloadRequest, _fleet_pb2.StopWorkloadResponse]  # type: ignore[assignment]
     """Ends a workload."""
     AdoptProcess: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdoptProcessRequest, _fleet_pb2.AdoptProcessResponse]  # type: ignore[assignment]
@@ -269,6 +281,30 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.PlanResponse, _abc.Awaitable[_fleet_pb2.PlanResponse]]:
         """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def CheckpointWorkload(
+        self,
+        request: _fleet_pb2.CheckpointWorkloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.CheckpointWorkloadResponse, _abc.Awaitable[_fleet_pb2.CheckpointWorkloadResponse]]:
+        """Has the application of a running workload save itself, and go on."""
+
+    @_abc_1.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: _fleet_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ListCheckpointsResponse, _abc.Awaitable[_fleet_pb2.ListCheckpointsResponse]]:
+        """Checkpoints on the disks of the workers that are in contact, newest first."""
+
+    @_abc_1.abstractmethod
+    def DeleteCheckpoints(
+        self,
+        request: _fleet_pb2.DeleteCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.DeleteCheckpointsResponse, _abc.Awaitable[_fleet_pb2.DeleteCheckpointsResponse]]:
+        """Deletes checkpoints of one worker."""
 
     @_abc_1.abstractmethod
     def StopWorkload(

@@ -23,6 +23,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Tier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    """Never sent."""
+    TIER_DEVICE: _Tier.ValueType  # 1
+    """Device memory that is not freed."""
+    TIER_HOST: _Tier.ValueType  # 2
+    """The host's memory."""
+    TIER_DISK: _Tier.ValueType  # 3
+    """The worker's image directory."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
+    """Where the bytes of a parked workload are."""
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+"""Never sent."""
+TIER_DEVICE: Tier.ValueType  # 1
+"""Device memory that is not freed."""
+TIER_HOST: Tier.ValueType  # 2
+"""The host's memory."""
+TIER_DISK: Tier.ValueType  # 3
+"""The worker's image directory."""
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
+
 class _CheckResult:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -71,6 +99,9 @@ class Plan(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     already_there: _builtins.bool
     """There is nothing to do."""
     @_builtins.property
@@ -109,6 +140,18 @@ class Plan(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Things that would not stop it and still deserve attention."""
 
+    @_builtins.property
+    def policy(self) -> _workload_pb2.EvictionPolicy:
+        """How the workload would be parked, or was. Absent: the operation parks and wakes nothing."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What would be done, in order, in words."""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierPlan]:
+        """Where bytes would go, or come from."""
+
     def __init__(
         self,
         *,
@@ -122,21 +165,65 @@ class Plan(_message.Message):
         estimate: Global___Estimate | None = ...,
         refusals: _abc.Iterable[_errors_pb2.Error] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        policy: _workload_pb2.EvictionPolicy | None = ...,
+        steps: _abc.Iterable[_builtins.str] | None = ...,
+        tiers: _abc.Iterable[Global___TierPlan] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_estimate", b"_estimate", "_host_memory", b"_host_memory", "estimate", b"estimate", "host_memory", b"host_memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_estimate", b"_estimate", "_host_memory", b"_host_memory", "_policy", b"_policy", "estimate", b"estimate", "host_memory", b"host_memory", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimate", b"_estimate", "_host_memory", b"_host_memory", "already_there", b"already_there", "checks", b"checks", "destinations", b"destinations", "estimate", b"estimate", "host_memory", b"host_memory", "members", b"members", "pairs", b"pairs", "refusals", b"refusals", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_estimate", b"_estimate", "_host_memory", b"_host_memory", "_policy", b"_policy", "already_there", b"already_there", "checks", b"checks", "destinations", b"destinations", "estimate", b"estimate", "host_memory", b"host_memory", "members", b"members", "pairs", b"pairs", "policy", b"policy", "refusals", b"refusals", "released_gpu_uuids", b"released_gpu_uuids", "steps", b"steps", "tiers", b"tiers", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__estimate: _TypeAlias = _typing.Literal["estimate"]  # noqa: Y015
     _WhichOneofArgType__estimate: _TypeAlias = _typing.Literal["_estimate", b"_estimate"]  # noqa: Y015
     _WhichOneofReturnType__host_memory: _TypeAlias = _typing.Literal["host_memory"]  # noqa: Y015
     _WhichOneofArgType__host_memory: _TypeAlias = _typing.Literal["_host_memory", b"_host_memory"]  # noqa: Y015
+    _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
+    _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__estimate) -> _WhichOneofReturnType__estimate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_memory) -> _WhichOneofReturnType__host_memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class TierPlan(_message.Message):
+    """Bytes of one tier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NEEDED_BYTES_FIELD_NUMBER: _builtins.int
+    AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """Which."""
+    needed_bytes: _builtins.int
+    """What would be kept there, in bytes. Absent: only the application knows."""
+    available_bytes: _builtins.int
+    """What is left of it for this, in bytes. Absent: unknown, or it is not bounded."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        needed_bytes: _builtins.int | None = ...,
+        available_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_needed_bytes", b"_needed_bytes", "available_bytes", b"available_bytes", "needed_bytes", b"needed_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_needed_bytes", b"_needed_bytes", "available_bytes", b"available_bytes", "needed_bytes", b"needed_bytes", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__available_bytes: _TypeAlias = _typing.Literal["available_bytes"]  # noqa: Y015
+    _WhichOneofArgType__available_bytes: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__needed_bytes: _TypeAlias = _typing.Literal["needed_bytes"]  # noqa: Y015
+    _WhichOneofArgType__needed_bytes: _TypeAlias = _typing.Literal["_needed_bytes", b"_needed_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__available_bytes) -> _WhichOneofReturnType__available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__needed_bytes) -> _WhichOneofReturnType__needed_bytes | None: ...
+
+Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
 
 @_typing.final
 class MemberPlan(_message.Message):

@@ -24,6 +24,7 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from leasehold.v1 import checkpoint_pb2 as leasehold_dot_v1_dot_checkpoint__pb2
 from leasehold.v1 import command_pb2 as leasehold_dot_v1_dot_command__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
 from leasehold.v1 import gpu_pb2 as leasehold_dot_v1_dot_gpu__pb2
@@ -33,7 +34,7 @@ from leasehold.v1 import plan_pb2 as leasehold_dot_v1_dot_plan__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasehold/v1/worker_session.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x18leasehold/v1/lease.proto\x1a\x1aleasehold/v1/machine.proto\x1a\x17leasehold/v1/plan.proto\x1a\x1bleasehold/v1/workload.proto\"\xec\x02\n\x0e\x43onnectRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.HelloH\x00\x12/\n\x0bworker_load\x18\x02 \x01(\x0b\x32\x18.leasehold.v1.WorkerLoadH\x00\x12\x35\n\x0e\x63ommand_update\x18\x03 \x01(\x0b\x32\x1b.leasehold.v1.CommandUpdateH\x00\x12\x35\n\x0eworkload_event\x18\x04 \x01(\x0b\x32\x1b.leasehold.v1.WorkloadEventH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.leasehold.v1.GoodbyeH\x00\x12\x31\n\x0coutput_chunk\x18\x06 \x01(\x0b\x32\x19.leasehold.v1.OutputChunkH\x00\x12/\n\x0bplan_answer\x18\x07 \x01(\x0b\x32\x18.leasehold.v1.PlanAnswerH\x00\x42\x07\n\x05\x66rame\"\x82\x03\n\x0f\x43onnectResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.WelcomeH\x00\x12-\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.CommandFrameH\x00\x12/\n\x0b\x63ommand_ack\x18\x03 \x01(\x0b\x32\x18.leasehold.v1.CommandAckH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.leasehold.v1.HeartbeatH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.leasehold.v1.DrainH\x00\x12(\n\x07goodbye\x18\x06 \x01(\x0b\x32\x15.leasehold.v1.GoodbyeH\x00\x12/\n\x0bread_output\x18\x07 \x01(\x0b\x32\x18.leasehold.v1.ReadOutputH\x00\x12-\n\nplan_query\x18\x08 \x01(\x0b\x32\x17.leasehold.v1.PlanQueryH\x00\x42\x07\n\x05\x66rame\"\x93\x06\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x12\n\nlast_epoch\x18\x05 \x01(\x04\x12\x37\n\x10protocol_version\x18\x06 \x01(\x0b\x32\x1d.leasehold.v1.ProtocolVersion\x12\x15\n\ragent_version\x18\x07 \x01(\t\x12\x1b\n\x0e\x64river_version\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0c\x63uda_version\x18\t \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0cnvml_version\x18\n \x01(\tH\x02\x88\x01\x01\x12%\n\x04host\x18\x0b \x01(\x0b\x32\x17.leasehold.v1.HostFacts\x12/\n\x06labels\x18\x0c \x03(\x0b\x32\x1f.leasehold.v1.Hello.LabelsEntry\x12.\n\x0c\x63\x61pabilities\x18\r \x03(\x0b\x32\x18.leasehold.v1.Capability\x12#\n\x08gpu_pool\x18\x0e \x03(\x0b\x32\x11.leasehold.v1.Gpu\x12*\n\ngpu_leases\x18\x0f \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12)\n\tworkloads\x18\x10 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x1a\n\x12\x63ommands_in_flight\x18\x11 \x03(\t\x12\x1f\n\x17\x63ommands_unacknowledged\x18\x12 \x03(\t\x12\x31\n\tresources\x18\x13 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\x14 \x01(\x0b\x32\x14.leasehold.v1.CordonH\x03\x88\x01\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_driver_versionB\x0f\n\r_cuda_versionB\x0f\n\r_nvml_versionB\t\n\x07_cordon\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"z\n\tHostFacts\x12\x10\n\x08hostname\x18\x01 \x01(\t\x12\x16\n\x0ekernel_release\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x11\n\tcpu_count\x18\x04 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\x05 \x01(\x04\"=\n\nCapability\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x80\x02\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x37\n\x10protocol_version\x18\x03 \x01(\x0b\x32\x1d.leasehold.v1.ProtocolVersion\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\t\x12\x30\n\rload_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rsilence_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10open_command_ids\x18\x07 \x03(\t\"\x88\x03\n\nWorkerLoad\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x08gpu_pool\x18\x03 \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12\x18\n\x10pending_claimers\x18\x04 \x01(\r\x12,\n\x06parked\x18\x05 \x03(\x0b\x32\x1c.leasehold.v1.ParkedWorkload\x12(\n\x1bhost_memory_available_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12/\n\x0bsample_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\tresources\x18\x08 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\t \x01(\x0b\x32\x14.leasehold.v1.CordonH\x01\x88\x01\x01\x42\x1e\n\x1c_host_memory_available_bytesB\t\n\x07_cordon\"Q\n\x0eParkedWorkload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x19\n\x0cparked_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_parked_bytes\"U\n\x0c\x43ommandFrame\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\"\xf8\x01\n\rCommandUpdate\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.leasehold.v1.CommandState\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x30\n\x06result\x18\x04 \x01(\x0b\x32\x1b.leasehold.v1.CommandResultH\x00\x88\x01\x01\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x01\x88\x01\x01\x12)\n\tworkloads\x18\x06 \x03(\x0b\x32\x16.leasehold.v1.WorkloadB\t\n\x07_resultB\x08\n\x06_error\" \n\nCommandAck\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"h\n\rWorkloadEvent\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.leasehold.v1.WorkloadEventKind\x12(\n\x08workload\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.Workload\"\x80\x01\n\nReadOutput\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\r\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x0bOutputChunk\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\'\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\"]\n\tPlanQuery\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12*\n\toperation\x18\x03 \x01(\x0b\x32\x17.leasehold.v1.Operation\"\x80\x01\n\nPlanAnswer\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x12.leasehold.v1.PlanH\x00\x88\x01\x01\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x01\x88\x01\x01\x42\x07\n\x05_planB\x08\n\x06_error\"*\n\tHeartbeat\x12\x1d\n\x15\x61pplied_load_sequence\x18\x01 \x01(\x04\";\n\x05\x44rain\x12\x32\n\x0freconnect_after\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x07Goodbye\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.GoodbyeReason\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x42\x08\n\x06_error*\xe2\x01\n\x11WorkloadEventKind\x12#\n\x1fWORKLOAD_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bWORKLOAD_EVENT_KIND_STARTED\x10\x01\x12%\n!WORKLOAD_EVENT_KIND_STATE_CHANGED\x10\x02\x12\x1e\n\x1aWORKLOAD_EVENT_KIND_EXITED\x10\x03\x12\x1e\n\x1aWORKLOAD_EVENT_KIND_FAILED\x10\x04\x12 \n\x1cWORKLOAD_EVENT_KIND_RELEASED\x10\x05*\xc4\x01\n\rGoodbyeReason\x12\x1e\n\x1aGOODBYE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14GOODBYE_REASON_DRAIN\x10\x01\x12\x1b\n\x17GOODBYE_REASON_SHUTDOWN\x10\x02\x12\x1d\n\x19GOODBYE_REASON_SUPERSEDED\x10\x03\x12!\n\x1dGOODBYE_REASON_PROTOCOL_ERROR\x10\x04\x12\x1a\n\x16GOODBYE_REASON_REFUSED\x10\x05\x32\x62\n\x14WorkerSessionService\x12J\n\x07\x43onnect\x12\x1c.leasehold.v1.ConnectRequest\x1a\x1d.leasehold.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasehold/v1/worker_session.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dleasehold/v1/checkpoint.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x18leasehold/v1/lease.proto\x1a\x1aleasehold/v1/machine.proto\x1a\x17leasehold/v1/plan.proto\x1a\x1bleasehold/v1/workload.proto\"\xa9\x03\n\x0e\x43onnectRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.HelloH\x00\x12/\n\x0bworker_load\x18\x02 \x01(\x0b\x32\x18.leasehold.v1.WorkerLoadH\x00\x12\x35\n\x0e\x63ommand_update\x18\x03 \x01(\x0b\x32\x1b.leasehold.v1.CommandUpdateH\x00\x12\x35\n\x0eworkload_event\x18\x04 \x01(\x0b\x32\x1b.leasehold.v1.WorkloadEventH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.leasehold.v1.GoodbyeH\x00\x12\x31\n\x0coutput_chunk\x18\x06 \x01(\x0b\x32\x19.leasehold.v1.OutputChunkH\x00\x12/\n\x0bplan_answer\x18\x07 \x01(\x0b\x32\x18.leasehold.v1.PlanAnswerH\x00\x12;\n\x11\x63heckpoint_answer\x18\x08 \x01(\x0b\x32\x1e.leasehold.v1.CheckpointAnswerH\x00\x42\x07\n\x05\x66rame\"\xbd\x03\n\x0f\x43onnectResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.WelcomeH\x00\x12-\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.CommandFrameH\x00\x12/\n\x0b\x63ommand_ack\x18\x03 \x01(\x0b\x32\x18.leasehold.v1.CommandAckH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.leasehold.v1.HeartbeatH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.leasehold.v1.DrainH\x00\x12(\n\x07goodbye\x18\x06 \x01(\x0b\x32\x15.leasehold.v1.GoodbyeH\x00\x12/\n\x0bread_output\x18\x07 \x01(\x0b\x32\x18.leasehold.v1.ReadOutputH\x00\x12-\n\nplan_query\x18\x08 \x01(\x0b\x32\x17.leasehold.v1.PlanQueryH\x00\x12\x39\n\x10\x63heckpoint_query\x18\t \x01(\x0b\x32\x1d.leasehold.v1.CheckpointQueryH\x00\x42\x07\n\x05\x66rame\"\x93\x06\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x12\n\nlast_epoch\x18\x05 \x01(\x04\x12\x37\n\x10protocol_version\x18\x06 \x01(\x0b\x32\x1d.leasehold.v1.ProtocolVersion\x12\x15\n\ragent_version\x18\x07 \x01(\t\x12\x1b\n\x0e\x64river_version\x18\x08 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0c\x63uda_version\x18\t \x01(\rH\x01\x88\x01\x01\x12\x19\n\x0cnvml_version\x18\n \x01(\tH\x02\x88\x01\x01\x12%\n\x04host\x18\x0b \x01(\x0b\x32\x17.leasehold.v1.HostFacts\x12/\n\x06labels\x18\x0c \x03(\x0b\x32\x1f.leasehold.v1.Hello.LabelsEntry\x12.\n\x0c\x63\x61pabilities\x18\r \x03(\x0b\x32\x18.leasehold.v1.Capability\x12#\n\x08gpu_pool\x18\x0e \x03(\x0b\x32\x11.leasehold.v1.Gpu\x12*\n\ngpu_leases\x18\x0f \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12)\n\tworkloads\x18\x10 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x1a\n\x12\x63ommands_in_flight\x18\x11 \x03(\t\x12\x1f\n\x17\x63ommands_unacknowledged\x18\x12 \x03(\t\x12\x31\n\tresources\x18\x13 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\x14 \x01(\x0b\x32\x14.leasehold.v1.CordonH\x03\x88\x01\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_driver_versionB\x0f\n\r_cuda_versionB\x0f\n\r_nvml_versionB\t\n\x07_cordon\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"z\n\tHostFacts\x12\x10\n\x08hostname\x18\x01 \x01(\t\x12\x16\n\x0ekernel_release\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x11\n\tcpu_count\x18\x04 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\x05 \x01(\x04\"=\n\nCapability\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x80\x02\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x37\n\x10protocol_version\x18\x03 \x01(\x0b\x32\x1d.leasehold.v1.ProtocolVersion\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\t\x12\x30\n\rload_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rsilence_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10open_command_ids\x18\x07 \x03(\t\"\x88\x03\n\nWorkerLoad\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12(\n\x08gpu_pool\x18\x03 \x03(\x0b\x32\x16.leasehold.v1.GpuLease\x12\x18\n\x10pending_claimers\x18\x04 \x01(\r\x12,\n\x06parked\x18\x05 \x03(\x0b\x32\x1c.leasehold.v1.ParkedWorkload\x12(\n\x1bhost_memory_available_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12/\n\x0bsample_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\tresources\x18\x08 \x01(\x0b\x32\x1e.leasehold.v1.MachineResources\x12)\n\x06\x63ordon\x18\t \x01(\x0b\x32\x14.leasehold.v1.CordonH\x01\x88\x01\x01\x42\x1e\n\x1c_host_memory_available_bytesB\t\n\x07_cordon\"y\n\x0eParkedWorkload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x19\n\x0cparked_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_parked_bytesB\r\n\x0b_disk_bytes\"U\n\x0c\x43ommandFrame\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\x08\"\xf8\x01\n\rCommandUpdate\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.leasehold.v1.CommandState\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x30\n\x06result\x18\x04 \x01(\x0b\x32\x1b.leasehold.v1.CommandResultH\x00\x88\x01\x01\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x01\x88\x01\x01\x12)\n\tworkloads\x18\x06 \x03(\x0b\x32\x16.leasehold.v1.WorkloadB\t\n\x07_resultB\x08\n\x06_error\" \n\nCommandAck\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"h\n\rWorkloadEvent\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.leasehold.v1.WorkloadEventKind\x12(\n\x08workload\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.Workload\"\x80\x01\n\nReadOutput\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x04 \x01(\r\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x0bOutputChunk\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x08\x12\'\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\"]\n\tPlanQuery\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12*\n\toperation\x18\x03 \x01(\x0b\x32\x17.leasehold.v1.Operation\"\x80\x01\n\nPlanAnswer\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12%\n\x04plan\x18\x02 \x01(\x0b\x32\x12.leasehold.v1.PlanH\x00\x88\x01\x01\x12\'\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x01\x88\x01\x01\x42\x07\n\x05_planB\x08\n\x06_error\"U\n\x0f\x43heckpointQuery\x12\x10\n\x08query_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x1b\n\x13\x61\x66ter_checkpoint_id\x18\x03 \x01(\t\"\x94\x01\n\x10\x43heckpointAnswer\x12\x10\n\x08query_id\x18\x01 \x01(\t\x12-\n\x0b\x63heckpoints\x18\x02 \x03(\x0b\x32\x18.leasehold.v1.Checkpoint\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\'\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\"*\n\tHeartbeat\x12\x1d\n\x15\x61pplied_load_sequence\x18\x01 \x01(\x04\";\n\x05\x44rain\x12\x32\n\x0freconnect_after\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x07Goodbye\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.GoodbyeReason\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x42\x08\n\x06_error*\xe2\x01\n\x11WorkloadEventKind\x12#\n\x1fWORKLOAD_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bWORKLOAD_EVENT_KIND_STARTED\x10\x01\x12%\n!WORKLOAD_EVENT_KIND_STATE_CHANGED\x10\x02\x12\x1e\n\x1aWORKLOAD_EVENT_KIND_EXITED\x10\x03\x12\x1e\n\x1aWORKLOAD_EVENT_KIND_FAILED\x10\x04\x12 \n\x1cWORKLOAD_EVENT_KIND_RELEASED\x10\x05*\xc4\x01\n\rGoodbyeReason\x12\x1e\n\x1aGOODBYE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14GOODBYE_REASON_DRAIN\x10\x01\x12\x1b\n\x17GOODBYE_REASON_SHUTDOWN\x10\x02\x12\x1d\n\x19GOODBYE_REASON_SUPERSEDED\x10\x03\x12!\n\x1dGOODBYE_REASON_PROTOCOL_ERROR\x10\x04\x12\x1a\n\x16GOODBYE_REASON_REFUSED\x10\x05\x32\x62\n\x14WorkerSessionService\x12J\n\x07\x43onnect\x12\x1c.leasehold.v1.ConnectRequest\x1a\x1d.leasehold.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,52 +43,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKLOADEVENTKIND']._serialized_start=3980
-  _globals['_WORKLOADEVENTKIND']._serialized_end=4206
-  _globals['_GOODBYEREASON']._serialized_start=4209
-  _globals['_GOODBYEREASON']._serialized_end=4405
-  _globals['_CONNECTREQUEST']._serialized_start=304
-  _globals['_CONNECTREQUEST']._serialized_end=668
-  _globals['_CONNECTRESPONSE']._serialized_start=671
-  _globals['_CONNECTRESPONSE']._serialized_end=1057
-  _globals['_HELLO']._serialized_start=1060
-  _globals['_HELLO']._serialized_end=1847
-  _globals['_HELLO_LABELSENTRY']._serialized_start=1738
-  _globals['_HELLO_LABELSENTRY']._serialized_end=1783
-  _globals['_PROTOCOLVERSION']._serialized_start=1849
-  _globals['_PROTOCOLVERSION']._serialized_end=1896
-  _globals['_HOSTFACTS']._serialized_start=1898
-  _globals['_HOSTFACTS']._serialized_end=2020
-  _globals['_CAPABILITY']._serialized_start=2022
-  _globals['_CAPABILITY']._serialized_end=2083
-  _globals['_WELCOME']._serialized_start=2086
-  _globals['_WELCOME']._serialized_end=2342
-  _globals['_WORKERLOAD']._serialized_start=2345
-  _globals['_WORKERLOAD']._serialized_end=2737
-  _globals['_PARKEDWORKLOAD']._serialized_start=2739
-  _globals['_PARKEDWORKLOAD']._serialized_end=2820
-  _globals['_COMMANDFRAME']._serialized_start=2822
-  _globals['_COMMANDFRAME']._serialized_end=2907
-  _globals['_COMMANDUPDATE']._serialized_start=2910
-  _globals['_COMMANDUPDATE']._serialized_end=3158
-  _globals['_COMMANDACK']._serialized_start=3160
-  _globals['_COMMANDACK']._serialized_end=3192
-  _globals['_WORKLOADEVENT']._serialized_start=3194
-  _globals['_WORKLOADEVENT']._serialized_end=3298
-  _globals['_READOUTPUT']._serialized_start=3301
-  _globals['_READOUTPUT']._serialized_end=3429
-  _globals['_OUTPUTCHUNK']._serialized_start=3431
-  _globals['_OUTPUTCHUNK']._serialized_end=3539
-  _globals['_PLANQUERY']._serialized_start=3541
-  _globals['_PLANQUERY']._serialized_end=3634
-  _globals['_PLANANSWER']._serialized_start=3637
-  _globals['_PLANANSWER']._serialized_end=3765
-  _globals['_HEARTBEAT']._serialized_start=3767
-  _globals['_HEARTBEAT']._serialized_end=3809
-  _globals['_DRAIN']._serialized_start=3811
-  _globals['_DRAIN']._serialized_end=3870
-  _globals['_GOODBYE']._serialized_start=3872
-  _globals['_GOODBYE']._serialized_end=3977
-  _globals['_WORKERSESSIONSERVICE']._serialized_start=4407
-  _globals['_WORKERSESSIONSERVICE']._serialized_end=4505
+  _globals['_WORKLOADEVENTKIND']._serialized_start=4409
+  _globals['_WORKLOADEVENTKIND']._serialized_end=4635
+  _globals['_GOODBYEREASON']._serialized_start=4638
+  _globals['_GOODBYEREASON']._serialized_end=4834
+  _globals['_CONNECTREQUEST']._serialized_start=335
+  _globals['_CONNECTREQUEST']._serialized_end=760
+  _globals['_CONNECTRESPONSE']._serialized_start=763
+  _globals['_CONNECTRESPONSE']._serialized_end=1208
+  _globals['_HELLO']._serialized_start=1211
+  _globals['_HELLO']._serialized_end=1998
+  _globals['_HELLO_LABELSENTRY']._serialized_start=1889
+  _globals['_HELLO_LABELSENTRY']._serialized_end=1934
+  _globals['_PROTOCOLVERSION']._serialized_start=2000
+  _globals['_PROTOCOLVERSION']._serialized_end=2047
+  _globals['_HOSTFACTS']._serialized_start=2049
+  _globals['_HOSTFACTS']._serialized_end=2171
+  _globals['_CAPABILITY']._serialized_start=2173
+  _globals['_CAPABILITY']._serialized_end=2234
+  _globals['_WELCOME']._serialized_start=2237
+  _globals['_WELCOME']._serialized_end=2493
+  _globals['_WORKERLOAD']._serialized_start=2496
+  _globals['_WORKERLOAD']._serialized_end=2888
+  _globals['_PARKEDWORKLOAD']._serialized_start=2890
+  _globals['_PARKEDWORKLOAD']._serialized_end=3011
+  _globals['_COMMANDFRAME']._serialized_start=3013
+  _globals['_COMMANDFRAME']._serialized_end=3098
+  _globals['_COMMANDUPDATE']._serialized_start=3101
+  _globals['_COMMANDUPDATE']._serialized_end=3349
+  _globals['_COMMANDACK']._serialized_start=3351
+  _globals['_COMMANDACK']._serialized_end=3383
+  _globals['_WORKLOADEVENT']._serialized_start=3385
+  _globals['_WORKLOADEVENT']._serialized_end=3489
+  _globals['_READOUTPUT']._serialized_start=3492
+  _globals['_READOUTPUT']._serialized_end=3620
+  _globals['_OUTPUTCHUNK']._serialized_start=3622
+  _globals['_OUTPUTCHUNK']._serialized_end=3730
+  _globals['_PLANQUERY']._serialized_start=3732
+  _globals['_PLANQUERY']._serialized_end=3825
+  _globals['_PLANANSWER']._serialized_start=3828
+  _globals['_PLANANSWER']._serialized_end=3956
+  _globals['_CHECKPOINTQUERY']._serialized_start=3958
+  _globals['_CHECKPOINTQUERY']._serialized_end=4043
+  _globals['_CHECKPOINTANSWER']._serialized_start=4046
+  _globals['_CHECKPOINTANSWER']._serialized_end=4194
+  _globals['_HEARTBEAT']._serialized_start=4196
+  _globals['_HEARTBEAT']._serialized_end=4238
+  _globals['_DRAIN']._serialized_start=4240
+  _globals['_DRAIN']._serialized_end=4299
+  _globals['_GOODBYE']._serialized_start=4301
+  _globals['_GOODBYE']._serialized_end=4406
+  _globals['_WORKERSESSIONSERVICE']._serialized_start=4836
+  _globals['_WORKERSESSIONSERVICE']._serialized_end=4934
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from leasehold.v1 import checkpoint_pb2 as _checkpoint_pb2
 from leasehold.v1 import command_pb2 as _command_pb2
 from leasehold.v1 import errors_pb2 as _errors_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
@@ -113,6 +114,7 @@ class ConnectRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     OUTPUT_CHUNK_FIELD_NUMBER: _builtins.int
     PLAN_ANSWER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Who I am and all that I hold. First, and again when the inventory or a capability is another."""
@@ -141,6 +143,10 @@ class ConnectRequest(_message.Message):
     def plan_answer(self) -> Global___PlanAnswer:
         """Answer to plan_query."""
 
+    @_builtins.property
+    def checkpoint_answer(self) -> Global___CheckpointAnswer:
+        """Answer to checkpoint_query."""
+
     def __init__(
         self,
         *,
@@ -151,12 +157,13 @@ class ConnectRequest(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         output_chunk: Global___OutputChunk | None = ...,
         plan_answer: Global___PlanAnswer | None = ...,
+        checkpoint_answer: Global___CheckpointAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk", "plan_answer"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk", "plan_answer", "checkpoint_answer"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -176,6 +183,7 @@ class ConnectResponse(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     READ_OUTPUT_FIELD_NUMBER: _builtins.int
     PLAN_QUERY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """You're in. First, and only once."""
@@ -208,6 +216,10 @@ class ConnectResponse(_message.Message):
     def plan_query(self) -> Global___PlanQuery:
         """What would this operation do?"""
 
+    @_builtins.property
+    def checkpoint_query(self) -> Global___CheckpointQuery:
+        """Which checkpoints are on your disk?"""
+
     def __init__(
         self,
         *,
@@ -219,12 +231,13 @@ class ConnectResponse(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         read_output: Global___ReadOutput | None = ...,
         plan_query: Global___PlanQuery | None = ...,
+        checkpoint_query: Global___CheckpointQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output", "plan_query"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output", "plan_query", "checkpoint_query"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -459,7 +472,9 @@ class Capability(_message.Message):
     AVAILABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"cuda_suspend", "gpu_remap", "checkpoint_image", "commands", "cpu_limit", "memory_limit", "health_events"."""
+    """"cuda_suspend", "gpu_remap", "checkpoint_image", "application_checkpoint", "commands", "cpu_limit",
+    "memory_limit", "health_events".
+    """
     available: _builtins.bool
     """Whether it can."""
     reason: _builtins.str
@@ -612,22 +627,31 @@ class ParkedWorkload(_message.Message):
 
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     PARKED_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     """The workload."""
     parked_bytes: _builtins.int
     """Device memory parked on the host, in bytes. Absent: unknown."""
+    disk_bytes: _builtins.int
+    """Bytes on disk that it is parked as. Absent: none."""
     def __init__(
         self,
         *,
         workload_id: _builtins.str = ...,
         parked_bytes: _builtins.int | None = ...,
+        disk_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parked_bytes", b"_parked_bytes", "parked_bytes", b"parked_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "_parked_bytes", b"_parked_bytes", "disk_bytes", b"disk_bytes", "parked_bytes", b"parked_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parked_bytes", b"_parked_bytes", "parked_bytes", b"parked_bytes", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes", "_parked_bytes", b"_parked_bytes", "disk_bytes", b"disk_bytes", "parked_bytes", b"parked_bytes", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
     _WhichOneofReturnType__parked_bytes: _TypeAlias = _typing.Literal["parked_bytes"]  # noqa: Y015
     _WhichOneofArgType__parked_bytes: _TypeAlias = _typing.Literal["_parked_bytes", b"_parked_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parked_bytes) -> _WhichOneofReturnType__parked_bytes | None: ...
 
 Global___ParkedWorkload: _TypeAlias = ParkedWorkload  # noqa: Y015
@@ -862,7 +886,7 @@ class PlanQuery(_message.Message):
     """Workload that it is about. Empty for a remap, whose moves name theirs."""
     @_builtins.property
     def operation(self) -> _command_pb2.Operation:
-        """A suspend, a restore or a remap."""
+        """A suspend, a restore, a remap or a checkpoint."""
 
     def __init__(
         self,
@@ -919,6 +943,76 @@ class PlanAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__plan) -> _WhichOneofReturnType__plan | None: ...
 
 Global___PlanAnswer: _TypeAlias = PlanAnswer  # noqa: Y015
+
+@_typing.final
+class CheckpointQuery(_message.Message):
+    """Asks which checkpoints are on the worker's disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    AFTER_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """Names the answer."""
+    workload_id: _builtins.str
+    """Only those of this workload. Empty: of all."""
+    after_checkpoint_id: _builtins.str
+    """The last one of the answer before. Empty: from the newest."""
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+        after_checkpoint_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_checkpoint_id", b"after_checkpoint_id", "query_id", b"query_id", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointQuery: _TypeAlias = CheckpointQuery  # noqa: Y015
+
+@_typing.final
+class CheckpointAnswer(_message.Message):
+    """Checkpoints on the worker's disk, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """From checkpoint_query."""
+    more: _builtins.bool
+    """There are more behind the last."""
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:
+        """As many as fit into a frame."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.Error:
+        """Why they can't be listed. Absent: they can."""
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        checkpoints: _abc.Iterable[_checkpoint_pb2.Checkpoint] | None = ...,
+        more: _builtins.bool = ...,
+        error: _errors_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "checkpoints", b"checkpoints", "error", b"error", "more", b"more", "query_id", b"query_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
+    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+
+Global___CheckpointAnswer: _TypeAlias = CheckpointAnswer  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -178,21 +178,21 @@ class _HookPhase:
 class _HookPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookPhase.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     HOOK_PHASE_UNSPECIFIED: _HookPhase.ValueType  # 0
-    """Not valid."""
+    """Right for vllm, sglang and kernel, which know both ways; not valid for others."""
     HOOK_PHASE_BEFORE_SUSPEND: _HookPhase.ValueType  # 1
-    """Before the members are locked."""
+    """On the way down, before the members are locked."""
     HOOK_PHASE_AFTER_RESTORE: _HookPhase.ValueType  # 2
-    """After the members run again."""
+    """On the way up, after the members run again."""
 
 class HookPhase(_HookPhase, metaclass=_HookPhaseEnumTypeWrapper):
-    """When a hook is called."""
+    """When a hook of one call is called."""
 
 HOOK_PHASE_UNSPECIFIED: HookPhase.ValueType  # 0
-"""Not valid."""
+"""Right for vllm, sglang and kernel, which know both ways; not valid for others."""
 HOOK_PHASE_BEFORE_SUSPEND: HookPhase.ValueType  # 1
-"""Before the members are locked."""
+"""On the way down, before the members are locked."""
 HOOK_PHASE_AFTER_RESTORE: HookPhase.ValueType  # 2
-"""After the members run again."""
+"""On the way up, after the members run again."""
 Global___HookPhase: _TypeAlias = HookPhase  # noqa: Y015
 
 class _WorkloadState:
@@ -229,6 +229,10 @@ class _WorkloadStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Workloa
     """A driver call on a member did not return, and its state could not be read since."""
     WORKLOAD_STATE_RELEASED: _WorkloadState.ValueType  # 13
     """It ended for Leasehold: it was let go, and goes on without us."""
+    WORKLOAD_STATE_SLEEPING: _WorkloadState.ValueType  # 14
+    """Parked: its weights are away and it holds no lease. Its processes run on, and keep a CUDA context on their GPUs."""
+    WORKLOAD_STATE_STOPPED: _WorkloadState.ValueType  # 15
+    """Parked: its processes have ended. Waking starts its program again, with its application's last checkpoint."""
 
 class WorkloadState(_WorkloadState, metaclass=_WorkloadStateEnumTypeWrapper):
     """Where a workload stands."""
@@ -261,6 +265,10 @@ WORKLOAD_STATE_UNKNOWN: WorkloadState.ValueType  # 12
 """A driver call on a member did not return, and its state could not be read since."""
 WORKLOAD_STATE_RELEASED: WorkloadState.ValueType  # 13
 """It ended for Leasehold: it was let go, and goes on without us."""
+WORKLOAD_STATE_SLEEPING: WorkloadState.ValueType  # 14
+"""Parked: its weights are away and it holds no lease. Its processes run on, and keep a CUDA context on their GPUs."""
+WORKLOAD_STATE_STOPPED: WorkloadState.ValueType  # 15
+"""Parked: its processes have ended. Waking starts its program again, with its application's last checkpoint."""
 Global___WorkloadState: _TypeAlias = WorkloadState  # noqa: Y015
 
 class _MemberState:
@@ -463,6 +471,7 @@ class WorkloadSpec(_message.Message):
     HOOKS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     HELPER_FIELD_NUMBER: _builtins.int
+    KEEP_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
     """Directory to start in, on the worker. Absent: the workload's own directory."""
     priority: _builtins.int
@@ -471,6 +480,8 @@ class WorkloadSpec(_message.Message):
     """In which order the members of a group operation are called. Absent: one after the other for jobs that CUDA
     marks as such by CUDA_CHECKPOINT_JOB_FILE, else in parallel.
     """
+    keep_checkpoints: _builtins.int
+    """How many checkpoints of its application are kept, the newest ones. Absent: 3."""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Program and arguments. Empty: it was not started by a worker (adopted or registered)."""
@@ -512,15 +523,18 @@ class WorkloadSpec(_message.Message):
         hooks: _abc.Iterable[Global___Hook] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         helper: Global___HelperTerms | None = ...,
+        keep_checkpoints: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "helper", b"helper", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "helper", b"helper", "keep_checkpoints", b"keep_checkpoints", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "labels", b"labels", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "keep_checkpoints", b"keep_checkpoints", "labels", b"labels", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
     _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015
     _WhichOneofReturnType__helper: _TypeAlias = _typing.Literal["helper"]  # noqa: Y015
     _WhichOneofArgType__helper: _TypeAlias = _typing.Literal["_helper", b"_helper"]  # noqa: Y015
+    _WhichOneofReturnType__keep_checkpoints: _TypeAlias = _typing.Literal["keep_checkpoints"]  # noqa: Y015
+    _WhichOneofArgType__keep_checkpoints: _TypeAlias = _typing.Literal["_keep_checkpoints", b"_keep_checkpoints"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__working_directory: _TypeAlias = _typing.Literal["working_directory"]  # noqa: Y015
@@ -529,6 +543,8 @@ class WorkloadSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eviction) -> _WhichOneofReturnType__eviction | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__helper) -> _WhichOneofReturnType__helper | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_checkpoints) -> _WhichOneofReturnType__keep_checkpoints | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
@@ -633,19 +649,25 @@ class EvictionPolicy(_message.Message):
 
     WEIGHT_STRATEGY_FIELD_NUMBER: _builtins.int
     PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
+    ESCALATE_TO_FIELD_NUMBER: _builtins.int
     weight_strategy: Global___WeightStrategy.ValueType
     """The first axis."""
     process_strategy: Global___ProcessStrategy.ValueType
     """The second axis."""
+    escalate_to: Global___ProcessStrategy.ValueType
+    """The strongest process strategy that may be used in place of that, one after the other: where one fails and
+    was undone, where host memory is short, and where a parked workload must make room. UNSPECIFIED: no other.
+    """
     def __init__(
         self,
         *,
         weight_strategy: Global___WeightStrategy.ValueType = ...,
         process_strategy: Global___ProcessStrategy.ValueType = ...,
+        escalate_to: Global___ProcessStrategy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["process_strategy", b"process_strategy", "weight_strategy", b"weight_strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escalate_to", b"escalate_to", "process_strategy", b"process_strategy", "weight_strategy", b"weight_strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,7 +675,9 @@ Global___EvictionPolicy: _TypeAlias = EvictionPolicy  # noqa: Y015
 
 @_typing.final
 class Hook(_message.Message):
-    """Something to call in or for a workload around suspend and restore."""
+    """Something to call in or for a workload around suspend and restore. Hooks are called in their order on the way
+    down, and those that know both ways in reverse order on the way up.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,10 +687,20 @@ class Hook(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     HTTP_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
+    VLLM_FIELD_NUMBER: _builtins.int
+    SGLANG_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_STRATEGIES_FIELD_NUMBER: _builtins.int
+    FREES_MEMORY_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for logs and errors."""
     phase: Global___HookPhase.ValueType
-    """When it is called. On rollback, the hooks of AFTER_RESTORE are called too."""
+    """When it is called. On rollback, the hooks of AFTER_RESTORE are called too, and what others did is undone."""
+    frees_memory: _builtins.bool
+    """On the way down it makes the workload free device memory, which is checked with NVML. Always so of vllm and
+    sglang, unless the weights are retained.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may take. Absent: 30 s."""
@@ -683,6 +717,26 @@ class Hook(_message.Message):
     def signal(self) -> Global___SignalHook:
         """Signal sent to the workload's first process."""
 
+    @_builtins.property
+    def vllm(self) -> Global___VllmHook:
+        """A vLLM server."""
+
+    @_builtins.property
+    def sglang(self) -> Global___SglangHook:
+        """An SGLang server."""
+
+    @_builtins.property
+    def kernel(self) -> Global___KernelHook:
+        """The application's own kernel, which it serves by leasehold_client.kernel."""
+
+    @_builtins.property
+    def weight_strategies(self) -> _containers.RepeatedScalarFieldContainer[Global___WeightStrategy.ValueType]:
+        """Weight strategies that it is called for. Empty: all."""
+
+    @_builtins.property
+    def drain(self) -> Global___WorkDrain:
+        """How work in flight is drained before it is called on the way down. Absent: not at all."""
+
     def __init__(
         self,
         *,
@@ -692,20 +746,150 @@ class Hook(_message.Message):
         command: Global___CommandHook | None = ...,
         http: Global___HttpHook | None = ...,
         signal: Global___SignalHook | None = ...,
+        vllm: Global___VllmHook | None = ...,
+        sglang: Global___SglangHook | None = ...,
+        kernel: Global___KernelHook | None = ...,
+        weight_strategies: _abc.Iterable[Global___WeightStrategy.ValueType] | None = ...,
+        frees_memory: _builtins.bool = ...,
+        drain: Global___WorkDrain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "command", b"command", "http", b"http", "signal", b"signal", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "action", b"action", "command", b"command", "drain", b"drain", "http", b"http", "kernel", b"kernel", "sglang", b"sglang", "signal", b"signal", "timeout", b"timeout", "vllm", b"vllm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "command", b"command", "http", b"http", "name", b"name", "phase", b"phase", "signal", b"signal", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "action", b"action", "command", b"command", "drain", b"drain", "frees_memory", b"frees_memory", "http", b"http", "kernel", b"kernel", "name", b"name", "phase", b"phase", "sglang", b"sglang", "signal", b"signal", "timeout", b"timeout", "vllm", b"vllm", "weight_strategies", b"weight_strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["command", "http", "signal"]  # noqa: Y015
+    _WhichOneofReturnType__drain: _TypeAlias = _typing.Literal["drain"]  # noqa: Y015
+    _WhichOneofArgType__drain: _TypeAlias = _typing.Literal["_drain", b"_drain"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["command", "http", "signal", "vllm", "sglang", "kernel"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain) -> _WhichOneofReturnType__drain | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
 Global___Hook: _TypeAlias = Hook  # noqa: Y015
 
 @_typing.final
+class WorkDrain(_message.Message):
+    """Drains work in flight: new work is not admitted any more, then what is under way is waited for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STOP_ADMITTING_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    ADMIT_AGAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stop_admitting(self) -> Global___HttpHook:
+        """Stops admitting."""
+
+    @_builtins.property
+    def idle(self) -> Global___HttpHook:
+        """Asked again and again, until it answers with 2xx."""
+
+    @_builtins.property
+    def admit_again(self) -> Global___HttpHook:
+        """Admits again, on the way up and on rollback."""
+
+    def __init__(
+        self,
+        *,
+        stop_admitting: Global___HttpHook | None = ...,
+        idle: Global___HttpHook | None = ...,
+        admit_again: Global___HttpHook | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_again", b"admit_again", "idle", b"idle", "stop_admitting", b"stop_admitting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_again", b"admit_again", "idle", b"idle", "stop_admitting", b"stop_admitting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkDrain: _TypeAlias = WorkDrain  # noqa: Y015
+
+@_typing.final
+class VllmHook(_message.Message):
+    """Has a vLLM server put its weights away and take them back: sleep, is_sleeping, wake_up, reset_prefix_cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    SUSPEND_METHOD_FIELD_NUMBER: _builtins.int
+    RESUME_METHOD_FIELD_NUMBER: _builtins.int
+    WAKE_TAGS_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Address of the server, such as "http://127.0.0.1:8000". It must serve its development routes."""
+    suspend_method: _builtins.str
+    """Method of collective_rpc that drops the communicators on the way down. Empty: none."""
+    resume_method: _builtins.str
+    """Method of collective_rpc that makes them anew on the way up. Empty: none."""
+    @_builtins.property
+    def wake_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tags that are woken one after the other. Empty: all at once."""
+
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        suspend_method: _builtins.str = ...,
+        resume_method: _builtins.str = ...,
+        wake_tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_method", b"resume_method", "suspend_method", b"suspend_method", "url", b"url", "wake_tags", b"wake_tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VllmHook: _TypeAlias = VllmHook  # noqa: Y015
+
+@_typing.final
+class SglangHook(_message.Message):
+    """Has an SGLang server release and resume its memory occupation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Address of the server, such as "http://127.0.0.1:30000"."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tags. Empty: those of the weight strategy."""
+
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SglangHook: _TypeAlias = SglangHook  # noqa: Y015
+
+@_typing.final
+class KernelHook(_message.Message):
+    """Has the application prepare and become quiescent on the way down, and go on as before on the way up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelHook: _TypeAlias = KernelHook  # noqa: Y015
+
+@_typing.final
 class CommandHook(_message.Message):
-    """Runs a program; it fails when the exit status is not 0."""
+    """Runs a program; it fails when the exit status is not 0. {workload}, {workload_id}, {phase} (before_suspend,
+    after_restore or rollback), {policy} and {members} (process ids, joined by commas) in its arguments are replaced.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -729,7 +913,7 @@ Global___CommandHook: _TypeAlias = CommandHook  # noqa: Y015
 
 @_typing.final
 class HttpHook(_message.Message):
-    """Makes an HTTP request; it fails when the status is not 2xx."""
+    """Makes an HTTP request; it fails when the status is not 2xx. Its address and body are templates as CommandHook's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -799,6 +983,9 @@ class WorkloadStatus(_message.Message):
     EXIT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     YIELDED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    KERNEL_FIELD_NUMBER: _builtins.int
     state: Global___WorkloadState.ValueType
     """Where it stands."""
     generation: _builtins.int
@@ -809,6 +996,10 @@ class WorkloadStatus(_message.Message):
     """Device memory that is parked on the host, in bytes. Absent: it is not parked, or NVML couldn't say."""
     yielded: _builtins.bool
     """It is a helper that gave its GPUs back on request, and is woken once GPUs are spare."""
+    checkpoint_id: _builtins.str
+    """What waking restores from. Absent: its processes, or nothing."""
+    disk_bytes: _builtins.int
+    """Bytes on disk that it is parked as. Absent: none."""
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
         """The lease that it holds. Absent: it holds no GPU."""
@@ -845,6 +1036,10 @@ class WorkloadStatus(_message.Message):
     def error(self) -> _errors_pb2.Error:
         """Why it is FAILED, WEDGED or UNKNOWN. Absent in other states."""
 
+    @_builtins.property
+    def kernel(self) -> Global___Kernel:
+        """The kernel that its application serves. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -862,15 +1057,24 @@ class WorkloadStatus(_message.Message):
         exit: Global___Exit | None = ...,
         error: _errors_pb2.Error | None = ...,
         yielded: _builtins.bool = ...,
+        checkpoint_id: _builtins.str | None = ...,
+        disk_bytes: _builtins.int | None = ...,
+        kernel: Global___Kernel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_exit", b"_exit", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "end_time", b"end_time", "error", b"error", "exit", b"exit", "lease", b"lease", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "root_pid", b"root_pid", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "kernel", b"kernel", "lease", b"lease", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "root_pid", b"root_pid", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_exit", b"_exit", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "kernel", b"kernel", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__checkpoint_id: _TypeAlias = _typing.Literal["checkpoint_id"]  # noqa: Y015
+    _WhichOneofArgType__checkpoint_id: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id"]  # noqa: Y015
+    _WhichOneofReturnType__disk_bytes: _TypeAlias = _typing.Literal["disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
     _WhichOneofReturnType__exit: _TypeAlias = _typing.Literal["exit"]  # noqa: Y015
     _WhichOneofArgType__exit: _TypeAlias = _typing.Literal["_exit", b"_exit"]  # noqa: Y015
+    _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
+    _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015
     _WhichOneofReturnType__lease: _TypeAlias = _typing.Literal["lease"]  # noqa: Y015
     _WhichOneofArgType__lease: _TypeAlias = _typing.Literal["_lease", b"_lease"]  # noqa: Y015
     _WhichOneofReturnType__parked_by: _TypeAlias = _typing.Literal["parked_by"]  # noqa: Y015
@@ -880,9 +1084,15 @@ class WorkloadStatus(_message.Message):
     _WhichOneofReturnType__root_pid: _TypeAlias = _typing.Literal["root_pid"]  # noqa: Y015
     _WhichOneofArgType__root_pid: _TypeAlias = _typing.Literal["_root_pid", b"_root_pid"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_id) -> _WhichOneofReturnType__checkpoint_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exit) -> _WhichOneofReturnType__exit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kernel) -> _WhichOneofReturnType__kernel | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease) -> _WhichOneofReturnType__lease | None: ...
     @_typing.overload
@@ -893,6 +1103,36 @@ class WorkloadStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__root_pid) -> _WhichOneofReturnType__root_pid | None: ...
 
 Global___WorkloadStatus: _TypeAlias = WorkloadStatus  # noqa: Y015
+
+@_typing.final
+class Kernel(_message.Message):
+    """An application that saves and restores itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KERNEL_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    kernel_id: _builtins.str
+    """Which one it is: what another one saved is not restored into it."""
+    kind: _builtins.str
+    """What kind of application it is."""
+    version: _builtins.int
+    """Version of what it saves."""
+    def __init__(
+        self,
+        *,
+        kernel_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_id", b"kernel_id", "kind", b"kind", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
 
 @_typing.final
 class Exit(_message.Message):

@@ -52,6 +52,82 @@ is an EXEC.
 """
 Global___ClaimHold: _TypeAlias = ClaimHold  # noqa: Y015
 
+class _KernelMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KernelMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KERNEL_METHOD_UNSPECIFIED: _KernelMethod.ValueType  # 0
+    """Never sent."""
+    KERNEL_METHOD_CAN_CHECKPOINT: _KernelMethod.ValueType  # 1
+    """Can you save yourself now? Answered by readiness."""
+    KERNEL_METHOD_SIZE_ESTIMATE: _KernelMethod.ValueType  # 2
+    """How many bytes about would that be? Answered by size_bytes."""
+    KERNEL_METHOD_PREPARE: _KernelMethod.ValueType  # 3
+    """Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
+    KERNEL_METHOD_CANCEL: _KernelMethod.ValueType  # 4
+    """Go on: undoes PREPARE, and does nothing where there is nothing to undo. Answered by done."""
+    KERNEL_METHOD_IS_QUIESCENT: _KernelMethod.ValueType  # 5
+    """Are you at rest? Answered by quiescent."""
+    KERNEL_METHOD_CHECKPOINT: _KernelMethod.ValueType  # 6
+    """Save yourself. Answered by chunks, then by saved."""
+    KERNEL_METHOD_RESTORE: _KernelMethod.ValueType  # 7
+    """Become what was saved, which follows in chunks. Answered by done, after the last of them."""
+    KERNEL_METHOD_HEALTH: _KernelMethod.ValueType  # 8
+    """How are you? Answered by health."""
+
+class KernelMethod(_KernelMethod, metaclass=_KernelMethodEnumTypeWrapper):
+    """What the worker asks of an application."""
+
+KERNEL_METHOD_UNSPECIFIED: KernelMethod.ValueType  # 0
+"""Never sent."""
+KERNEL_METHOD_CAN_CHECKPOINT: KernelMethod.ValueType  # 1
+"""Can you save yourself now? Answered by readiness."""
+KERNEL_METHOD_SIZE_ESTIMATE: KernelMethod.ValueType  # 2
+"""How many bytes about would that be? Answered by size_bytes."""
+KERNEL_METHOD_PREPARE: KernelMethod.ValueType  # 3
+"""Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
+KERNEL_METHOD_CANCEL: KernelMethod.ValueType  # 4
+"""Go on: undoes PREPARE, and does nothing where there is nothing to undo. Answered by done."""
+KERNEL_METHOD_IS_QUIESCENT: KernelMethod.ValueType  # 5
+"""Are you at rest? Answered by quiescent."""
+KERNEL_METHOD_CHECKPOINT: KernelMethod.ValueType  # 6
+"""Save yourself. Answered by chunks, then by saved."""
+KERNEL_METHOD_RESTORE: KernelMethod.ValueType  # 7
+"""Become what was saved, which follows in chunks. Answered by done, after the last of them."""
+KERNEL_METHOD_HEALTH: KernelMethod.ValueType  # 8
+"""How are you? Answered by health."""
+Global___KernelMethod: _TypeAlias = KernelMethod  # noqa: Y015
+
+class _KernelHealth:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KernelHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelHealth.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KERNEL_HEALTH_UNSPECIFIED: _KernelHealth.ValueType  # 0
+    """It can't tell."""
+    KERNEL_HEALTH_HEALTHY: _KernelHealth.ValueType  # 1
+    """It works as it should."""
+    KERNEL_HEALTH_DEGRADED: _KernelHealth.ValueType  # 2
+    """It works, and not as it should."""
+    KERNEL_HEALTH_UNHEALTHY: _KernelHealth.ValueType  # 3
+    """It does not work."""
+
+class KernelHealth(_KernelHealth, metaclass=_KernelHealthEnumTypeWrapper):
+    """How an application says that it is."""
+
+KERNEL_HEALTH_UNSPECIFIED: KernelHealth.ValueType  # 0
+"""It can't tell."""
+KERNEL_HEALTH_HEALTHY: KernelHealth.ValueType  # 1
+"""It works as it should."""
+KERNEL_HEALTH_DEGRADED: KernelHealth.ValueType  # 2
+"""It works, and not as it should."""
+KERNEL_HEALTH_UNHEALTHY: KernelHealth.ValueType  # 3
+"""It does not work."""
+Global___KernelHealth: _TypeAlias = KernelHealth  # noqa: Y015
+
 @_typing.final
 class ClaimRequest(_message.Message):
     """Request of Claim."""
@@ -524,3 +600,383 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class ServeKernelRequest(_message.Message):
+    """Request of ServeKernel: a frame from the application."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___KernelHello:
+        """Who I am. The first frame, and only that."""
+
+    @_builtins.property
+    def answer(self) -> Global___KernelAnswer:
+        """What a call came to. The last frame of the call."""
+
+    @_builtins.property
+    def chunk(self) -> Global___KernelChunk:
+        """A piece of what CHECKPOINT saves, before its answer."""
+
+    def __init__(
+        self,
+        *,
+        hello: Global___KernelHello | None = ...,
+        answer: Global___KernelAnswer | None = ...,
+        chunk: Global___KernelChunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "chunk", b"chunk", "frame", b"frame", "hello", b"hello"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "chunk", b"chunk", "frame", b"frame", "hello", b"hello"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "answer", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___ServeKernelRequest: _TypeAlias = ServeKernelRequest  # noqa: Y015
+
+@_typing.final
+class ServeKernelResponse(_message.Message):
+    """Response of ServeKernel: a frame from the worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def welcome(self) -> Global___KernelWelcome:
+        """You are registered. The first frame, and only that."""
+
+    @_builtins.property
+    def call(self) -> Global___KernelCall:
+        """Do this. The next one comes after its answer, or after the worker has stopped waiting for it."""
+
+    @_builtins.property
+    def chunk(self) -> Global___KernelChunk:
+        """A piece of what RESTORE is to be done from, after its call."""
+
+    @_builtins.property
+    def end(self) -> Global___KernelPayload:
+        """It was the last piece."""
+
+    @_builtins.property
+    def begin(self) -> Global___KernelBegin:
+        """Nothing is to be restored any more: begin afresh."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Global___KernelWelcome | None = ...,
+        call: Global___KernelCall | None = ...,
+        chunk: Global___KernelChunk | None = ...,
+        end: Global___KernelPayload | None = ...,
+        begin: Global___KernelBegin | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "call", "chunk", "end", "begin"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___ServeKernelResponse: _TypeAlias = ServeKernelResponse  # noqa: Y015
+
+@_typing.final
+class KernelHello(_message.Message):
+    """An application introduces itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KERNEL_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    RESTORED_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    workload_id: _builtins.str
+    """Its LEASEHOLD_WORKLOAD_ID. Empty: the worker finds out by the process."""
+    begun: _builtins.bool
+    """It has begun to work. It comes back after a restart of the worker, and can't be restored any more."""
+    restored_checkpoint_id: _builtins.str
+    """What it was restored from since its process began. Empty: nothing."""
+    @_builtins.property
+    def kernel(self) -> _workload_pb2.Kernel:
+        """What it is."""
+
+    def __init__(
+        self,
+        *,
+        kernel: _workload_pb2.Kernel | None = ...,
+        workload_id: _builtins.str = ...,
+        begun: _builtins.bool = ...,
+        restored_checkpoint_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "kernel", b"kernel", "restored_checkpoint_id", b"restored_checkpoint_id", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelHello: _TypeAlias = KernelHello  # noqa: Y015
+
+@_typing.final
+class KernelWelcome(_message.Message):
+    """The worker has registered an application."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    RESTORE_PENDING_FIELD_NUMBER: _builtins.int
+    workload_id: _builtins.str
+    """The workload that it belongs to."""
+    restore_pending: _builtins.bool
+    """RESTORE will be called: do not begin before that."""
+    def __init__(
+        self,
+        *,
+        workload_id: _builtins.str = ...,
+        restore_pending: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restore_pending", b"restore_pending", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelWelcome: _TypeAlias = KernelWelcome  # noqa: Y015
+
+@_typing.final
+class KernelCall(_message.Message):
+    """A call to an application."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Counts up."""
+    method: Global___KernelMethod.ValueType
+    """What to do."""
+    checkpoint_id: _builtins.str
+    """What is restored. Only of RESTORE."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        method: Global___KernelMethod.ValueType = ...,
+        checkpoint_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "checkpoint_id", b"checkpoint_id", "method", b"method"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelCall: _TypeAlias = KernelCall  # noqa: Y015
+
+@_typing.final
+class KernelChunk(_message.Message):
+    """A piece of what an application saved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Of which call."""
+    data: _builtins.bytes
+    """64 KiB at most."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelChunk: _TypeAlias = KernelChunk  # noqa: Y015
+
+@_typing.final
+class KernelPayload(_message.Message):
+    """All that an application saved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CustomEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    CUSTOM_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Of which call."""
+    size_bytes: _builtins.int
+    """Bytes of all chunks."""
+    sha256: _builtins.bytes
+    """Their SHA-256."""
+    @_builtins.property
+    def custom(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the application says of it."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+        custom: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "custom", b"custom", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelPayload: _TypeAlias = KernelPayload  # noqa: Y015
+
+@_typing.final
+class KernelBegin(_message.Message):
+    """Nothing is to be restored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelBegin: _TypeAlias = KernelBegin  # noqa: Y015
+
+@_typing.final
+class KernelAnswer(_message.Message):
+    """What a call came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    READINESS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    QUIESCENT_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Of which call."""
+    failure: _builtins.str
+    """It failed; why, in words."""
+    size_bytes: _builtins.int
+    """Of SIZE_ESTIMATE. 0: unknown."""
+    quiescent: _builtins.bool
+    """Of IS_QUIESCENT."""
+    health: Global___KernelHealth.ValueType
+    """Of HEALTH."""
+    @_builtins.property
+    def readiness(self) -> Global___KernelReadiness:
+        """Of CAN_CHECKPOINT."""
+
+    @_builtins.property
+    def saved(self) -> Global___KernelPayload:
+        """Of CHECKPOINT."""
+
+    @_builtins.property
+    def done(self) -> Global___KernelDone:
+        """Of PREPARE, CANCEL and RESTORE."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        readiness: Global___KernelReadiness | None = ...,
+        size_bytes: _builtins.int = ...,
+        quiescent: _builtins.bool = ...,
+        saved: Global___KernelPayload | None = ...,
+        health: Global___KernelHealth.ValueType = ...,
+        done: Global___KernelDone | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["failure", "readiness", "size_bytes", "quiescent", "saved", "health", "done"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___KernelAnswer: _TypeAlias = KernelAnswer  # noqa: Y015
+
+@_typing.final
+class KernelReadiness(_message.Message):
+    """Whether an application can save itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ready: _builtins.bool
+    """It can."""
+    reason: _builtins.str
+    """Why it can't, in words."""
+    def __init__(
+        self,
+        *,
+        ready: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelReadiness: _TypeAlias = KernelReadiness  # noqa: Y015
+
+@_typing.final
+class KernelDone(_message.Message):
+    """It is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelDone: _TypeAlias = KernelDone  # noqa: Y015

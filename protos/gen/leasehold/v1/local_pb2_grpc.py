@@ -50,6 +50,11 @@ class LocalServiceStub:
                 request_serializer=leasehold_dot_v1_dot_local__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_local__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.ServeKernel = channel.stream_stream(
+                '/leasehold.v1.LocalService/ServeKernel',
+                request_serializer=leasehold_dot_v1_dot_local__pb2.ServeKernelRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_local__pb2.ServeKernelResponse.FromString,
+                _registered_method=True)
 
 
 class LocalServiceServicer:
@@ -77,6 +82,13 @@ class LocalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ServeKernel(self, request_iterator, context):
+        """An application of a workload that saves and restores itself, for as long as it can: the worker calls it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LocalServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_LocalServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=leasehold_dot_v1_dot_local__pb2.ReleaseRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_local__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'ServeKernel': grpc.stream_stream_rpc_method_handler(
+                    servicer.ServeKernel,
+                    request_deserializer=leasehold_dot_v1_dot_local__pb2.ServeKernelRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_local__pb2.ServeKernelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class LocalService:
             '/leasehold.v1.LocalService/Release',
             leasehold_dot_v1_dot_local__pb2.ReleaseRequest.SerializeToString,
             leasehold_dot_v1_dot_local__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ServeKernel(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/leasehold.v1.LocalService/ServeKernel',
+            leasehold_dot_v1_dot_local__pb2.ServeKernelRequest.SerializeToString,
+            leasehold_dot_v1_dot_local__pb2.ServeKernelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class LocalServiceStub:
     """The GPUs of this host, who holds them, and who waits."""
     Release: _grpc.UnaryUnaryMultiCallable[_local_pb2.ReleaseRequest, _local_pb2.ReleaseResponse]
     """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+    ServeKernel: _grpc.StreamStreamMultiCallable[_local_pb2.ServeKernelRequest, _local_pb2.ServeKernelResponse]
+    """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
 
 @_typing.type_check_only
 class LocalServiceAsyncStub(LocalServiceStub):
@@ -51,6 +53,8 @@ class LocalServiceAsyncStub(LocalServiceStub):
     """The GPUs of this host, who holds them, and who waits."""
     Release: _aio.UnaryUnaryMultiCallable[_local_pb2.ReleaseRequest, _local_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+    ServeKernel: _aio.StreamStreamMultiCallable[_local_pb2.ServeKernelRequest, _local_pb2.ServeKernelResponse]  # type: ignore[assignment]
+    """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
 
 class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket."""
@@ -78,5 +82,13 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_local_pb2.ReleaseResponse, _abc.Awaitable[_local_pb2.ReleaseResponse]]:
         """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+
+    @_abc_1.abstractmethod
+    def ServeKernel(
+        self,
+        request_iterator: _MaybeAsyncIterator[_local_pb2.ServeKernelRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_local_pb2.ServeKernelResponse], _abc.AsyncIterator[_local_pb2.ServeKernelResponse]]:
+        """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
 
 def add_LocalServiceServicer_to_server(servicer: LocalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -70,10 +70,16 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
 class _Holder(NamedTuple):
     workload_id: str
     root: ProcessIdentity
+    asleep_on: Collection[str]
+    """GPUs on which it keeps a CUDA context though it holds no lease."""
 
 
 def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
-    return [_Holder(each.workload_id, each.root) for each in workloads if each.state not in ENDED]
+    return [
+        _Holder(each.workload_id, each.root, each.parked.gpu_uuids if each.parked and each.is_asleep else ())
+        for each in workloads
+        if each.state not in ENDED
+    ]
 
 
 def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) -> str:
@@ -269,10 +275,16 @@ class _Sorting:
         """Who is foreign on which GPU."""
         marked_id = None if self.fully else ""
         pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
-        strangers = {pid for pid in pids if not _holder_id(pid, self.ours, marked_id)}
+        holder_ids = {pid: _holder_id(pid, self.ours, marked_id) for pid in pids}
+        asleep_on = {holder.workload_id: holder.asleep_on for holder in self.ours}
         found: dict[str, tuple[ForeignProcess, ...]] = {}
         for gpu_uuid, gpu in self.usage.items():
-            foreign = sorted(pid for pid in gpu.processes if pid in strangers or gpu_uuid in self.idle)
+            foreign = sorted(
+                pid
+                for pid in gpu.processes
+                if not holder_ids[pid]
+                or (gpu_uuid in self.idle and gpu_uuid not in asleep_on[holder_ids[pid]])
+            )
             told = [self._describe(pid, gpu.processes[pid]) for pid in foreign[:PROCESSES_LIMIT]]
             found[gpu_uuid] = tuple(told)
         return found

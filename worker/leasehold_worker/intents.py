@@ -1,6 +1,7 @@
 """What an operation writes down before it does it. Values only."""
 
 import msgspec
+from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member
@@ -29,13 +30,19 @@ class Intent(msgspec.Struct, frozen=True):
     """What an operation is about to do that can't be taken back by forgetting it.
 
     Attributes:
-        phase: run, lock, checkpoint, restore or stop.
+        phase: run, hooks, lock, checkpoint, restore, image, resume, save, end, start or stop.
         parties: The workloads.
         pairs: What the driver will get at a restore.
         reserved: What is held for the operation, besides the leases.
+        policy: How the workload is being parked. None: it isn't.
+        checkpoint_id: What is written to disk, or restored from it.
+        disk_bytes: Its size.
     """
 
     phase: str
     parties: tuple[PartyIntent, ...]
     pairs: tuple[GpuPair, ...] = ()
     reserved: tuple[Lease, ...] = ()
+    policy: EvictionPolicy | None = None
+    checkpoint_id: str = ""
+    disk_bytes: int = 0

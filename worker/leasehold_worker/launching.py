@@ -171,6 +171,12 @@ async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None
     return None
 
 
+def forget_start(folder: Path) -> None:
+    """Makes room in a folder for another start, once the program of the one before has ended."""
+    for name in (launcher.EXIT_FILE, launcher.PROCESS_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
 def exit_record(folder: Path) -> ExitRecord | None:
     """How the program of a folder ended. None: nobody wrote that down."""
     try:

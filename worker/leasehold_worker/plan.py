@@ -3,13 +3,14 @@
 The operation itself begins with the same plan, so that a dry run and the real thing can't differ.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from leasehold.v1 import plan_pb2
-from leasehold.v1.plan_pb2 import CheckResult
+from leasehold.v1.plan_pb2 import CheckResult, Tier
+from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member
@@ -81,6 +82,15 @@ class Destination:
     needed_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class TierNeed:
+    """Where bytes would go. None: only the application knows; or nobody knows what is left, or no bound."""
+
+    tier: Tier.ValueType
+    needed_bytes: int | None
+    available_bytes: int | None
+
+
 @dataclass(slots=True)
 class Party:
     """A workload of an operation.
@@ -91,6 +101,7 @@ class Party:
         members: Those that use CUDA.
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
+        full_bytes: What it needs on its GPUs once it is awake, by GPU.
     """
 
     workload: Workload
@@ -98,6 +109,7 @@ class Party:
     members: tuple[Member, ...] = ()
     home: tuple[str, ...] = ()
     destination: tuple[str, ...] = ()
+    full_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -113,6 +125,10 @@ class Plan:
         host_memory: What parking takes. None: nothing is parked.
         estimate: How long it would take. None: that can't be said.
         findings: The checks, and why it would be refused.
+        policy: How the workload is parked, or is to be. None: the operation parks and wakes nothing.
+        steps: What is done, in order, in words.
+        tiers: Where bytes would go, or come from.
+        checkpoint_id: What on disk it is woken from.
     """
 
     parties: list[Party] = field(default_factory=list)
@@ -123,6 +139,10 @@ class Plan:
     host_memory: MemoryNeed | None = None
     estimate: Estimate | None = None
     findings: Findings = field(default_factory=Findings)
+    policy: EvictionPolicy | None = None
+    steps: Sequence[str] = ()
+    tiers: list[TierNeed] = field(default_factory=list)
+    checkpoint_id: str = ""
 
     @property
     def members(self) -> list[Member]:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from leasehold.v1.workload_pb2 import EvictionPolicy
+
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import MemberOutcome
 from leasehold_worker.intents import Intent
@@ -37,6 +39,9 @@ class Report:
         claimed_gpu_uuids: GPUs that were taken.
         warnings: Things that succeeded and still deserve attention.
         phases: What it went through, in order.
+        policy: How the workload was parked. None: it wasn't.
+        checkpoint_id: The checkpoint that was made or restored. Empty: none.
+        disk_bytes: Bytes that were written to disk or read from it.
     """
 
     observer: Callable[[str], None]
@@ -48,6 +53,9 @@ class Report:
     claimed_gpu_uuids: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list)
     phases: list[OperationPhase] = field(default_factory=list)
+    policy: EvictionPolicy | None = None
+    checkpoint_id: str = ""
+    disk_bytes: int = 0
     _current: tuple[str, float] | None = None
     _going_back: bool = False
 

@@ -140,6 +140,8 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         exit=_exit(record.returncode) if record.returncode is not None else None,
         error=record.error.to_proto() if record.error else None,
         yielded=record.yielded,
+        checkpoint_id=(parked.checkpoint_id or None) if parked else None,
+        disk_bytes=(parked.disk_bytes or None) if parked else None,
     )
 
 
@@ -199,6 +201,9 @@ def command_result(
             )
             for phase in report.phases
         ],
+        policy=report.policy,
+        checkpoint_id=report.checkpoint_id or None,
+        disk_bytes=report.disk_bytes or None,
     )
 
 
@@ -272,6 +277,14 @@ def plan(record: Plan) -> plan_pb2.Plan:
         else None,
         refusals=[error.to_proto() for error in record.findings.refusals],
         warnings=record.findings.warnings,
+        policy=record.policy,
+        steps=record.steps,
+        tiers=[
+            plan_pb2.TierPlan(
+                tier=need.tier, needed_bytes=need.needed_bytes, available_bytes=need.available_bytes
+            )
+            for need in record.tiers
+        ],
     )
 
 
@@ -283,7 +296,11 @@ def gpu_leases(slots: Iterable[SlotLease], readings: Mapping[str, GpuReading]) -
 def parked_workloads(records: Iterable[Workload]) -> list[worker_session_pb2.ParkedWorkload]:
     """Those of the workloads that are parked."""
     return [
-        worker_session_pb2.ParkedWorkload(workload_id=record.workload_id, parked_bytes=parked_bytes(record))
+        worker_session_pb2.ParkedWorkload(
+            workload_id=record.workload_id,
+            parked_bytes=parked_bytes(record),
+            disk_bytes=record.parked.disk_bytes or None,
+        )
         for record in records
         if record.parked is not None
     ]

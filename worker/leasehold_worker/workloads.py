@@ -16,8 +16,8 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadStat
 from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host_ledger import HostLedger, HostReservation
-from leasehold_worker.launching import LaunchError, launch, wait_exit
+from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
+from leasehold_worker.launching import LaunchError, forget_start, launch, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, identify, process_tree, user_name
@@ -31,12 +31,21 @@ EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
 FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
 WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
 UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
-
+SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
+CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
 RELEASED: Final = workload_pb2.WORKLOAD_STATE_RELEASED
 
 ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
 ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
+
+AWAY: Final = frozenset({CHECKPOINTED, STOPPED})
+"""Parked without processes."""
+
+PARKED: Final = frozenset({SLEEPING, SUSPENDED, *AWAY})
+
+KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
 
 IN_OPERATION: Final = frozenset(
     {
@@ -77,15 +86,21 @@ class Parked:
 
     Attributes:
         gpu_uuids: GPUs that it held, in its order.
-        device_memory_bytes: Parked bytes by the GPU that they were on; missing where NVML couldn't say.
-        policy: How it was parked.
+        device_memory_bytes: What it needs again, by the GPU that it was on; missing where NVML couldn't say.
+        policy: How it was parked, which waking undoes.
         since: When.
+        host_bytes: What of that is in the host's memory. None: all.
+        checkpoint_id: What it is restored from. Empty: its processes, or nothing.
+        disk_bytes: Bytes on disk that it is parked as.
     """
 
     gpu_uuids: tuple[str, ...]
     device_memory_bytes: Mapping[str, int]
     policy: workload_pb2.EvictionPolicy
     since: datetime
+    host_bytes: int | None = None
+    checkpoint_id: str = ""
+    disk_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -129,6 +144,11 @@ class Workload:
     """Around the wait for its end."""
     others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
     """Says the first processes of the other living workloads; given by the registry."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its processes run, though it is parked and holds no GPU."""
+        return self.parked is not None and self.parked.policy.process_strategy == KEEP_RUNNING
 
     def processes(self) -> list[ProcessIdentity]:
         """Its processes that live now, by start time.
@@ -174,7 +194,11 @@ def told_arguments(arguments: Sequence[str]) -> list[str]:
 
 def parked_bytes(workload: Workload) -> int:
     """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
-    return sum(workload.parked.device_memory_bytes.values()) if workload.parked else 0
+    if workload.parked is None:
+        return 0
+    if workload.parked.host_bytes is not None:
+        return workload.parked.host_bytes
+    return sum(workload.parked.device_memory_bytes.values())
 
 
 @final
@@ -259,6 +283,45 @@ class Workloads:
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
+        root = await self._start(workload_id, name, spec, lease, host, nursery)
+        workload = Workload(
+            workload_id,
+            name,
+            spec,
+            root,
+            self.folder(workload_id) / OUTPUT_FILE,
+            datetime.now(UTC),
+            lease,
+            user=user_name(os.geteuid()),
+            host=host,
+        )
+        self.add(workload, nursery)
+        return workload
+
+    async def start_again(self, workload: Workload, lease: Lease | None, nursery: trio.Nursery) -> None:
+        """Starts the program of a workload whose processes have ended, on the GPUs of a lease.
+
+        Its output goes on in the same file. Nobody watches for its end yet.
+
+        Raises:
+            OperationError: SPAWN_FAILED; nothing was started.
+        """
+        if workload.host is None:
+            raise ValueError("a program is started with what its workload holds of the host")
+        forget_start(self.folder(workload.workload_id))
+        workload.root = await self._start(
+            workload.workload_id, workload.name, workload.spec, lease, workload.host, nursery
+        )
+
+    async def _start(
+        self,
+        workload_id: str,
+        name: str,
+        spec: WorkloadSpec,
+        lease: Lease | None,
+        host: HostReservation,
+        nursery: trio.Nursery,
+    ) -> ProcessIdentity:
         folder = self.folder(workload_id)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -284,19 +347,7 @@ class Workloads:
                 f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
             ) from error
         crash_point("program-started")
-        workload = Workload(
-            workload_id,
-            name,
-            spec,
-            root,
-            folder / OUTPUT_FILE,
-            datetime.now(UTC),
-            lease,
-            user=user_name(os.geteuid()),
-            host=host,
-        )
-        self.add(workload, nursery)
-        return workload
+        return root
 
     def variables(self, workload_id: str, name: str, lease: Lease | None) -> dict[str, str]:
         """What the environment of a workload's program says of it, whatever it would inherit.
@@ -324,8 +375,37 @@ class Workloads:
         self._tell(workload)
         if workload.state in ENDED:
             workload.ended.set()
-        else:
+        elif workload.state not in AWAY:
             nursery.start_soon(self._watch, workload)
+
+    def stop_watching(self, workload: Workload) -> None:
+        """From now on the end of its processes does not end the workload: it is parked without them."""
+        workload.watching.cancel()
+
+    def watch_again(self, workload: Workload, nursery: trio.Nursery) -> None:
+        """Watches for the workload's end again, by its first process as it is now."""
+        workload.watching = trio.CancelScope()
+        workload.headless = False
+        nursery.start_soon(self._watch, workload)
+
+    def give_back_host(self, workload: Workload) -> None:
+        """Gives back what a workload holds of its host beside GPUs."""
+        if workload.host is not None:
+            self._ledger.release(workload.host)
+            workload.host = None
+        group = self.limits.find(workload.workload_id)
+        if group is not None:
+            self.limits.remove(group)
+
+    def take_host(self, workload: Workload) -> None:
+        """Takes what a workload needs of its host beside GPUs.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES.
+        """
+        wanted = workload.spec.resources
+        request = HostRequest(wanted.cpu_millicores, wanted.memory_bytes, wanted.disk_bytes)
+        workload.host = self._ledger.reserve(workload.workload_id, request)
 
     def _roots_beside(self, workload: Workload) -> list[ProcessIdentity]:
         others = (other for other in self._by_id.values() if other is not workload)
@@ -390,15 +470,10 @@ class Workloads:
 
     def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
         """Ends a workload of which no process is left, and gives back what it held."""
-        if workload.host is not None:
-            self._ledger.release(workload.host)
-            workload.host = None
+        self.give_back_host(workload)
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        group = self.limits.find(workload.workload_id)
-        if group is not None:
-            self.limits.remove(group)
         workload.parked = None
         workload.yielded = False
         workload.members = ()

@@ -1,0 +1,1 @@
+"""What is called in or for a workload around suspend and restore."""

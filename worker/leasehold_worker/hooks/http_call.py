@@ -1,0 +1,132 @@
+"""One HTTP request with a deadline, and its whole answer, which is bounded.
+
+HTTP/1.1 by http.client in a thread: it keeps a library out, and reads what real servers send. Redirects are
+not followed: a hook names the address that it means, and a server of the host could otherwise send the worker
+anywhere.
+"""
+
+import contextlib
+import http.client
+import json
+import math
+import socket
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+import trio
+
+MOST_ANSWER_BYTES: Final = 1024 * 1024
+"""How much of an answer is read. SGLang tells all of its settings in one: tens of kilobytes."""
+
+_SHOWN: Final = 300
+_NO_DEADLINE_S: Final = 30.0
+_THREADS: Final = trio.CapacityLimiter(32)
+"""Of its own, so that servers that hang hold up nobody who reads NVML or the disk."""
+
+
+class HttpCallError(Exception):
+    """No answer came. Its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What a server answered.
+
+    Attributes:
+        status: The status code.
+        body: The body, cut at :data:`MOST_ANSWER_BYTES`.
+    """
+
+    status: int
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        """Whether the status is 2xx."""
+        return 200 <= self.status < 300
+
+    def field(self, name: str) -> object:
+        """A field of a body that is a JSON object. None: it has none."""
+        try:
+            value = json.loads(self.body)
+        except ValueError:
+            return None
+        return value.get(name) if isinstance(value, dict) else None
+
+    def __str__(self) -> str:
+        text = " ".join(self.body.decode(errors="replace").split())
+        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+        return f"{self.status}: {shown}" if shown else str(self.status)
+
+
+def check_url(url: str) -> SplitResult:
+    """The parts of an address that can be called.
+
+    Raises:
+        ValueError: It can't be called; the text says why.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        raise ValueError("https is not spoken: servers of the worker's own host are called, by http://")
+    if parts.scheme != "http":
+        raise ValueError("it does not begin with http://")
+    if not parts.hostname or parts.username is not None or parts.fragment:
+        raise ValueError("it is not of the form http://HOST:PORT/PATH")
+    if parts.port == 0:
+        raise ValueError("its port is 0")
+    if any(character <= " " or character == "\x7f" for character in url) or not url.isascii():
+        raise ValueError("it has a blank, a control character or one beyond ASCII: percent-encode it")
+    return parts
+
+
+async def call(
+    method: str, url: str, body: bytes | None = None, content_type: str = "application/json"
+) -> HttpAnswer:
+    """Makes a request, within the deadline of the caller's cancel scope.
+
+    Cancelled: the connection is broken, and the server may or may not have done what was asked.
+
+    Raises:
+        HttpCallError: No whole answer came: refused, reset, not HTTP, or no address.
+    """
+    parts = check_url(url)
+    remaining_s = trio.current_effective_deadline() - trio.current_time()
+    # The cancel scope decides. The socket's timeout only ends the thread when nothing else did.
+    socket_timeout_s = _NO_DEADLINE_S if math.isinf(remaining_s) else max(remaining_s, 0.0) + 1.0
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=socket_timeout_s)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Connection": "close", "User-Agent": "leasehold", "Accept": "*/*"}
+    if body is not None:
+        headers["Content-Type"] = content_type
+    exchange = partial(_exchange, connection, method, target, body, headers)
+    try:
+        return await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
+    except (OSError, http.client.HTTPException) as error:
+        raise HttpCallError(str(error) or type(error).__name__) from error
+    finally:
+        _break(connection)
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    body: bytes | None,
+    headers: dict[str, str],
+) -> HttpAnswer:
+    try:
+        connection.request(method, target, body, headers)
+        response = connection.getresponse()
+        return HttpAnswer(response.status, response.read(MOST_ANSWER_BYTES))
+    finally:
+        connection.close()
+
+
+def _break(connection: http.client.HTTPConnection) -> None:
+    """Wakes a thread that was left behind: it would read on for as long as a server sends bytes."""
+    held = connection.sock
+    if held is not None:
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,66 @@
+"""The http hook, and the drain of work in flight, which is made of three of them."""
+
+from typing import Final
+from urllib.parse import quote
+
+import trio
+from leasehold.v1 import workload_pb2
+
+from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.http_call import HttpCallError, call
+from leasehold_worker.hooks.templates import expand
+
+IDLE_INTERVAL_S: Final = 0.25
+"""How often a server is asked whether its work in flight is done."""
+
+
+async def run(turn: Turn) -> None:
+    """Makes the request of an http hook.
+
+    Raises:
+        HookFailedError: No answer came, or its status is not 2xx.
+    """
+    await _request(turn, turn.hook.http)
+
+
+async def drain(turn: Turn) -> None:
+    """Stops admitting, then waits until work in flight is done, within the deadline of the caller.
+
+    Raises:
+        HookFailedError: The server did not stop admitting. It is still to be told to admit again.
+    """
+    drain_of = turn.hook.drain
+    if drain_of.HasField("stop_admitting"):
+        await _request(turn, drain_of.stop_admitting)
+    while True:
+        try:
+            await _request(turn, drain_of.idle)
+        except HookFailedError as error:
+            turn.doing = f"work was still in flight; {error}"
+            await trio.sleep(IDLE_INTERVAL_S)
+        else:
+            return
+
+
+async def admit_again(turn: Turn) -> None:
+    """Has the server admit again, where it was told to stop.
+
+    Raises:
+        HookFailedError: It did not.
+    """
+    if turn.hook.drain.HasField("admit_again"):
+        await _request(turn, turn.hook.drain.admit_again)
+
+
+async def _request(turn: Turn, request: workload_pb2.HttpHook) -> None:
+    values = turn.context.values(turn.phase)
+    # A name in an address may not become a path or a query of its own.
+    url = expand(request.url, values, lambda value: quote(value, safe=","))
+    body = expand(request.body.decode(), values).encode() if request.body else None
+    turn.doing = f"{request.method} {url} did not answer"
+    try:
+        answer = await call(request.method, url, body)
+    except HttpCallError as error:
+        raise HookFailedError(f"{request.method} {url} got no answer ({error})") from error
+    if not answer.good:
+        raise HookFailedError(f"{request.method} {url} answered {answer}")

@@ -1,0 +1,228 @@
+"""Calls the hooks of a workload: on the way down, on the way up, and on the way back.
+
+Down, in their order: hooks that know both ways, and those of BEFORE_SUSPEND. Each drains first where it says
+how.
+
+Up and back, in this order:
+
+1. hooks that know both ways, in reverse;
+2. hooks of AFTER_RESTORE, in their order;
+3. what was told to stop admitting admits again, in reverse: nobody is let in before all is ready. A server
+   whose own hook failed stays shut.
+
+Hooks that don't concern the weight strategy of the policy are passed over, the same ones both ways.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.hooks import command, http_hook, memory, sglang, signals, vllm
+from leasehold_worker.hooks.context import (
+    HookContext,
+    HookFailedError,
+    Phase,
+    Turn,
+    claims_memory,
+    concerns,
+    goes_down,
+    is_two_way,
+    kind,
+    timeout_s,
+)
+
+_WAYS: Final = {
+    Phase.BEFORE_SUSPEND: "before the suspend",
+    Phase.AFTER_RESTORE: "on the way up",
+    Phase.ROLLBACK: "on the way back",
+}
+
+
+async def down(context: HookContext) -> None:
+    """Calls the hooks of the way down.
+
+    What drains is given the hook's timeout, and its action the same again. Where anything fails, or this is
+    cancelled, all that was begun is undone before it ends, not to be cancelled: each hook has its timeout for
+    that. What can't be undone is told in the context's warnings.
+
+    Raises:
+        OperationError: HOOK_FAILED, or what the application's kernel failed with; MEMORY_NOT_FREED. Metadata
+            "hook" names the hook. Or the record could not be kept.
+    """
+    begun: list[workload_pb2.Hook] = []
+    finished = False
+    context.record.begin()
+    try:
+        for hook in context.hooks:
+            if goes_down(hook) and concerns(hook, context.weight_strategy):
+                await context.record.add(hook.name)
+                begun.append(hook)
+                await _go_down(Turn(hook, context, Phase.BEFORE_SUSPEND, warnings=context.warnings))
+        finished = True
+    finally:
+        if not finished:
+            failures = await _go_back(context, begun, Phase.ROLLBACK) if begun else []
+            context.warnings.extend(failure.message for failure in failures)
+
+
+async def up(context: HookContext) -> list[str]:
+    """Calls the hooks of the way up, all of them whatever fails, and not to be cancelled in between.
+
+    Returns:
+        What went wrong and is not fatal, which is among the context's warnings too.
+
+    Raises:
+        OperationError: HOOK_FAILED: the first failure. Others are told in the context's warnings.
+    """
+    told = len(context.warnings)
+    failures = await _go_back(context, _downward(context), Phase.AFTER_RESTORE)
+    if failures:
+        context.warnings.extend(failure.message for failure in failures[1:])
+        raise failures[0]
+    return context.warnings[told:]
+
+
+async def roll_back(context: HookContext) -> list[str]:
+    """Undoes a way down, as far as the record says that it went; not to be cancelled in between.
+
+    It may be called again, and after a restart of the worker. Without a record all hooks are undone that can
+    be asked how far they went; vLLM can, SGLang can't and is only told to admit again.
+
+    Returns:
+        What could not be undone, and what else went wrong; it is among the context's warnings too.
+    """
+    told = len(context.warnings)
+    begun = [hook for hook in _downward(context) if context.record.holds(hook.name)]
+    failures = await _go_back(context, begun, Phase.ROLLBACK)
+    context.warnings.extend(failure.message for failure in failures)
+    return context.warnings[told:]
+
+
+def _downward(context: HookContext) -> list[workload_pb2.Hook]:
+    return [hook for hook in context.hooks if goes_down(hook) and concerns(hook, context.weight_strategy)]
+
+
+async def _go_down(turn: Turn) -> None:
+    if turn.hook.HasField("drain"):
+        await _limited(turn, http_hook.drain)
+    if not claims_memory(turn.hook, turn.context.weight_strategy):
+        await _limited(turn, _act_down)
+        return
+    before = await turn.context.measure()
+    await _limited(turn, _act_down)
+    await memory.require_freed(turn, before)
+
+
+async def _go_back(
+    context: HookContext, begun: Sequence[workload_pb2.Hook], phase: Phase
+) -> list[OperationError]:
+    """Goes all the way up or back, whatever fails on it."""
+    failures: list[OperationError] = []
+    broken: set[str] = set()
+
+    async def go(hook: workload_pb2.Hook, action: Callable[[Turn], Awaitable[None]]) -> None:
+        try:
+            await _limited(Turn(hook, context, phase, warnings=context.warnings), action)
+        except OperationError as error:
+            failures.append(error)
+            broken.add(hook.name)
+
+    with trio.CancelScope(shield=True):
+        for hook in reversed(begun):
+            if is_two_way(hook):
+                await go(hook, _act_up)
+        for hook in context.hooks:
+            after = hook.phase == workload_pb2.HOOK_PHASE_AFTER_RESTORE
+            if after and concerns(hook, context.weight_strategy):
+                await go(hook, _act_once)
+        for hook in reversed(begun):
+            if hook.HasField("drain") and hook.name not in broken:
+                await go(hook, http_hook.admit_again)
+        for hook in begun:
+            if hook.name not in broken:
+                await go(hook, _forget)
+    return failures
+
+
+async def _limited(turn: Turn, action: Callable[[Turn], Awaitable[None]]) -> None:
+    """Does one thing of a hook within its timeout.
+
+    Raises:
+        OperationError: It failed, or was not done in time.
+    """
+    limit_s = timeout_s(turn.hook)
+    try:
+        with trio.fail_after(limit_s):
+            await action(turn)
+    except trio.TooSlowError as error:
+        text = (
+            f"timed out after {limit_s:g} s ({turn.doing}): see what holds it up, or give it a longer timeout"
+        )
+        raise _failed(turn, text) from error
+    except HookFailedError as error:
+        raise _failed(turn, f"failed: {error}") from error
+    except OperationError as error:
+        raise OperationError(
+            error.reason,
+            f"hook {turn.hook.name}: {error.message}",
+            {**error.metadata, "hook": turn.hook.name},
+        ) from error
+
+
+def _failed(turn: Turn, text: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_HOOK_FAILED,
+        f"hook {turn.hook.name} ({kind(turn.hook)}) {_WAYS[turn.phase]} {text}",
+        {"hook": turn.hook.name, "phase": str(turn.phase)},
+    )
+
+
+async def _act_down(turn: Turn) -> None:
+    match kind(turn.hook):
+        case "vllm":
+            await vllm.down(turn)
+        case "sglang":
+            await sglang.down(turn)
+        case "kernel":
+            if turn.context.kernel is None:
+                raise HookFailedError(
+                    "the application serves no kernel: have it serve one by leasehold_client.kernel, "
+                    "or leave the hook out"
+                )
+            turn.doing = "the application was preparing"
+            await turn.context.kernel.prepare(timeout_s(turn.hook))
+        case _:
+            await _act_once(turn)
+
+
+async def _act_up(turn: Turn) -> None:
+    match kind(turn.hook):
+        case "vllm":
+            await vllm.up(turn)
+        case "sglang":
+            await sglang.up(turn)
+        case "kernel":
+            if turn.context.kernel is not None:
+                turn.doing = "the application was being told to go on"
+                await turn.context.kernel.cancel(timeout_s(turn.hook))
+            elif turn.phase is Phase.AFTER_RESTORE:
+                raise HookFailedError("the application serves no kernel any more: see its output")
+
+
+async def _act_once(turn: Turn) -> None:
+    match kind(turn.hook):
+        case "http":
+            await http_hook.run(turn)
+        case "command":
+            await command.run(turn)
+        case "signal":
+            signals.send(turn)
+        case other:
+            raise HookFailedError(f"this worker does not know what to do for it ({other or 'no action'})")
+
+
+async def _forget(turn: Turn) -> None:
+    await turn.context.record.remove(turn.hook.name)

@@ -1,0 +1,186 @@
+"""The sglang hook: release and resume of an SGLang server's memory occupation.
+
+What its sources say (``srt/entrypoints/http_server.py``, ``srt/managers/scheduler_update_weights_mixin.py``)
+and its issues report decides how it is called:
+
+* ``POST /release_memory_occupation`` with ``{"tags": ["kv_cache", "weights"]}``: 200 with ``null``. Called
+  while a request is under way it fails an assertion that **ends the scheduler** (pull request 24123). So
+  requests are held back by ``POST /pause_generation``, and ``GET /flush_cache`` is asked until it says 200,
+  which it does when nothing is under way or waits (400 else).
+* ``POST /resume_memory_occupation`` with the same tags. Called for a tag that was not released it **ends the
+  scheduler** too (a KeyError, ibid.), and no route tells what is released. So a release is noted before it is
+  made, and what was not noted is not resumed. Neither of the two is ever called again on a mere suspicion.
+* Released weights come back as they were only with ``--enable-weights-cpu-backup``; without it memory is
+  mapped anew with whatever it holds, and the server answers nonsense (issues 6367, 19442). So offload
+  requires that setting, and discard loads them by ``POST /update_weights_from_disk`` with ``{"model_path":
+  …}``.
+* Nothing is freed at all without ``--enable-memory-saver``.
+* ``GET /get_server_info`` (newer: ``/server_info``) tells these settings and ``model_path``.
+* ``POST /continue_generation`` admits again, and does nothing where nothing was paused. Servers that are
+  older than pause_generation answer 404 to both: then a request that comes in at the wrong moment can still
+  end the scheduler, unless the hook drains.
+"""
+
+import json
+from typing import Final
+
+import trio
+from leasehold.v1 import workload_pb2
+
+from leasehold_worker.hooks.context import HookFailedError, Phase, Turn
+from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
+
+IDLE_INTERVAL_S: Final = 0.2
+"""How often a server is asked whether requests are under way."""
+
+RELEASED: Final = "released"
+"""Noted after the hook's name and a slash: its memory was released and not resumed."""
+
+DROPPED: Final = "dropped"
+"""Noted likewise: its weights were dropped and not loaded again."""
+
+_TAGS: Final = ("kv_cache", "weights")
+_WEIGHTS: Final = "weights"
+
+
+async def down(turn: Turn) -> None:
+    """Waits until nothing is under way, and releases the memory; nothing where the weights are retained.
+
+    Raises:
+        HookFailedError: It was not released, or it is not known whether it was.
+    """
+    strategy = turn.context.weight_strategy
+    if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
+        return
+    tags = _tags(turn)
+    discards = strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
+    _require_settings(turn, await _server_info(turn), tags, discards)
+    # First what is under way may end by itself. Then the door is shut: that aborts what came in between.
+    await _until_idle(turn)
+    await _post_if_offered(turn, "/pause_generation", {"mode": "abort"})
+    await _until_idle(turn)
+    record = turn.context.record
+    if discards:
+        await record.add(_note(turn, DROPPED))
+    await record.add(_note(turn, RELEASED))
+    answer = await _post(turn, "/release_memory_occupation", {"tags": tags})
+    if not answer.good:
+        if answer.status < 500:  # refused before it came to the scheduler
+            await record.remove(_note(turn, RELEASED))
+            await record.remove(_note(turn, DROPPED))
+        raise _refused(turn, "/release_memory_occupation", answer)
+
+
+async def up(turn: Turn) -> None:
+    """Resumes the memory, loads dropped weights, and admits requests again.
+
+    On rollback only what was noted is resumed.
+
+    Raises:
+        HookFailedError: One of it failed; or on rollback, nobody knows whether the memory was released.
+    """
+    strategy = turn.context.weight_strategy
+    if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
+        return
+    record = turn.context.record
+    tags = _tags(turn)
+    if turn.phase is Phase.ROLLBACK and not record.known:
+        await _post_if_offered(turn, "/continue_generation", {})
+        raise HookFailedError(
+            "nobody knows whether the server had released its memory, and resuming one that had not "
+            f"would end it: if it does not answer, POST {_url(turn, '/resume_memory_occupation')} with "
+            f"{_json({'tags': tags})}"
+        )
+    if record.holds(_note(turn, RELEASED)):
+        answer = await _post(turn, "/resume_memory_occupation", {"tags": tags})
+        if not answer.good:
+            raise _refused(turn, "/resume_memory_occupation", answer)
+        await record.remove(_note(turn, RELEASED))
+    if strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags:
+        await _load_weights(turn)
+    await _post_if_offered(turn, "/continue_generation", {})
+
+
+async def _load_weights(turn: Turn) -> None:
+    record = turn.context.record
+    if not record.holds(_note(turn, DROPPED)):
+        return
+    info = await _server_info(turn)
+    answer = await _post(turn, "/update_weights_from_disk", {"model_path": info.field("model_path")})
+    if not answer.good or answer.field("success") is False:
+        raise _refused(turn, "/update_weights_from_disk", answer)
+    await record.remove(_note(turn, DROPPED))
+
+
+async def _until_idle(turn: Turn) -> None:
+    while True:
+        answer = await _call(turn, "GET", "/flush_cache")
+        if answer.good:
+            return
+        if answer.status != 400:
+            raise _refused(turn, "/flush_cache", answer)
+        turn.doing = f"requests were still under way at {turn.hook.sglang.url}: send it fewer, or drain it"
+        await trio.sleep(IDLE_INTERVAL_S)
+
+
+async def _server_info(turn: Turn) -> HttpAnswer:
+    answer = await _call(turn, "GET", "/get_server_info")
+    path = "/get_server_info"
+    if answer.status == 404:
+        path = "/server_info"
+        answer = await _call(turn, "GET", path)
+    if not answer.good:
+        raise _refused(turn, path, answer)
+    return answer
+
+
+def _require_settings(turn: Turn, info: HttpAnswer, tags: list[str], discards: bool) -> None:
+    url = turn.hook.sglang.url
+    if info.field("enable_memory_saver") is not True:
+        raise HookFailedError(f"{url} runs without its memory saver: start it with --enable-memory-saver")
+    if discards and not isinstance(info.field("model_path"), str):
+        raise HookFailedError(f"{url} does not tell its model_path, so its weights could not be loaded again")
+    if not discards and _WEIGHTS in tags and info.field("enable_weights_cpu_backup") is not True:
+        raise HookFailedError(
+            f"{url} would lose its weights: start it with --enable-weights-cpu-backup, or discard them"
+        )
+
+
+async def _post_if_offered(turn: Turn, path: str, body: dict[str, str]) -> None:
+    answer = await _post(turn, path, body)
+    if not answer.good and answer.status != 404:
+        raise _refused(turn, path, answer)
+
+
+async def _post(turn: Turn, path: str, body: object) -> HttpAnswer:
+    return await _call(turn, "POST", path, _json(body).encode())
+
+
+async def _call(turn: Turn, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
+    turn.doing = f"{method} {_url(turn, path)} did not answer"
+    try:
+        return await call(method, _url(turn, path), body)
+    except HttpCallError as error:
+        raise HookFailedError(
+            f"{method} {_url(turn, path)} got no answer ({error}): see that the server runs"
+        ) from error
+
+
+def _tags(turn: Turn) -> list[str]:
+    return list(turn.hook.sglang.tags) or list(_TAGS)
+
+
+def _note(turn: Turn, what: str) -> str:
+    return f"{turn.hook.name}/{what}"
+
+
+def _url(turn: Turn, path: str) -> str:
+    return turn.hook.sglang.url.rstrip("/") + path
+
+
+def _json(body: object) -> str:
+    return json.dumps(body)
+
+
+def _refused(turn: Turn, path: str, answer: HttpAnswer) -> HookFailedError:
+    return HookFailedError(f"{_url(turn, path)} answered {answer}: see the server's log")

@@ -1,0 +1,161 @@
+"""The vllm hook: sleep and wake_up of a vLLM server, and its communicators.
+
+The routes are those of vLLM's ``entrypoints/serve/{sleep,rpc,cache}/api_router.py`` and of its page
+``docs/features/sleep_mode.md``; a server has them with VLLM_SERVER_DEV_MODE=1 and ``--enable-sleep-mode``:
+
+* ``POST /sleep?level=1|2&mode=abort|wait|keep``: 200 without a body. Level 1 moves weights to host memory,
+  level 2 drops them; both drop the KV cache. ``abort``, the default, ends what is in flight, so ``wait`` is
+  asked for. Older servers don't know ``mode`` and ignore it.
+* ``GET /is_sleeping``: ``{"is_sleeping": bool}``. True until all tags are awake, and while scheduling is
+  paused.
+* ``POST /wake_up?tags=weights&tags=kv_cache``: 200. Waking what is awake does nothing.
+* ``POST /collective_rpc`` with ``{"method": …}``: every worker runs that method. After level 2 it must be
+  ``reload_weights``, or the server answers with garbage and says nothing (vllm issues 21336, 29341).
+* ``POST /reset_prefix_cache``: 200, newer ones with ``{"success": bool}``.
+
+All of them may be called again without harm, and so may the methods of communicators have to be: the way back
+does not know how far the way down went.
+"""
+
+import json
+import random
+from typing import Final
+
+import trio
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import WeightStrategy
+
+from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
+
+ATTEMPTS: Final = 3
+"""How often a call is made that got no answer or a status of 5xx."""
+
+BACKOFF_S: Final = 0.2
+"""How long is waited before the second attempt, and twice that before the third; up to half as long again."""
+
+LOOK_INTERVAL_S: Final = 0.2
+"""How often a server is asked whether it sleeps: it may answer before it does (a FIXME at its routes)."""
+
+AWAKE_DEADLINE_S: Final = 10.0
+"""How long a server may say that it sleeps after it was woken."""
+
+LEVELS: Final[dict[WeightStrategy.ValueType, int]] = {
+    workload_pb2.WEIGHT_STRATEGY_OFFLOAD: 1,
+    workload_pb2.WEIGHT_STRATEGY_DISCARD: 2,
+}
+"""The sleep level of each weight strategy; with others a server does not sleep."""
+
+_WEIGHTS: Final = "weights"
+_RELOADED_TAGS: Final = (_WEIGHTS, "kv_cache")
+"""What is woken one after the other after level 2. The weights are loaded in between, so that a server that
+does not sleep any more has its weights, whoever was interrupted where."""
+
+
+async def down(turn: Turn) -> None:
+    """Puts the server to sleep as the weight strategy says, then drops its communicators.
+
+    Raises:
+        HookFailedError: One of it failed. The server is somewhere in between, and :func:`up` wakes it.
+    """
+    level = LEVELS.get(turn.context.weight_strategy)
+    if level is not None:
+        await _control(turn, "POST", f"/sleep?level={level}&mode=wait")
+        while not await _is_sleeping(turn):
+            turn.doing = "/sleep was answered, and /is_sleeping still said false"
+            await trio.sleep(LOOK_INTERVAL_S)
+    if turn.hook.vllm.suspend_method:
+        await _remote_call(turn, turn.hook.vllm.suspend_method)
+
+
+async def up(turn: Turn) -> None:
+    """Makes the communicators anew, wakes the server, loads dropped weights, and resets its prefix cache.
+
+    A server that does not sleep is not woken. A prefix cache that is not reset is told as a warning.
+
+    Raises:
+        HookFailedError: One of it failed.
+    """
+    hook = turn.hook.vllm
+    if hook.resume_method:
+        await _remote_call(turn, hook.resume_method)
+    if turn.context.weight_strategy not in LEVELS or not await _is_sleeping(turn):
+        return
+    await _wake(turn)
+    if not turn.hook.HasField("drain"):  # one that was paused for a drain says that it sleeps until it admits
+        await _require_awake(turn)
+    await _reset_prefix_cache(turn)
+
+
+async def _wake(turn: Turn) -> None:
+    reload = turn.context.weight_strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD
+    tags = tuple(turn.hook.vllm.wake_tags) or (_RELOADED_TAGS if reload else ())
+    if not tags:
+        await _control(turn, "POST", "/wake_up")
+    for tag in tags:
+        await _control(turn, "POST", f"/wake_up?tags={tag}")
+        if reload and tag == _WEIGHTS:
+            await _remote_call(turn, "reload_weights")
+    if reload and _WEIGHTS not in tags:
+        await _remote_call(turn, "reload_weights")
+
+
+async def _require_awake(turn: Turn) -> None:
+    with trio.move_on_after(AWAKE_DEADLINE_S):
+        while True:
+            if not await _is_sleeping(turn):
+                return
+            await trio.sleep(LOOK_INTERVAL_S)
+    raise HookFailedError(
+        f"{turn.hook.vllm.url} was woken, and says after {AWAKE_DEADLINE_S:g} s that it still sleeps: "
+        "wake all of its tags"
+    )
+
+
+async def _reset_prefix_cache(turn: Turn) -> None:
+    try:
+        answer = await _control(turn, "POST", "/reset_prefix_cache")
+    except HookFailedError as error:
+        turn.warnings.append(f"hook {turn.hook.name}: the prefix cache was not reset: {error}")
+        return
+    if answer.field("success") is False:
+        turn.warnings.append(
+            f"hook {turn.hook.name}: the server did not reset its prefix cache: it was in use"
+        )
+
+
+async def _is_sleeping(turn: Turn) -> bool:
+    answer = await _control(turn, "GET", "/is_sleeping")
+    sleeping = answer.field("is_sleeping")
+    if not isinstance(sleeping, bool):
+        raise HookFailedError(
+            f"GET /is_sleeping of {turn.hook.vllm.url} answered {answer}, without is_sleeping: "
+            "see that a vLLM server listens there"
+        )
+    return sleeping
+
+
+async def _remote_call(turn: Turn, method: str) -> None:
+    await _control(turn, "POST", "/collective_rpc", json.dumps({"method": method}).encode())
+
+
+async def _control(turn: Turn, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
+    url = turn.hook.vllm.url.rstrip("/") + path
+    what = f"{method} {url}" + (f" with {body.decode()}" if body else "")
+    for attempt in range(1, ATTEMPTS + 1):
+        turn.doing = f"{what} did not answer"
+        try:
+            answer = await call(method, url, body)
+        except HttpCallError as error:
+            failure = HookFailedError(f"{what} got no answer ({error}): see that the server runs")
+        else:
+            if answer.good:
+                return answer
+            remedy = ": start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
+            failure = HookFailedError(f"{what} answered {answer}{remedy if answer.status == 404 else ''}")
+            if answer.status < 500:
+                break
+        if attempt < ATTEMPTS:
+            turn.doing = str(failure)
+            await trio.sleep(BACKOFF_S * attempt * random.uniform(1.0, 1.5))
+    raise failure

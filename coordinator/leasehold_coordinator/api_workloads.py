@@ -3,15 +3,21 @@
 from collections.abc import AsyncIterator
 from typing import TypeAlias, final
 
-from leasehold.v1.command_pb2 import Command, Operation, ReleaseOperation
+from leasehold.v1.command_pb2 import CheckpointOperation, Command, Operation, ReleaseOperation
 from leasehold.v1.fleet_pb2 import (
     AdoptProcessRequest,
     AdoptProcessResponse,
     Bookmark,
+    CheckpointWorkloadRequest,
+    CheckpointWorkloadResponse,
     CreateWorkloadRequest,
     CreateWorkloadResponse,
+    DeleteCheckpointsRequest,
+    DeleteCheckpointsResponse,
     GetWorkloadRequest,
     GetWorkloadResponse,
+    ListCheckpointsRequest,
+    ListCheckpointsResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
     PlanRequest,
@@ -34,6 +40,7 @@ from leasehold.v1.fleet_pb2 import (
 from leasehold.v1.fleet_pb2_grpc import WorkloadServiceServicer
 
 from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.checkpoints import list_checkpoints
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.outputs import read_output
 from leasehold_coordinator.paging import next_token, page_of
@@ -44,6 +51,7 @@ OperationRequest: TypeAlias = (
     SuspendWorkloadRequest
     | RestoreWorkloadRequest
     | RemapWorkloadsRequest
+    | CheckpointWorkloadRequest
     | StopWorkloadRequest
     | ReleaseWorkloadRequest
 )
@@ -51,7 +59,7 @@ OperationRequest: TypeAlias = (
 
 @final
 class WorkloadService(WorkloadServiceServicer):
-    """Serves workloads from memory and store, and creates commands for them."""
+    """Serves workloads from memory and store, checkpoints from the workers, and creates commands for them."""
 
     def __init__(self, fleet: Fleet, requests: Requests, plans: Plans) -> None:
         self._fleet = fleet
@@ -123,6 +131,26 @@ class WorkloadService(WorkloadServiceServicer):
     ) -> RemapWorkloadsResponse:
         operation = Operation(remap=request.operation)
         return RemapWorkloadsResponse(command=await self._operate(request, operation))
+
+    @unary
+    async def CheckpointWorkload(
+        self, request: CheckpointWorkloadRequest, context: Context
+    ) -> CheckpointWorkloadResponse:
+        operation = Operation(checkpoint=CheckpointOperation())
+        return CheckpointWorkloadResponse(command=await self._operate(request, operation, request.workload))
+
+    @unary
+    async def ListCheckpoints(
+        self, request: ListCheckpointsRequest, context: Context
+    ) -> ListCheckpointsResponse:
+        return await list_checkpoints(self._fleet, request.worker, request.workload)
+
+    @unary
+    async def DeleteCheckpoints(
+        self, request: DeleteCheckpointsRequest, context: Context
+    ) -> DeleteCheckpointsResponse:
+        operation = Operation(delete_checkpoints=request.operation)
+        return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
 
     @unary
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:

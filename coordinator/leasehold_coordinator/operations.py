@@ -3,7 +3,6 @@
 from collections.abc import Container, Sequence
 from typing import Final
 
-from google.protobuf import duration_pb2
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, Operation
 from leasehold.v1.errors_pb2 import (
@@ -12,13 +11,22 @@ from leasehold.v1.errors_pb2 import (
     ERROR_REASON_UNKNOWN_GPU,
     ERROR_REASON_WRONG_STATE,
 )
-from leasehold.v1.workload_pb2 import HelperTerms, Workload, WorkloadState
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.workload_states import is_ended, state_name
-
-TIME_LIMIT_S: Final = 7 * 86_400
-"""A week: the most that a command may take, and so anything within it."""
+from leasehold_coordinator.field_rules import check_duration, check_text
+from leasehold_coordinator.specs import check_policy
+from leasehold_coordinator.workload_states import (
+    PARKABLE,
+    PARKED,
+    RUNNING,
+    STOPPABLE,
+    UNKNOWN,
+    WAKEABLE,
+    WEDGED,
+    is_ended,
+    state_name,
+)
 
 COMMAND_LIMIT_BYTES: Final = 196_608
 """What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
@@ -26,29 +34,6 @@ COMMAND_LIMIT_BYTES: Final = 196_608
 PID_LIMIT: Final = 2**22
 """The most that Linux gives out."""
 
-SIGNAL_LIMIT: Final = 64
-"""The highest real-time signal of Linux."""
-
-HELPER_STRATEGIES: Final = frozenset(
-    {
-        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-        workload_pb2.PROCESS_STRATEGY_STOP,
-    }
-)
-
-TEXT_LIMIT: Final = 256
-"""Characters that the reason of a cordon, and the name of who says so, may have."""
-
-RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
-SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
-WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
-UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
-
-PARKABLE: Final = frozenset({RUNNING, SUSPENDED})
-WAKEABLE: Final = frozenset({SUSPENDED, UNKNOWN})
-"""UNKNOWN: the worker looks at each process afresh, and brings back those that the driver lets it."""
-STOPPABLE: Final = frozenset({RUNNING, SUSPENDED, WEDGED, UNKNOWN})
 RELEASABLE: Final = frozenset(
     {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
 )
@@ -68,7 +53,7 @@ def creates_workload(operation: Operation) -> bool:
 
 
 def cordoned_gpus(operation: Operation) -> Sequence[str]:
-    """UUIDs that an operation about a worker names. None: it is about the whole worker."""
+    """UUIDs that an operation about a worker names. None: it is about no single GPU."""
     match operation.WhichOneof("kind"):
         case "cordon":
             return operation.cordon.gpu_uuids
@@ -76,6 +61,8 @@ def cordoned_gpus(operation: Operation) -> Sequence[str]:
             return operation.uncordon.gpu_uuids
         case "reset_gpu_health":
             return operation.reset_gpu_health.gpu_uuids
+        case "delete_checkpoints":
+            return ()
         case kind:
             raise ValueError(f"{kind} is not an operation on a worker")
 
@@ -103,6 +90,8 @@ def check_operation(operation: Operation) -> None:
         case "suspend":
             if operation.suspend.HasField("lock_timeout"):
                 check_duration("operation.lock_timeout", operation.suspend.lock_timeout)
+            if operation.suspend.HasField("policy"):
+                check_policy("operation.policy", operation.suspend.policy)
         case "remap":
             _check_moves(operation)
             if operation.remap.HasField("lock_timeout"):
@@ -117,21 +106,20 @@ def check_operation(operation: Operation) -> None:
                     f"{operation.adopt.pid} is no process id: give one of the worker's host, above 0",
                 )
         case "cordon":
-            _check_text("operation.reason", operation.cordon.reason, "say why")
-            _check_text("operation.cordoned_by", operation.cordon.cordoned_by, "say who cordons")
+            check_text("operation.reason", operation.cordon.reason, "say why")
+            check_text("operation.cordoned_by", operation.cordon.cordoned_by, "say who cordons")
         case "reset_gpu_health":
             if not operation.reset_gpu_health.gpu_uuids:
                 raise invalid(
                     "operation.gpu_uuids", "no GPU is named: name those whose health is to be reset"
                 )
-
-
-def _check_text(field: str, text: str, remedy: str) -> None:
-    name = field.rpartition(".")[2]
-    if not text.strip():
-        raise invalid(field, f"the {name} is empty: {remedy}")
-    if len(text) > TEXT_LIMIT:
-        raise invalid(field, f"a {name} of {len(text)} characters is too long: {TEXT_LIMIT} fit")
+        case "delete_checkpoints":
+            ids = operation.delete_checkpoints.checkpoint_ids
+            if not ids or not all(ids):
+                raise invalid(
+                    "operation.checkpoint_ids",
+                    "no checkpoint is named, or one by an empty id: `leasehold get checkpoints` lists them",
+                )
 
 
 def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:
@@ -168,41 +156,6 @@ def _check_moves(operation: Operation) -> None:
         raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
     if not all(move.pairs for move in moves):
         raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
-
-
-def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
-    """Refuses a time that is not above 0, or is above a week.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT, which names the field.
-    """
-    least_ns = 0 if may_be_zero else 1
-    if not least_ns <= duration.ToNanoseconds() <= TIME_LIMIT_S * 10**9:
-        raise invalid(
-            field,
-            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: "
-            f"give {'0' if may_be_zero else 'more than 0'} and at most {TIME_LIMIT_S} s",
-        )
-
-
-def check_helper(helper: HelperTerms) -> None:
-    """Refuses terms of a helper that can't be kept.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT, which names the field.
-    """
-    if helper.HasField("grace"):
-        check_duration("spec.helper.grace", helper.grace, may_be_zero=True)
-    if helper.process_strategy not in HELPER_STRATEGIES:
-        raise invalid(
-            "spec.helper.process_strategy",
-            "a helper that gives its GPUs back is either suspended or stopped: ask for CUDA_SUSPEND or STOP",
-        )
-    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
-        raise invalid(
-            "spec.helper.signal_number",
-            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
-        )
 
 
 def check_size(message_bytes: int) -> None:
@@ -258,10 +211,13 @@ def check_state(workload: Workload, operation: Operation) -> None:
         case "suspend":
             _require(workload, PARKABLE, "suspended")
         case "restore":
-            moves = bool(operation.restore.gpu_uuids or operation.restore.pairs)
-            _require(workload, WAKEABLE if moves else WAKEABLE | {RUNNING}, "restored")
+            wake = operation.restore
+            is_particular = bool(wake.gpu_uuids or wake.pairs or wake.checkpoint_id)
+            _require(workload, WAKEABLE if is_particular else WAKEABLE | {RUNNING}, "restored")
         case "remap":
             _require(workload, frozenset({RUNNING}), "remapped")
+        case "checkpoint":
+            _require(workload, frozenset({RUNNING}), "checkpointed")
         case "stop":
             if not is_ended(workload.status.state):
                 _require(workload, STOPPABLE, "stopped")
@@ -279,11 +235,11 @@ def _check_release(workload: Workload) -> None:
             f"workload {workload.name} was started by Leasehold: stop it instead",
             observed_state=state_name(workload.status.state),
         )
-    if workload.status.state == SUSPENDED:  # nobody would ever wake it again
+    if workload.status.state in PARKED:  # nobody would ever wake it again
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is SUSPENDED, and would hang for ever once it is let go: "
-            "restore it first",
+            f"workload {workload.name} is {state_name(workload.status.state)}, and nobody would wake it once "
+            "it is let go: restore it first",
             observed_state=state_name(workload.status.state),
         )
     _require(workload, frozenset({RUNNING}), "released")

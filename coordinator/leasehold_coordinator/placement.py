@@ -1,5 +1,7 @@
 """Where a new workload goes: what the planner is told of the fleet, and what it says."""
 
+from collections.abc import Container
+
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
@@ -13,8 +15,13 @@ from leasehold_coordinator.planner import check_named_gpus, choose_worker
 from leasehold_coordinator.registry import KnownWorker
 
 
-def place(fleet: Fleet, request: CreateWorkloadRequest) -> Candidate:
+def place(fleet: Fleet, request: CreateWorkloadRequest, among: Container[str] | None = None) -> Candidate:
     """The worker for a new workload.
+
+    Args:
+        fleet: What is known.
+        request: What is asked for.
+        among: Ids of the workers on which it can be. None: any.
 
     Raises:
         FleetError: UNKNOWN_WORKER or WORKER_UNAVAILABLE, or as the planner refuses.
@@ -26,7 +33,7 @@ def place(fleet: Fleet, request: CreateWorkloadRequest) -> Candidate:
     candidates = [
         _candidate(fleet, known, for_helper=request.spec.HasField("helper"))
         for known in wanted
-        if fleet.is_in_contact(known.hello.worker_id)
+        if fleet.is_in_contact(known.hello.worker_id) and (among is None or known.hello.worker_id in among)
     ]
     if request.gpu_uuids:
         return check_named_gpus(candidates, list(request.gpu_uuids), resources)
@@ -74,5 +81,6 @@ def _wanted_gpus(fleet: Fleet, command: Command) -> int:
         return least_gpus(command.operation.run.spec.resources)
     workload = fleet.workloads.get(command.workload_id)
     if command.operation.HasField("restore") and workload is not None:
-        return len(workload.status.parked_gpu_uuids)
+        # One that was stopped is started again, and then has none that it is to come back to.
+        return len(workload.status.parked_gpu_uuids) or least_gpus(workload.spec.resources)
     return 0

@@ -12,9 +12,9 @@ from leasehold.v1.worker_session_pb2 import PlanQuery
 
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.field_rules import check_duration
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.operations import (
-    check_duration,
     check_generation,
     check_one_worker,
     check_size,
@@ -26,7 +26,7 @@ from leasehold_coordinator.workload_states import ENDED
 ANSWER_S: Final = 30.0
 """How long a worker may take to look at the processes of a workload."""
 
-PLANNED: Final = ("suspend", "restore", "remap")
+PLANNED: Final = ("suspend", "restore", "remap", "checkpoint")
 """The operations that have a plan."""
 
 UNSEEN: Final = ENDED | {workload_pb2.WORKLOAD_STATE_PENDING}
@@ -42,7 +42,7 @@ class Plans:
         self._dispatcher = dispatcher
 
     async def plan(self, workload: str, operation: Operation, expected_generation: int | None) -> Plan:
-        """What a suspend, a restore or a remap would do, and everything that stands in its way.
+        """What a suspend, a restore, a remap or a checkpoint would do, and everything that stands in its way.
 
         The coordinator's own refusals come first, in the order in which it would make them. What the
         states of workloads and processes allow is the worker's to say, unless it has none of them to look at.

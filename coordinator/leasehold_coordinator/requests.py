@@ -13,28 +13,30 @@ from leasehold.v1.fleet_pb2 import (
     AdoptProcessRequest,
     CordonRequest,
     CreateWorkloadRequest,
+    DeleteCheckpointsRequest,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator.checkpoints import find_holders
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.field_rules import check_duration
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.operations import (
-    check_duration,
     check_generation,
     check_gpus_of_worker,
-    check_helper,
     check_one_worker,
     check_operation,
     check_size,
     check_state,
 )
 from leasehold_coordinator.placement import place
+from leasehold_coordinator.specs import check_spec
 from leasehold_coordinator.targets import find_target
 
 SHORT_TIMEOUT_S: Final = 60.0
@@ -43,10 +45,7 @@ SHORT_TIMEOUT_S: Final = 60.0
 LONG_TIMEOUT_S: Final = 600.0
 """Default of commands that move memory: 80 GB take 40 s to park."""
 
-SPEC_LIMIT_BYTES: Final = 131_072
-"""Half of what a frame holds."""
-
-WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest
+WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -69,14 +68,18 @@ class Requests:
         return await finish(self._create_workload(request))
 
     async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
+        holders = await self._holders(request)
         async with self._lock:
             before = await self._created_before(request.request_id)
             if before is not None:
                 return before
-            workload = self._new_workload(request)
+            workload = self._new_workload(request, holders)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             run = command_pb2.RunOperation(
-                name=workload.name, spec=workload.spec, gpu_uuids=request.gpu_uuids
+                name=workload.name,
+                spec=workload.spec,
+                gpu_uuids=request.gpu_uuids,
+                checkpoint_id=request.checkpoint_id,
             )
             command = self._new_command(
                 request.request_id,
@@ -90,6 +93,21 @@ class Requests:
             await self._dispatcher.create(command, workload)
             crash_point("request-answered")
             return workload, command
+
+    async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
+        """Ids of the workers that have the checkpoint which a workload is to begin with. None: any will do.
+
+        Workers are asked, which takes a while: nothing else waits for that. A worker that the request names,
+        itself or by its GPUs, says on its own whether it has it.
+
+        Raises:
+            FleetError: UNKNOWN_CHECKPOINT.
+        """
+        if not request.checkpoint_id or request.worker or request.gpu_uuids:
+            return None
+        if await self._created_before(request.request_id) is not None:
+            return None
+        return await find_holders(self._fleet, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
         """Creates a workload for a process that runs already, and the command that takes it in.
@@ -128,7 +146,7 @@ class Requests:
             return workload, command
 
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
-        """Creates a command about a worker or its GPUs.
+        """Creates a command about a worker, its GPUs or what is on its disk.
 
         Args:
             request: Which worker, and how long it may wait and take: 60 s unless it says so.
@@ -234,22 +252,14 @@ class Requests:
             )
         return await self._fleet.find_workload(before.workload_id), before
 
-    def _new_workload(self, request: CreateWorkloadRequest) -> Workload:
+    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
         spec = request.spec
-        if not spec.arguments or not spec.arguments[0]:
-            raise invalid("spec.arguments", "a workload needs a program: give its arguments")
-        if spec.ByteSize() > SPEC_LIMIT_BYTES:
-            raise invalid(
-                "spec",
-                f"the spec has {spec.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file",
-            )
-        if spec.HasField("helper"):
-            check_helper(spec.helper)
+        check_spec(spec)
         workload_id = _workload_id()
         workload = Workload(
             workload_id=workload_id,
             name=self._new_name(request.name, workload_id),
-            worker_id=place(self._fleet, request).worker_id,
+            worker_id=place(self._fleet, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),

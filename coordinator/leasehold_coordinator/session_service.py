@@ -222,6 +222,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 session.answer_read(frame.output_chunk)
             case "plan_answer":
                 session.answer_plan(frame.plan_answer)
+            case "checkpoint_answer":
+                session.answer_checkpoints(frame.checkpoint_answer)
             case "goodbye":
                 session.left = True
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)

@@ -6,6 +6,8 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
+    CheckpointAnswer,
+    CheckpointQuery,
     ConnectResponse,
     Drain,
     Goodbye,
@@ -49,6 +51,7 @@ class Session:
         """Frames to send; None ends the stream."""
         self._reads: Questions[OutputChunk] = Questions()
         self._plans: Questions[PlanAnswer] = Questions()
+        self._checkpoints: Questions[CheckpointAnswer] = Questions()
 
     def send(self, frame: ConnectResponse) -> None:
         """Queues a frame. A worker that doesn't read loses its session, never a command: it is sent again."""
@@ -70,6 +73,7 @@ class Session:
         self.ended.set()
         self._reads.end()
         self._plans.end()
+        self._checkpoints.end()
 
     def drain(self, reconnect_after_s: float, reason: GoodbyeReason.ValueType | None = None) -> None:
         """Ends the stream, and asks the worker to connect again, not before so many seconds have passed."""
@@ -126,3 +130,28 @@ class Session:
     def answer_plan(self, answer: PlanAnswer) -> None:
         """Hands a plan to whoever asked."""
         self._plans.answer(answer.plan_id, answer)
+
+    async def list_checkpoints(self, query: CheckpointQuery, timeout_s: float) -> CheckpointAnswer:
+        """Asks the worker for some of the checkpoints on its disk.
+
+        Raises:
+            FleetError: WORKER_UNAVAILABLE, the worker did not answer.
+        """
+
+        def send(question_id: str) -> None:
+            query.query_id = question_id
+            self.send(ConnectResponse(checkpoint_query=query))
+
+        try:
+            return await self._checkpoints.ask(send, timeout_s)
+        except UnansweredError as error:
+            name = self.hello.name
+            raise FleetError(
+                errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+                f"worker {name} did not list its checkpoints: ask again later, or update it",
+                worker=name,
+            ) from error
+
+    def answer_checkpoints(self, answer: CheckpointAnswer) -> None:
+        """Hands a list of checkpoints to whoever asked."""
+        self._checkpoints.answer(answer.query_id, answer)

@@ -5,6 +5,11 @@ from typing import Final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
+WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
+
 ENDED: Final = frozenset(
     {
         workload_pb2.WORKLOAD_STATE_EXITED,
@@ -12,6 +17,24 @@ ENDED: Final = frozenset(
         workload_pb2.WORKLOAD_STATE_RELEASED,
     }
 )
+
+PARKED: Final = frozenset(
+    {
+        SLEEPING,
+        workload_pb2.WORKLOAD_STATE_SUSPENDED,
+        workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
+        workload_pb2.WORKLOAD_STATE_STOPPED,
+    }
+)
+"""It holds no lease, and waits to be woken: by the process strategies in the order of their strength."""
+
+PARKABLE: Final = PARKED | {RUNNING}
+"""One that is parked may be parked by a stronger process strategy: its worker knows which it was."""
+
+WAKEABLE: Final = PARKED | {UNKNOWN}
+"""UNKNOWN: the worker looks at each process afresh, and brings back those that the driver lets it."""
+
+STOPPABLE: Final = PARKED | {RUNNING, WEDGED, UNKNOWN}
 
 
 def is_ended(state: WorkloadState.ValueType) -> bool:

@@ -11,6 +11,8 @@ from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import (
+    CheckpointAnswer,
+    CheckpointQuery,
     CommandFrame,
     CommandUpdate,
     ConnectRequest,
@@ -136,6 +138,18 @@ class ScriptedWorker:
         query = self.wait(asked).plan_query
         answer.plan_id = query.plan_id
         self.up.put(ConnectRequest(plan_answer=answer))
+        return query
+
+    def answer_checkpoints(self, answer: CheckpointAnswer, number: int = 0) -> CheckpointQuery:
+        """Answers a question for checkpoints, the first or a later one, and returns the question."""
+
+        def asked(frame: ConnectResponse) -> bool:
+            earlier = [one.checkpoint_query for one in self.frames if one.HasField("checkpoint_query")]
+            return frame.HasField("checkpoint_query") and frame.checkpoint_query not in earlier[:number]
+
+        query = self.wait(asked).checkpoint_query
+        answer.query_id = query.query_id
+        self.up.put(ConnectRequest(checkpoint_answer=answer))
         return query
 
     def close(self) -> None:

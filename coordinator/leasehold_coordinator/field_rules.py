@@ -1,0 +1,44 @@
+"""What values of fields must obey, whatever they are part of. Pure."""
+
+from typing import Final
+
+from google.protobuf import duration_pb2
+
+from leasehold_coordinator.errors import invalid
+
+TIME_LIMIT_S: Final = 7 * 86_400
+"""A week: the most that a command may take, and so anything within it."""
+
+TEXT_LIMIT: Final = 256
+"""Characters that the reason of a cordon, and the name of who says so, may have."""
+
+
+def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
+    """Refuses a time that is not above 0, or is above a week.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    least_ns = 0 if may_be_zero else 1
+    if not least_ns <= duration.ToNanoseconds() <= TIME_LIMIT_S * 10**9:
+        raise invalid(
+            field,
+            f"a {_name(field)} of {duration.ToNanoseconds() / 1e9:g} s is out of range: "
+            f"give {'0' if may_be_zero else 'more than 0'} and at most {TIME_LIMIT_S} s",
+        )
+
+
+def check_text(field: str, text: str, remedy: str) -> None:
+    """Refuses a text that is empty, or longer than 256 characters.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if not text.strip():
+        raise invalid(field, f"the {_name(field)} is empty: {remedy}")
+    if len(text) > TEXT_LIMIT:
+        raise invalid(field, f"a {_name(field)} of {len(text)} characters is too long: {TEXT_LIMIT} fit")
+
+
+def _name(field: str) -> str:
+    return field.rpartition(".")[2]

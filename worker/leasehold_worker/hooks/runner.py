@@ -162,7 +162,7 @@ async def _limited(turn: Turn, action: Callable[[Turn], Awaitable[None]]) -> Non
             f"timed out after {limit_s:g} s ({turn.doing}): see what holds it up, or give it a longer timeout"
         )
         raise _failed(turn, text) from error
-    except HookFailedError as error:
+    except (HookFailedError, ValueError) as error:  # one that was never checked may have no template
         raise _failed(turn, f"failed: {error}") from error
     except OperationError as error:
         raise OperationError(

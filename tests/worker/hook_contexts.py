@@ -1,0 +1,67 @@
+"""Contexts of hooks, for tests of hooks."""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import Hook, WeightStrategy
+from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
+from leasehold_worker.processes import Pid, ProcessIdentity, identify
+
+RETAIN = workload_pb2.WEIGHT_STRATEGY_RETAIN
+OFFLOAD = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
+DISCARD = workload_pb2.WEIGHT_STRATEGY_DISCARD
+BEFORE = workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
+AFTER = workload_pb2.HOOK_PHASE_AFTER_RESTORE
+
+
+def this_process() -> ProcessIdentity:
+    identity = identify(os.getpid())
+    assert identity is not None
+    return identity
+
+
+async def unknown() -> int | None:
+    return None
+
+
+def context(
+    hooks: Sequence[Hook],
+    directory: Path,
+    strategy: WeightStrategy.ValueType = RETAIN,
+    *,
+    root: ProcessIdentity | None = None,
+    measure: Callable[[], Awaitable[int | None]] = unknown,
+    kernel: KernelSide | None = None,
+    record: HookRecord | None = None,
+) -> HookContext:
+    return HookContext(
+        workload_id="w-1",
+        workload_name="llm",
+        root=root or this_process(),
+        hooks=hooks,
+        policy=workload_pb2.EvictionPolicy(
+            weight_strategy=strategy, process_strategy=workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+        ),
+        member_pids=[Pid(41), Pid(42)],
+        environment={"PATH": os.environ["PATH"], "LEASEHOLD_WORKLOAD_ID": "w-1"},
+        working_directory=directory,
+        measure=measure,
+        kernel=kernel,
+        record=record or HookRecord(),
+    )
+
+
+def http_hook(
+    name: str,
+    url: str,
+    phase: workload_pb2.HookPhase.ValueType = BEFORE,
+    method: str = "POST",
+    body: str = "",
+) -> Hook:
+    return Hook(
+        name=name,
+        phase=phase,
+        http=workload_pb2.HttpHook(method=method, url=url, body=body.encode()),
+    )

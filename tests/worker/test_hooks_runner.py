@@ -203,6 +203,21 @@ async def test_a_kernel_that_nobody_serves_is_refused(tmp_path: Path) -> None:
         await runner.down(context([Hook(name="kernel", kernel=KernelHook())], tmp_path))
 
 
+async def test_a_defect_on_the_way_back_does_not_keep_others_from_it(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    class Broken(Application):
+        async def cancel(self, timeout_s: float) -> None:
+            raise RuntimeError("nobody thought of this")
+
+    hooks = [Hook(name="kernel", kernel=KernelHook()), http_hook("up", f"{server.url}/up", AFTER)]
+    used = context(hooks, tmp_path, kernel=Broken())
+    await runner.down(used)
+    (warning,) = await runner.roll_back(used)
+    assert "nobody thought of this" in warning
+    assert server.paths() == ["/up"]
+
+
 async def test_a_command_gets_its_arguments_and_its_environment(tmp_path: Path) -> None:
     script = 'echo "$1 $LEASEHOLD_HOOK_WORKLOAD $LEASEHOLD_HOOK_PHASE ${{LEASEHOLD_WORKLOAD_ID-none}}" > out'
     await runner.down(context([command("a", "sh", "-c", script, "sh", "{members}/{policy}")], tmp_path))

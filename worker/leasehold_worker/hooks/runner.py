@@ -13,6 +13,7 @@ Up and back, in this order:
 Hooks that don't concern the weight strategy of the policy are passed over, the same ones both ways.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -33,6 +34,8 @@ from leasehold_worker.hooks.context import (
     kind,
     timeout_s,
 )
+
+logger = logging.getLogger(__name__)
 
 _WAYS: Final = {
     Phase.BEFORE_SUSPEND: "before the suspend",
@@ -128,6 +131,12 @@ async def _go_back(
             await _limited(Turn(hook, context, phase, warnings=context.warnings), action)
         except OperationError as error:
             failures.append(error)
+            broken.add(hook.name)
+        except Exception as error:  # noqa: BLE001 - the others are undone all the same
+            logger.error("hook %s of workload %s", hook.name, context.workload_name, exc_info=error)
+            text = f"hook {hook.name} {_WAYS[phase]} met a defect ({error!r}): see the worker's log"
+            metadata = {"hook": hook.name}
+            failures.append(OperationError(errors_pb2.ERROR_REASON_INTERNAL, text, metadata))
             broken.add(hook.name)
 
     with trio.CancelScope(shield=True):

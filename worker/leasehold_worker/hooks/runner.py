@@ -132,7 +132,7 @@ async def _go_back(
         except OperationError as error:
             failures.append(error)
             broken.add(hook.name)
-        except Exception as error:  # noqa: BLE001 - the others are undone all the same
+        except Exception as error:  # the others are undone all the same
             logger.error("hook %s of workload %s", hook.name, context.workload_name, exc_info=error)
             text = f"hook {hook.name} {_WAYS[phase]} met a defect ({error!r}): see the worker's log"
             metadata = {"hook": hook.name}

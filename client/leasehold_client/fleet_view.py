@@ -8,6 +8,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.workload_pb2 import Workload, WorkloadOrigin
 
+from leasehold_client.policies import policy_text
 from leasehold_client.render import echo_table, enum_name, gpu_places, size, time_text, workload_state
 
 UNREMARKABLE: Final = (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK)
@@ -111,7 +112,8 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
     """Prints a table of workloads, with their GPUs as worker/slot.
 
     Where they come from and whose they are is shown where that is not the same for all: where there is one
-    that was not started by a worker, or there are several users.
+    that was not started by a worker, or there are several users. How they give up their GPUs is shown where
+    there is one that says so.
     """
     places = gpu_places(gpus)
     listed = list(workloads)
@@ -124,6 +126,10 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
         ("CREATED", [time_text(workload.create_time) for workload in listed]),
         ("ID", [workload.workload_id for workload in listed]),
     ]
+    if any(
+        workload.spec.HasField("eviction") or workload.status.HasField("parked_by") for workload in listed
+    ):
+        columns.insert(4, ("EVICTION", [_eviction(workload) for workload in listed]))
     is_mixed = any(workload.origin not in STARTED_HERE for workload in listed)
     if is_mixed or len({workload.user for workload in listed if workload.user}) > 1:
         columns.insert(2, ("USER", [workload.user or "-" for workload in listed]))
@@ -138,7 +144,18 @@ def _places(workload: Workload, places: dict[str, str]) -> str:
 
 
 def _parked(workload: Workload) -> str:
-    return size(workload.status.parked_bytes) if workload.status.HasField("parked_bytes") else "-"
+    """Where the bytes of a parked workload are."""
+    status = workload.status
+    parts = [size(status.parked_bytes)] if status.HasField("parked_bytes") else []
+    parts += [f"{size(status.disk_bytes)} on disk"] if status.HasField("disk_bytes") else []
+    return ", ".join(parts) or "-"
+
+
+def _eviction(workload: Workload) -> str:
+    """How a workload was parked, or would be. What nothing is said of is not guessed."""
+    if workload.status.HasField("parked_by"):
+        return policy_text(workload.status.parked_by)
+    return policy_text(workload.spec.eviction) if workload.spec.HasField("eviction") else "-"
 
 
 def _pid(workload: Workload) -> str:

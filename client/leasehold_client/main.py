@@ -22,11 +22,14 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads, commands or events, or show the one called NAME.",
+    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
     "run": "Start a workload on a worker.",
-    "suspend": "Park a workload: its device memory moves to host memory, and its GPUs are free for others.",
+    "suspend": "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
+    "wake": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
     "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
     "remap": "Move running workloads to other GPUs of their worker, without their knowing.",
+    "checkpoint": "Have the application of a running workload save itself, and go on.",
+    "rm": "Delete what lies on the disks of workers: checkpoints.",
     "stop": "End a workload.",
     "adopt": "Take in a process that runs already on a worker's host, as a workload.",
     "release": "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",

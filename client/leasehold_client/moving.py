@@ -1,4 +1,4 @@
-"""The verbs that park, wake and move workloads. Each can also be planned, by --dry-run."""
+"""The verb that moves workloads. It can also be planned, by --dry-run."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,6 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_plan
-from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moves import check_options, find_moves
 from leasehold_client.verb import (
     dry_run_option,
@@ -18,59 +17,6 @@ from leasehold_client.verb import (
     waiting_options,
 )
 from leasehold_client.watching import Waiting
-
-
-@click.command()
-@click.argument("workload")
-@dry_run_option
-@lock_timeout_option
-@waiting_options()
-@timeout_option
-@output_option
-@verb
-def suspend(
-    client: Client,
-    workload: str,
-    dry_run: bool,
-    lock_timeout_s: float | None,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
-) -> None:
-    """Park a workload: its device memory moves to host memory, and its GPUs are free for others."""
-    if dry_run:
-        plan = client.plan_suspend(workload, lock_timeout_s=lock_timeout_s)
-        conclude_plan(client, plan, workload, "suspend", output=output)
-        return
-    command = client.suspend(workload, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
-    conclude(client, command, workload, waiting=waiting, output=output)
-
-
-@click.command()
-@click.argument("workload")
-@click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")
-@dry_run_option
-@waiting_options()
-@timeout_option
-@output_option
-@verb
-def restore(
-    client: Client,
-    workload: str,
-    to: str | None,
-    dry_run: bool,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
-) -> None:
-    """Wake a parked workload: on the same GPUs if they are free, else on others of the same chip."""
-    uuids = resolve_list(to, known_gpus(client)) if to is not None else []
-    if dry_run:
-        plan = client.plan_restore(workload, gpu_uuids=uuids)
-        conclude_plan(client, plan, workload, "restore", output=output)
-        return
-    command = client.restore(workload, gpu_uuids=uuids, timeout_s=timeout_s)
-    conclude(client, command, workload, waiting=waiting, output=output)
 
 
 @click.command()

@@ -1,13 +1,22 @@
 """Plans for people: what would happen, to whom, and what stands in its way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from leasehold.v1 import plan_pb2
 from leasehold.v1.fleet_pb2 import FleetGpu
-from leasehold.v1.plan_pb2 import CheckResult, DestinationPlan, HostMemoryPlan, MemberPlan, Plan
+from leasehold.v1.plan_pb2 import (
+    CheckResult,
+    DestinationPlan,
+    HostMemoryPlan,
+    MemberPlan,
+    Plan,
+    Tier,
+    TierPlan,
+)
 from leasehold.v1.workload_pb2 import MemberState
 
+from leasehold_client.policies import policy_text
 from leasehold_client.render import enum_name, gpu_places, seconds_text, size, table_lines
 from leasehold_client.standard_output import echo
 
@@ -17,6 +26,14 @@ _RESULTS: Final[dict[CheckResult.ValueType, str]] = {
     plan_pb2.CHECK_RESULT_REFUSED: "REFUSED",
     plan_pb2.CHECK_RESULT_NOT_CHECKED: "not checked",
 }
+
+
+_TIERS: Final[dict[Tier.ValueType, str]] = {
+    plan_pb2.TIER_DEVICE: "in device memory",
+    plan_pb2.TIER_HOST: "in host memory",
+    plan_pb2.TIER_DISK: "on disk",
+}
+"""Where the bytes of a parked workload are."""
 
 
 def echo_plan(
@@ -34,7 +51,10 @@ def echo_plan(
     places = gpu_places(gpus)
     echo(f"{what}: {verb} {_summary(plan, places)}")
     members = [_member_row(member, places, names or {}) for member in plan.members]
-    lines = table_lines(members)
+    lines = [f"policy {policy_text(plan.policy)}"] if plan.HasField("policy") else []
+    lines += [f"{number}. {_one_line(step)}" for number, step in enumerate(plan.steps, 1)]
+    lines += table_lines(members)
+    lines += table_lines(map(_tier_row, plan.tiers))
     if plan.HasField("host_memory"):
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
@@ -72,11 +92,17 @@ def _summary(plan: Plan, places: Mapping[str, str]) -> str:
 
 
 def _moved_bytes(plan: Plan) -> int | None:
-    """Bytes that go to host memory, or come from there. None: that is not known."""
+    """Bytes that go to host memory or to disk, or come from there. None: that is not known."""
     if plan.HasField("host_memory"):
         return plan.host_memory.needed_bytes
-    needed = [to.needed_bytes for to in plan.destinations if to.HasField("needed_bytes")]
-    return sum(needed) if needed and len(needed) == len(plan.destinations) else None
+    if plan.destinations:
+        return _sum_if_known(plan.destinations)
+    return _sum_if_known([tier for tier in plan.tiers if tier.tier != plan_pb2.TIER_DEVICE])
+
+
+def _sum_if_known(parts: Sequence[DestinationPlan | TierPlan]) -> int | None:
+    needed = [part.needed_bytes for part in parts if part.HasField("needed_bytes")]
+    return sum(needed) if needed and len(needed) == len(parts) else None
 
 
 def _member_row(planned: MemberPlan, places: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
@@ -99,6 +125,12 @@ def _host_memory(host_memory: HostMemoryPlan) -> str:
     if host_memory.HasField("cgroup_available_bytes"):
         parts.append(f"{size(host_memory.cgroup_available_bytes)} available in its cgroup")
     return f"host memory: {', '.join(parts)}"
+
+
+def _tier_row(tier: TierPlan) -> list[str]:
+    needed = size(tier.needed_bytes) if tier.HasField("needed_bytes") else "?"
+    available = size(tier.available_bytes) if tier.HasField("available_bytes") else "?"
+    return [_TIERS.get(tier.tier, f"tier {tier.tier}"), f"{needed} needed", f"{available} available"]
 
 
 def _destination_row(destination: DestinationPlan, places: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -14,9 +14,20 @@ from leasehold.v1.events_pb2 import Event, EventKind
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import MemberState, Workload
 
+from leasehold_client.policies import policy_text
 from leasehold_client.standard_output import echo
 
 Value = TypeVar("Value", bound=int)
+
+PARKED: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_SLEEPING,
+        workload_pb2.WORKLOAD_STATE_SUSPENDED,
+        workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
+        workload_pb2.WORKLOAD_STATE_STOPPED,
+    }
+)
+"""States of workloads that wait to be woken."""
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -54,7 +65,7 @@ def workload_state(workload: Workload) -> str:
     """The state of a workload, with how it ended, or that a helper waits for spare GPUs."""
     status = workload.status
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
-    if status.yielded and status.state == workload_pb2.WORKLOAD_STATE_SUSPENDED:
+    if status.yielded and status.state in PARKED:
         return f"{text}(yielded)"
     match status.exit.WhichOneof("cause"):
         case "code":
@@ -100,8 +111,8 @@ def operation_name(command: Command) -> str:
 
 
 def is_about_worker(command: Command) -> bool:
-    """Whether a command is about a worker or its GPUs, and about no workload."""
-    return operation_name(command) in ("cordon", "uncordon", "reset_gpu_health")
+    """Whether a command is about a worker, its GPUs or its disk, and about no workload."""
+    return operation_name(command) in ("cordon", "uncordon", "reset_gpu_health", "delete_checkpoints")
 
 
 def command_state(command: Command) -> str:
@@ -120,6 +131,12 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     echo(f"{workload_name}: {operation_name(command)} {what}")
     if timing := timing_line(result):
         echo(f"  {timing}")
+    if result.HasField("policy"):
+        echo(f"  parked by {policy_text(result.policy)}")
+    if result.HasField("checkpoint_id"):
+        echo(f"  checkpoint {result.checkpoint_id}")
+    if result.HasField("disk_bytes"):
+        echo(f"  {size(result.disk_bytes)} on disk")
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
             echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")

@@ -11,13 +11,16 @@ from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
 from leasehold_client import fleet_view, render, standard_output
 from leasehold_client.adopting import adopt, release
+from leasehold_client.checkpointing import checkpoint, echo_checkpoints, known_checkpoints, rm
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_cancel
 from leasehold_client.cordoning import cordon, gpu, uncordon
 from leasehold_client.errors import UsageError
+from leasehold_client.eviction_options import Eviction, eviction_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.gpu_names import resolve_list
-from leasehold_client.moving import known_gpus, remap, restore, suspend
+from leasehold_client.moving import known_gpus, remap
+from leasehold_client.parking import restore, suspend, wake
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.verb import (
     YEAR_S,
@@ -33,15 +36,17 @@ Shown = TypeVar("Shown", bound=Message)
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["workers", "gpus", "workloads", "commands", "events"]))
+@click.argument(
+    "kind", type=click.Choice(["workers", "gpus", "workloads", "checkpoints", "commands", "events"])
+)
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Workloads that have ended too.")
 @output_option
 @verb
 def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
-    """List workers, GPUs, workloads, commands or events, or show the one called NAME.
+    """List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.
 
-    Events are those of the workload called NAME.
+    Checkpoints and events are those of the workload called NAME.
     """
     match kind:
         case "workers":
@@ -55,6 +60,9 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
             workloads = [client.workload(name)] if name else client.workloads(include_ended=include_ended)
             places = partial(fleet_view.echo_workloads, gpus=client.gpus())
             _show(kind, name, workloads, output, places)
+        case "checkpoints":
+            checkpoints = known_checkpoints(client, name or "")
+            _show(kind, None, checkpoints, output, partial(echo_checkpoints, client=client))
         case "events":
             events = client.events(name or "")
             _show(kind, None, events, output, render.echo_events)
@@ -88,6 +96,7 @@ def _show(
     help="This very GPU, by UUID, a unique beginning of it, or worker/slot; may be repeated.",
 )
 @helper_options
+@eviction_options
 @click.option("--worker", default="", help="Where, by name or id.  [default: where most GPUs are free]")
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
@@ -101,6 +110,7 @@ def run(
     resources: Resources,
     gpu_names: Sequence[str],
     helper: HelperTerms | None,
+    eviction: Eviction,
     worker: str,
     name: str,
     environment: Sequence[str],
@@ -115,9 +125,19 @@ def run(
         environment=dict(_variable(text) for text in environment),
         resources=resources,
         helper=helper,
+        eviction=eviction.policy,
+        hooks=eviction.hooks,
+        keep_checkpoints=eviction.keep_checkpoints,
     )
     uuids = resolve_list(",".join(gpu_names), known_gpus(client)) if gpu_names else []
-    workload, command = client.run(spec, name=name, worker=worker, gpu_uuids=uuids, timeout_s=timeout_s)
+    workload, command = client.run(
+        spec,
+        name=name,
+        worker=worker,
+        gpu_uuids=uuids,
+        checkpoint_id=eviction.checkpoint_id,
+        timeout_s=timeout_s,
+    )
     conclude(client, command, workload.name, waiting=waiting, output=output)
 
 
@@ -191,8 +211,11 @@ VERBS: Final[tuple[click.Command, ...]] = (
     get,
     run,
     suspend,
+    wake,
     restore,
     remap,
+    checkpoint,
+    rm,
     stop,
     adopt,
     release,

@@ -1,0 +1,128 @@
+"""The verbs about checkpoints on disk: to make one, to list them, and to delete some."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import click
+from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
+from leasehold.v1.command_pb2 import Command
+
+from leasehold_client.client import Client
+from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.render import echo_table, enum_name, size, time_text
+from leasehold_client.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
+from leasehold_client.watching import Waiting
+
+
+@click.command()
+@click.argument("workload")
+@dry_run_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def checkpoint(
+    client: Client, workload: str, dry_run: bool, waiting: Waiting, timeout_s: float | None, output: str
+) -> None:
+    """Have the application of a running workload save itself, and go on.
+
+    It must serve a kernel, as leasehold_client.kernel does.
+    """
+    if dry_run:
+        conclude_plan(client, client.plan_checkpoint(workload), workload, "checkpoint", output=output)
+        return
+    command = client.checkpoint(workload, timeout_s=timeout_s)
+    conclude(client, command, workload, waiting=waiting, output=output)
+
+
+@click.group()
+def rm() -> None:
+    """Delete what lies on the disks of workers: checkpoints."""
+
+
+@rm.command("checkpoint")
+@click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--force", is_flag=True, help="Also those that a parked workload needs, which then can't be woken."
+)
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def rm_checkpoint(
+    client: Client,
+    checkpoint_ids: Sequence[str],
+    force: bool,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Delete checkpoints, wherever they are: by one command for each worker that has some of them."""
+    create = partial(client.delete_checkpoints, force=force, timeout_s=timeout_s)
+    holders = _find_holders(client, checkpoint_ids)
+    creations: list[tuple[str, Callable[[], Command]]] = [
+        (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
+    ]
+    conclude_all(client, creations, waiting=waiting, output=output)
+
+
+def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
+    """The checkpoints that are known; says which workers have not told theirs: that is not "none".
+
+    Args:
+        client: Where to ask.
+        workload: Only those of the workload with this id or name. Empty: of all.
+    """
+    listed = client.list_checkpoints(workload=workload)
+    if listed.unreachable:
+        silent = ", ".join(_worker_names(client).get(one, one) for one in listed.unreachable)
+        click.echo(
+            f"leasehold: these workers did not answer: {silent}; their checkpoints are not known", err=True
+        )
+    return list(listed.checkpoints)
+
+
+def echo_checkpoints(checkpoints: Iterable[Checkpoint], client: Client) -> None:
+    """Prints a table of checkpoints, with the names of their workers."""
+    names = _worker_names(client)
+    echo_table(
+        ["ID", "KIND", "WORKLOAD", "WORKER", "SIZE", "CREATED", "IN USE"],
+        [
+            [
+                one.checkpoint_id,
+                enum_name(CheckpointKind.Name, one.kind, "CHECKPOINT_KIND_").lower(),
+                one.workload_name or one.workload_id,
+                names.get(one.worker_id, one.worker_id),
+                size(one.size_bytes),
+                time_text(one.create_time),
+                "yes" if one.in_use else "-",
+            ]
+            for one in checkpoints
+        ],
+    )
+
+
+def _worker_names(client: Client) -> Mapping[str, str]:
+    return {worker.worker_id: worker.name for worker in client.workers()}
+
+
+def _find_holders(client: Client, checkpoint_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Checkpoints by the workers that have them, each once.
+
+    Raises:
+        LeaseholdError: UNKNOWN_CHECKPOINT, nobody who answered has one of them.
+    """
+    known = known_checkpoints(client)
+    holders: dict[str, list[str]] = {}
+    for checkpoint_id in dict.fromkeys(checkpoint_ids):
+        found = [one.worker_id for one in known if one.checkpoint_id == checkpoint_id]
+        if not found:
+            raise LeaseholdError(
+                f"no worker that answered has the checkpoint {checkpoint_id!r}, and none was deleted: "
+                "`leasehold get checkpoints` lists them",
+                "UNKNOWN_CHECKPOINT",
+            )
+        for worker_id in found:
+            holders.setdefault(worker_id, []).append(checkpoint_id)
+    return holders

@@ -1,0 +1,105 @@
+"""The verbs that park and wake workloads. Each can also be planned, by --dry-run."""
+
+import click
+from leasehold.v1.workload_pb2 import EvictionPolicy
+
+from leasehold_client.client import Client
+from leasehold_client.conclusion import conclude, conclude_plan
+from leasehold_client.eviction_options import policy_options
+from leasehold_client.gpu_names import resolve_list
+from leasehold_client.moving import known_gpus
+from leasehold_client.verb import (
+    dry_run_option,
+    lock_timeout_option,
+    output_option,
+    timeout_option,
+    verb,
+    waiting_options,
+)
+from leasehold_client.watching import Waiting
+
+
+@click.command()
+@click.argument("workload")
+@policy_options
+@click.option(
+    "--force", is_flag=True, help="Also if that frees no GPU memory, or loses what the workload has computed."
+)
+@dry_run_option
+@lock_timeout_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def suspend(
+    client: Client,
+    workload: str,
+    policy: EvictionPolicy | None,
+    force: bool,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Park a workload: its device memory goes elsewhere, and its GPUs are free for others.
+
+    What its framework does with the weights first, and what then happens to its processes, is as it was
+    started with (run --evict), unless --weights or --process say otherwise. One that is parked already is
+    parked by a stronger process strategy where that is asked for.
+    """
+    if dry_run:
+        plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, workload, "suspend", output=output)
+        return
+    command = client.suspend(
+        workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
+    )
+    conclude(client, command, workload, waiting=waiting, output=output)
+
+
+def _waking(name: str, other: str) -> click.Command:
+    """One of the two names of the verb that wakes."""
+
+    @click.command(
+        name,
+        help="Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.\n\n"
+        f"It is woken by what it was parked by. `leasehold {other}` is the same verb.",
+    )
+    @click.argument("workload")
+    @click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")
+    @click.option(
+        "--checkpoint",
+        "checkpoint_id",
+        default="",
+        metavar="ID",
+        help="Checkpoint that one which was stopped begins with.  [default: its newest that is whole]",
+    )
+    @dry_run_option
+    @waiting_options()
+    @timeout_option
+    @output_option
+    @verb
+    def wake_workload(
+        client: Client,
+        workload: str,
+        to: str | None,
+        checkpoint_id: str,
+        dry_run: bool,
+        waiting: Waiting,
+        timeout_s: float | None,
+        output: str,
+    ) -> None:
+        uuids = resolve_list(to, known_gpus(client)) if to is not None else []
+        if dry_run:
+            plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
+            conclude_plan(client, plan, workload, name, output=output)
+            return
+        command = client.restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=timeout_s)
+        conclude(client, command, workload, waiting=waiting, output=output)
+
+    return wake_workload
+
+
+restore = _waking("restore", "wake")
+wake = _waking("wake", "restore")

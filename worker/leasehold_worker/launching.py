@@ -1,10 +1,12 @@
 """A workload's program, behind a launcher that outlives the worker and keeps how it ended."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -107,6 +109,105 @@ async def launch(
             os.close(write_end)
         nursery.start_soon(process.wait)
         said = await _hear(read_end) or await _give_up(folder, process)
+    if said.error:
+        raise LaunchError(said.error)
+    return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
+
+
+async def relaunch(
+    folder: Path,
+    criu: Path,
+    request: bytes,
+    pid: int,
+    *,
+    descriptors: Collection[int],
+    environment: Mapping[str, str],
+    errors: int,
+    group: Path | None,
+    timeout_s: float,
+    nursery: trio.Nursery,
+) -> ProcessIdentity:
+    """Has CRIU bring back a program, which goes on without us as if :func:`launch` had started it.
+
+    When it is cancelled or takes too long, it is given up: then nothing of the program runs, and nothing
+    will. But if the launcher was quicker, this returns as if it had not been cancelled.
+
+    Args:
+        folder: Where its launcher writes. What it wrote there about the program's former life must be gone.
+        criu: The CRIU.
+        request: What is asked of it, as bytes of a ``CriuRequest`` with ``rst_sibling`` and
+            ``notify_scripts``.
+        pid: The program's, then and now.
+        descriptors: Those that the request names. The launcher has them by the same numbers.
+        environment: Of CRIU.
+        errors: Descriptor of a file for what CRIU and the launcher have to say.
+        group: Control group that CRIU and the program run in. None: the worker's.
+        timeout_s: How long it may take.
+        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+
+    Raises:
+        LaunchError: Nothing runs. Where CRIU failed after it was written down who is restored, the folder
+            tells of a program that has ended, with the error in its :class:`ExitRecord`.
+    """
+    command = [sys.executable, "-I", "-S", launcher.__file__, launcher.RESTORE, str(folder), boot_id()]
+    with trio.CancelScope(shield=True), tempfile.TemporaryFile() as input_file:
+        input_file.write(request)
+        input_file.seek(0)
+        read_end, write_end = os.pipe()
+        try:
+            process = await trio.lowlevel.open_process(
+                [*command, str(write_end), str(timeout_s), str(group or ""), str(criu), str(pid)],
+                stdin=input_file,
+                stdout=errors,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(write_end, *descriptors),
+            )
+        except (OSError, ValueError) as error:
+            os.close(read_end)
+            raise LaunchError(str(error)) from error
+        finally:
+            os.close(write_end)
+    nursery.start_soon(process.wait)
+    async with trio.lowlevel.FdStream(read_end) as stream:
+        try:
+            with trio.move_on_after(timeout_s):
+                return _restored(await _read_record(stream))
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                if who := await _give_up_restore(folder, process, stream):
+                    return who
+            raise
+        with trio.CancelScope(shield=True):
+            if who := await _give_up_restore(folder, process, stream):
+                return who
+    raise LaunchError(f"it was not done within {timeout_s:g} s")
+
+
+async def _give_up_restore(
+    folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
+) -> ProcessIdentity | None:
+    """Gives up a restore, and waits until nothing of it is left; unless the launcher was quicker."""
+    with contextlib.suppress(OSError):  # no room for the file that forbids it: its end serves as well
+        if not abandon(folder):
+            with trio.move_on_after(START_TIMEOUT_S):
+                return _restored(await _read_record(stream))
+    process.terminate()
+    with trio.move_on_after(START_TIMEOUT_S):
+        await process.wait()
+    return None
+
+
+async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
+    """What a launcher tells, in one write."""
+    data = b""
+    async for chunk in stream:
+        data += chunk
+    return msgspec.json.decode(data, type=_StartRecord) if data else _StartRecord("its launcher has ended")
+
+
+def _restored(said: _StartRecord) -> ProcessIdentity:
     if said.error:
         raise LaunchError(said.error)
     return ProcessIdentity(Pid(said.pid), said.start_time_ticks)

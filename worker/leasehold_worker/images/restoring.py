@@ -1,0 +1,135 @@
+"""Bringing a process tree back from its image, behind a launcher that outlives the worker."""
+
+import os
+import shutil
+from collections.abc import Collection, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+from leasehold.v1 import criu_pb2, errors_pb2
+from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.images import swrk
+from leasehold_worker.images.criu import CriuFacts, read_errors
+from leasehold_worker.images.swrk import SwrkError
+from leasehold_worker.images.working import ERRORS_FILE, open_directories, working_directory
+from leasehold_worker.launching import LaunchError, relaunch
+from leasehold_worker.processes import ProcessIdentity, identify
+
+RESTORE_TIMEOUT_S: Final = 1800.0
+
+_LOG: Final = "restore.log"
+_LOG_LEVEL: Final = 2
+
+
+def taken_pids(pids: Iterable[int]) -> list[int]:
+    """Which of these pids somebody has now, be it as a thread's id."""
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def check_pids_free(pids: Iterable[int]) -> None:
+    """Looks whether the processes of an image can have their pids again.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, they can't for now.
+    """
+    if taken := taken_pids(pids):
+        raise OperationError(
+            errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+            f"pid {taken[0]} of the image belongs to another process now, and CRIU restores processes with "
+            "their pids: try again when that has ended",
+            {"pid": str(taken[0])},
+        )
+
+
+async def restore(
+    facts: CriuFacts,
+    image: Path,
+    root_pid: int,
+    pids: Collection[int],
+    folder: Path,
+    *,
+    group: Path | None,
+    nursery: trio.Nursery,
+    through_plugin: bool = False,
+    timeout_s: float = RESTORE_TIMEOUT_S,
+) -> ProcessIdentity:
+    """Brings a process tree back, under its former pids. The image stays as it is.
+
+    When it is cancelled nothing of the tree runs, and nothing will; but if it was done by then, this returns
+    as if it had not been cancelled.
+
+    Args:
+        facts: The CRIU.
+        image: A verified image.
+        root_pid: The pid of its first process.
+        pids: Those of all its processes.
+        folder: Where the launcher writes. What it wrote there about the former life must be gone.
+        group: Control group that the tree runs in. None: the worker's.
+        nursery: Where the launcher is waited for.
+        through_plugin: Whether the image was written through CRIU's CUDA plugin, which then is needed. Else
+            members are CHECKPOINTED afterwards, as they were.
+        timeout_s: How long it may take.
+
+    Returns:
+        Who the first process is now: the same pid, with another start time.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is taken. CRIU_FAILED: nothing of the tree runs.
+    """
+    check_pids_free(pids)
+    work = working_directory(image)
+    await _remove(work)  # left by a worker that was killed
+    try:
+        with open_directories(image, work) as (images, logs, errors):
+            plugins = facts.cuda_plugins if through_plugin and facts.cuda_plugins else work
+            return await relaunch(
+                folder,
+                facts.path,
+                _request(images, logs),
+                root_pid,
+                descriptors=(images, logs),
+                environment={**os.environ, swrk.PLUGIN_VARIABLE: str(plugins)},
+                errors=errors,
+                group=group,
+                timeout_s=timeout_s,
+                nursery=nursery,
+            )
+    except (LaunchError, SwrkError) as error:
+        said = read_errors(work / _LOG, work / ERRORS_FILE)
+        raise OperationError(
+            errors_pb2.ERROR_REASON_CRIU_FAILED,
+            f"CRIU could not bring back what is in {image.name} ({error}{': ' if said else ''}{said}): nothing "
+            "of it runs, the image is as it was, and docs/criu.md says what a restore needs",
+            {"image": image.name},
+        ) from error
+    finally:
+        with trio.CancelScope(shield=True):
+            await _remove(work)
+
+
+def new_identities(members: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, ProcessIdentity]:
+    """Who the members of a restored tree are now. Those that have ended since are missing."""
+    found = {member: identify(member.pid) for member in members}
+    return {member: now for member, now in found.items() if now is not None}
+
+
+def _request(images: int, logs: int) -> bytes:
+    options = CriuOptions(
+        images_dir_fd=images,
+        work_dir_fd=logs,
+        log_level=_LOG_LEVEL,
+        log_file=_LOG,
+        notify_scripts=True,
+        file_locks=True,
+        rst_sibling=True,
+        manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,
+    )
+    return CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_RESTORE, opts=options).SerializeToString()
+
+
+async def _remove(directory: Path) -> None:
+    await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))

@@ -27,7 +27,7 @@ def checkpoint(
 ) -> None:
     """Have the application of a running workload save itself, and go on.
 
-    It must serve a kernel, as leasehold_client.kernel does.
+    It must serve a kernel, by leasehold_client.kernel.
     """
     if dry_run:
         conclude_plan(client, client.plan_checkpoint(workload), workload, "checkpoint", output=output)

@@ -64,7 +64,7 @@ def _waking(name: str, other: str) -> click.Command:
     @click.command(
         name,
         help="Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.\n\n"
-        f"It is woken by what it was parked by. `leasehold {other}` is the same verb.",
+        f"What parked it is undone, in reverse order. `leasehold {other}` is the same verb.",
     )
     @click.argument("workload")
     @click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")

@@ -1,6 +1,7 @@
 """Policies in words, and the options and files that say how workloads give up their GPUs."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,13 @@ def test_a_file_of_hooks_that_is_none(
     assert match in done.stderr
     assert done.stderr.count("\n") == 1
     assert not scripted.requests
+
+
+def test_the_hooks_of_the_documentation_are_hooks(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
+    [block] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "hooks.json").write_text(block)
+    assert [hook.WhichOneof("action") for hook in read_hooks(tmp_path / "hooks.json")] == ["vllm", "command"]
 
 
 def test_a_file_of_hooks_that_is_not_there(tmp_path: Path) -> None:

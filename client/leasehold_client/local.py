@@ -10,14 +10,20 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, cast, final
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar, cast, final
 
 import grpc
 from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2 import ClaimRequest, ClaimResponse, ListResponse
+from leasehold.v1.local_pb2 import (
+    ClaimRequest,
+    ClaimResponse,
+    ListResponse,
+    ServeKernelRequest,
+    ServeKernelResponse,
+)
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold.v1.workload_pb2 import Workload
 
@@ -32,6 +38,8 @@ SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
 RELEASE_TIMEOUT_S: Final = 60.0
+
+Response = TypeVar("Response")
 
 
 class NoWorkerError(LeaseholdError):
@@ -129,9 +137,13 @@ class LocalWorker:
         except grpc.RpcError as error:
             raise self._decode(error) from error
 
-    def claim(self, request: ClaimRequest) -> "ClaimStream":
+    def claim(self, request: ClaimRequest) -> "LocalStream[ClaimResponse]":
         """Opens a claim, which lasts as long as its stream."""
-        return ClaimStream(self, self._stub.Claim(request))
+        return LocalStream(self, self._stub.Claim(request))
+
+    def serve_kernel(self, requests: Iterator[ServeKernelRequest]) -> "LocalStream[ServeKernelResponse]":
+        """Serves the calling process's kernel, for as long as the stream lasts."""
+        return LocalStream(self, self._stub.ServeKernel(requests))
 
     def _decode(self, error: grpc.RpcError) -> LeaseholdError:
         refusal = decode_refusal(error)
@@ -148,19 +160,19 @@ class LocalWorker:
 
 
 @final
-class ClaimStream:
-    """The responses of a claim.
+class LocalStream(Generic[Response]):
+    """The responses of a call that lasts.
 
     gRPC's call is let go of as soon as it is over: one that is left to the end of the interpreter may wait
     there for ever, for a lock of a thread that is no more.
     """
 
-    def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[ClaimResponse]") -> None:
+    def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[Response]") -> None:
         self._worker = worker
-        self._call: grpc._CallIterator[ClaimResponse] | None = call
+        self._call: grpc._CallIterator[Response] | None = call
 
-    def __iter__(self) -> Iterator[ClaimResponse]:
-        """Yields them until the claim is over.
+    def __iter__(self) -> Iterator[Response]:
+        """Yields them until the call is over.
 
         Raises:
             LeaseholdError: It is refused; or NoWorkerError, the worker went away.
@@ -172,8 +184,13 @@ class ClaimStream:
         except grpc.RpcError as error:
             raise self._worker._decode(error) from None  # which is the call itself
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Has a callback called once the call is over, whoever ended it. In any thread; perhaps at once."""
+        if self._call is None or not self._call.add_callback(callback):
+            callback()
+
     def cancel(self) -> None:
-        """Ends the stream, and with it the claim."""
+        """Ends the call."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()

@@ -19,6 +19,7 @@ from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
+from leasehold_worker.kernels import Kernels
 from leasehold_worker.leases import Standing
 from leasehold_worker.link import Link
 from leasehold_worker.local_answers import LocalAnswers
@@ -110,6 +111,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             turns = ClaimTurns(parts)
             claims = LocalClaims(parts, commands, journal, turns)
             answers = LocalAnswers(parts, commands, turns, identity.worker_id)
+            kernels = Kernels(parts.workloads, nursery)
             arbiter = Arbiter(parts, commands, claims.ask_to_yield)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()
@@ -119,7 +121,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(arbiter.run)
-            async with serve_locally(local_socket, claims, answers):
+            async with serve_locally(local_socket, claims, answers, kernels):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()
             nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)

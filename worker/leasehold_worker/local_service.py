@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,6 +19,8 @@ from leasehold.v1.local_pb2_grpc import LocalServiceServicer, add_LocalServiceSe
 
 from leasehold_worker.claim_turns import Session
 from leasehold_worker.errors import OperationError
+from leasehold_worker.kernel_session import KernelSession
+from leasehold_worker.kernels import Kernels
 from leasehold_worker.local_answers import LocalAnswers
 from leasehold_worker.local_claims import LocalClaims
 from leasehold_worker.local_socket import LocalSocket, Peer
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 CLAIMS_LIMIT: Final = 256
 """Claims by streams at once. Each takes a thread."""
+
+KERNELS_LIMIT: Final = 64
+"""Streams of applications that save themselves at once. Each takes two threads."""
 
 OTHER_CALLS_LIMIT: Final = 16
 MESSAGE_LIMIT_BYTES: Final = 262_144
@@ -111,13 +116,18 @@ class LocalService(LocalServiceServicer):
         local_socket: LocalSocket,
         claims: LocalClaims,
         answers: LocalAnswers,
+        kernels: Kernels,
         token: trio.lowlevel.TrioToken,
+        executor: ThreadPoolExecutor,
     ) -> None:
         self._socket = local_socket
         self._claims = claims
         self._answers = answers
+        self._kernels = kernels
         self._token = token
+        self._executor = executor
         self._places = threading.Semaphore(CLAIMS_LIMIT)
+        self._kernel_places = threading.Semaphore(KERNELS_LIMIT)
 
     def Claim(  # noqa: D102, N802 - the protos say it
         self, request: local_pb2.ClaimRequest, context: Context
@@ -147,6 +157,47 @@ class LocalService(LocalServiceServicer):
             if isinstance(response, OperationError):
                 _abort(context, response)
             yield response
+
+    def ServeKernel(  # noqa: D102, N802
+        self, request_iterator: Iterator[local_pb2.ServeKernelRequest], context: Context
+    ) -> Iterator[local_pb2.ServeKernelResponse]:
+        peer = self._peer(context)
+        if not self._kernel_places.acquire(blocking=False):
+            _abort(context, _FULL_OF_KERNELS)
+        try:
+            yield from self._serve_kernel(peer, request_iterator, context)
+        finally:
+            self._kernel_places.release()
+
+    def _serve_kernel(
+        self, peer: Peer, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
+    ) -> Iterator[local_pb2.ServeKernelResponse]:
+        session = KernelSession(peer)
+        if not context.add_callback(lambda: self._soon(session.drop)):
+            return
+        self._soon(partial(self._kernels.begin, session))
+        self._executor.submit(self._read_kernel, session, requests)
+        while (frame := self._wait(session.hand_out)) is not None:
+            if isinstance(frame, OperationError):
+                _abort(context, frame)
+            yield frame
+
+    def _read_kernel(self, session: KernelSession, requests: Iterator[local_pb2.ServeKernelRequest]) -> None:
+        """Reads until the stream is over, by whichever side."""
+        try:
+            for frame in requests:
+                if not self._wait(partial(session.take_in, frame)):
+                    return
+        except grpc.RpcError:
+            pass
+        self._soon(session.close)
+
+    def _wait(self, question: Callable[[], Awaitable[Answer]]) -> Answer | None:
+        """Waits for an answer of trio's. None: the worker has ended."""
+        try:
+            return trio.from_thread.run(question, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            return None
 
     def List(  # noqa: D102, N802
         self, request: local_pb2.ListRequest, context: Context
@@ -197,22 +248,29 @@ _FULL: Final = OperationError(
     f"{CLAIMS_LIMIT} claims wait or hold on already, as many as a worker serves: wait until one ends",
 )
 
+_FULL_OF_KERNELS: Final = OperationError(
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+    f"{KERNELS_LIMIT} applications serve kernels already, as many as a worker calls: wait until one ends",
+)
+
 
 @asynccontextmanager
 async def serve_locally(
-    local_socket: LocalSocket, claims: LocalClaims, answers: LocalAnswers
+    local_socket: LocalSocket, claims: LocalClaims, answers: LocalAnswers, kernels: Kernels
 ) -> AsyncIterator[None]:
     """Serves the local API for as long as the context lasts. Its threads end with it.
 
     Whoever holds a claim by a stream has a while to come back to the next start of the worker.
     """
-    executor = ThreadPoolExecutor(CLAIMS_LIMIT + OTHER_CALLS_LIMIT, thread_name_prefix="local-api")
+    calls = CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT
+    executor = ThreadPoolExecutor(calls + KERNELS_LIMIT, thread_name_prefix="local-api")
     server = grpc.server(
         executor,
-        maximum_concurrent_rpcs=CLAIMS_LIMIT + OTHER_CALLS_LIMIT,
+        maximum_concurrent_rpcs=calls,
         options=[("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES)],
     )
-    service = LocalService(local_socket, claims, answers, trio.lowlevel.current_trio_token())
+    token = trio.lowlevel.current_trio_token()
+    service = LocalService(local_socket, claims, answers, kernels, token, executor)
     add_LocalServiceServicer_to_server(service, server)
     server.add_insecure_port(local_socket.inner_address)
     server.start()
@@ -223,6 +281,7 @@ async def serve_locally(
                 yield
             finally:
                 claims.suspend_streams()
+                kernels.close()
                 nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):

@@ -1,0 +1,452 @@
+"""Applications that save themselves: real processes over the real socket, called as the worker calls them."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import local_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold_worker import kernels as kernels_module
+from leasehold_worker import local_service
+from leasehold_worker.claim_turns import ClaimTurns
+from leasehold_worker.commands import Commands
+from leasehold_worker.config import WorkerConfig
+from leasehold_worker.errors import OperationError
+from leasehold_worker.images.envelope import PAYLOAD_OFFSET
+from leasehold_worker.images.envelope_file import StoredCheckpoint
+from leasehold_worker.images.envelope_store import EnvelopeStore
+from leasehold_worker.journal import open_journal
+from leasehold_worker.kernel_calls import KernelTimeouts, restore, save
+from leasehold_worker.kernels import Kernels
+from leasehold_worker.local_answers import LocalAnswers
+from leasehold_worker.local_claims import LocalClaims
+from leasehold_worker.local_service import serve_locally
+from leasehold_worker.local_socket import LocalSocket
+from leasehold_worker.operate import operate
+from leasehold_worker.parts import Parts, open_parts
+from leasehold_worker.served_kernel import ServedKernel
+from leasehold_worker.workloads import ENDED
+
+from .kernel_programs import ASYNCIO, STRANGER, THREADS, TRIO, TWICE
+
+SIZE = 3_500_000
+SHORT = KernelTimeouts(answer_s=0.5, quiescence_s=0.5, checkpoint_s=1.0, restore_s=5.0, cancel_s=2.0)
+
+
+@dataclass
+class Application:
+    """A program that serves a kernel."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def said(self) -> list[str]:
+        return self.output.read_text().splitlines()
+
+    async def wait_line(self, start: str) -> str:
+        """Waits until it has said something that begins so."""
+        with trio.fail_after(20):
+            while True:
+                for line in self.said():
+                    if line.startswith(start):
+                        return line
+                await trio.sleep(0.01)
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
+
+@dataclass
+class Served:
+    """A worker in this process, and the applications that it may call."""
+
+    folder: Path
+    parts: Parts
+    kernels: Kernels
+    store: EnvelopeStore
+    started: list[Application] = field(default_factory=list)
+
+    def start(self, program: str, mode: str = "", size: int = SIZE, version: int = 1) -> Application:
+        output = self.folder / f"application{len(self.started)}.log"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, mode, str(size), str(version)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "LEASEHOLD_SOCKET": str(self.folder / "worker.sock")},
+            )
+        self.started.append(Application(process, output))
+        return self.started[-1]
+
+    async def serve(
+        self, mode: str = "", size: int = SIZE, version: int = 1, program: str = THREADS
+    ) -> tuple[Application, ServedKernel]:
+        """Starts an application that begins afresh."""
+        application = self.start(program, mode, size, version)
+        await application.wait_line("begun")
+        return application, self.kernel()
+
+    def kernel(self) -> ServedKernel:
+        (workload,) = (found for found in self.parts.workloads.all() if found.state not in ENDED)
+        kernel = self.kernels.of(workload.workload_id)
+        assert kernel is not None
+        return kernel
+
+    async def restored(
+        self, mode: str = "", version: int = 1, program: str = THREADS
+    ) -> tuple[Application, ServedKernel]:
+        """Starts an application that is told to wait until it is restored."""
+        expect = self.kernels.expect_restore
+        known = {workload.workload_id for workload in self.parts.workloads.all()}
+        application = self.start(program, mode, 1, version)
+        with trio.fail_after(20):
+            while not (new := [w for w in self.parts.workloads.all() if w.workload_id not in known]):
+                await trio.lowlevel.checkpoint()
+        expect(new[0].workload_id)
+        return application, await self.kernels.wait_served(new[0].workload_id, 20)
+
+    async def end(self, application: Application) -> None:
+        """Ends an application, as a stop would, and waits until its workload has ended."""
+        application.process.kill()
+        with trio.fail_after(20):
+            for workload in self.parts.workloads.all():
+                await workload.ended.wait()
+
+    def clear(self) -> None:
+        """Ends the applications."""
+        for application in self.started:
+            application.process.kill()
+            application.process.wait(10)
+            assert application.process.stdin is not None
+            application.process.stdin.close()
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.store.root.rglob("*") if path.is_file())
+
+
+@asynccontextmanager
+async def open_served(folder: Path) -> AsyncIterator[Served]:
+    async with (
+        open_journal(folder / "journal.sqlite3") as journal,
+        open_parts(WorkerConfig(state_dir=folder), folder / "workloads", lambda _: None) as parts,
+    ):
+        commands = Commands(
+            partial(operate, parts), journal, lambda _: [], None, parts.nursery, lambda _: None
+        )
+        turns = ClaimTurns(parts)
+        claims = LocalClaims(parts, commands, journal, turns)
+        answers = LocalAnswers(parts, commands, turns, "worker")
+        kernels = Kernels(parts.workloads, parts.nursery)
+        with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
+            world = Served(folder, parts, kernels, EnvelopeStore(folder / "images"))
+            async with serve_locally(local_socket, claims, answers, kernels):
+                try:
+                    yield world
+                finally:
+                    world.clear()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with open_served(tmp_path) as world:
+        yield world
+
+
+async def refused(call: Callable[[], object]) -> OperationError:
+    with pytest.raises(OperationError) as error:
+        await call()  # type: ignore[misc] # any coroutine
+    return error.value
+
+
+def name(error: OperationError) -> str:
+    return ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+
+
+@pytest.mark.parametrize("program", [THREADS, TRIO, ASYNCIO], ids=["threads", "trio", "asyncio"])
+async def test_what_an_application_saves_another_one_goes_on_from(served: Served, program: str) -> None:
+    application, kernel = await served.serve(program=program)
+    assert kernel.facts.kernel_id == "app"
+    assert await kernel.health() == local_pb2.KERNEL_HEALTH_DEGRADED
+    steps: list[str] = []
+    saved = await save(kernel, served.store, resume=True, progress=lambda step, _: steps.append(step))
+    envelope = saved.checkpoint.envelope
+    assert (envelope.workload_name, envelope.size_bytes, envelope.custom) == (
+        "app",
+        SIZE,
+        {"size": str(SIZE)},
+    )
+    assert list(dict.fromkeys(steps)) == ["ask", "prepare", "checkpoint", "store", "cancel"]
+    asked = ["can_checkpoint", "estimate", "prepare", "is_quiescent", "checkpoint", "cancel"]
+    assert application.said()[1:] == asked
+    await served.end(application)
+
+    successor, kernel = await served.restored(program=program)
+    assert not kernel.begun
+    assert "begun" not in successor.output.read_text()
+    restored = await restore(kernel, served.store, workload_id=envelope.workload_id)
+    assert restored.checkpoint == saved.checkpoint
+    assert restored.warnings == ()
+    assert await successor.wait_line("begun") == f"begun {SIZE} {envelope.checkpoint_id}"
+    assert kernel.begun
+
+
+async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(served: Served) -> None:
+    application, kernel = await served.serve()
+    await save(kernel, served.store, resume=False)
+    assert "cancel" not in application.said()
+    await kernel.cancel()
+    await kernel.cancel()
+    assert application.said().count("cancel") == 1
+    await save(kernel, served.store, resume=True)
+    assert len(served.store.scan(kernel.workload.workload_id)) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "match", "cancelled"),
+    [
+        ("busy", "KERNEL_NOT_READY", "in the middle of something", False),
+        ("huge", "INSUFFICIENT_DISK", "expects to save 888.2 PiB", False),
+        ("restless", "KERNEL_FAILED", "did not come to rest within 0.5 s", True),
+        ("encode-fails", "KERNEL_FAILED", "ValueError: no more", True),
+        (
+            "raises-in-can_checkpoint",
+            "KERNEL_FAILED",
+            "failed to say whether it can save itself: ValueError: told",
+            False,
+        ),
+        ("raises-in-estimate", "KERNEL_FAILED", "told to", False),
+        ("raises-in-prepare", "KERNEL_FAILED", "told to", True),
+        ("raises-in-is_quiescent", "KERNEL_FAILED", "told to", True),
+        ("raises-in-checkpoint", "KERNEL_FAILED", "told to", True),
+    ],
+)
+async def test_what_goes_wrong_is_undone(
+    served: Served, mode: str, reason: str, match: str, cancelled: bool
+) -> None:
+    application, kernel = await served.serve(mode)
+    error = await refused(lambda: save(kernel, served.store, resume=False, timeouts=SHORT))
+    assert name(error) == reason
+    assert match in error.message
+    assert ("cancel" in application.said()) is cancelled
+    assert served.files() == []
+    assert served.kernel() is kernel
+
+
+@pytest.mark.parametrize("step", ["can_checkpoint", "estimate", "prepare", "is_quiescent", "checkpoint"])
+async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: Served, step: str) -> None:
+    application, kernel = await served.serve(f"hangs-in-{step}")
+    timeouts = KernelTimeouts(0.2, 0.2, 0.2, 0.2, cancel_s=0.2)
+    error = await refused(lambda: save(kernel, served.store, resume=False, timeouts=timeouts))
+    assert name(error) == "KERNEL_FAILED"
+    assert "within 0.2 s" in error.message
+    assert served.files() == []
+    application.say("release")
+    kernel = await served.kernels.wait_served(kernel.workload.workload_id, 20)
+    if step in ("prepare", "is_quiescent", "checkpoint"):
+        await application.wait_line("cancel")
+    await save(kernel, served.store, resume=True)
+
+
+async def test_one_that_stalls_while_it_saves_goes_on(served: Served) -> None:
+    application, kernel = await served.serve("stalls-in-the-middle")
+    error = await refused(lambda: save(kernel, served.store, resume=False, timeouts=SHORT))
+    assert "did not save itself within 1 s" in error.message
+    assert served.files() == []
+    application.say("release")
+    await application.wait_line("cancel")
+
+
+@pytest.mark.parametrize(
+    "mode", [*(f"dies-in-{s}" for s in ("prepare", "is_quiescent", "checkpoint")), "dies-in-the-middle"]
+)
+async def test_one_that_dies_leaves_nothing(served: Served, mode: str) -> None:
+    _, kernel = await served.serve(mode)
+    error = await refused(lambda: save(kernel, served.store, resume=False))
+    assert name(error) == "KERNEL_FAILED"
+    assert "went away" in error.message
+    assert served.files() == []
+    with trio.fail_after(10):
+        await kernel.workload.ended.wait()
+    assert served.kernels.of(kernel.workload.workload_id) is None
+
+
+async def test_a_cancelled_save_lets_the_application_go_on(served: Served) -> None:
+    application, kernel = await served.serve("stalls-in-the-middle")
+    with trio.CancelScope() as scope:
+
+        def follow(step: str, size: int) -> None:
+            if step == "checkpoint" and size:
+                application.say("release")
+                scope.cancel()
+
+        await save(kernel, served.store, resume=False, progress=follow)
+    assert scope.cancelled_caught
+    assert application.said()[-1] == "cancel"
+    assert served.files() == []
+    assert await kernel.can_checkpoint()
+
+
+async def test_a_budget_holds_even_where_the_estimate_was_wrong(served: Served) -> None:
+    application, kernel = await served.serve(size=SIZE)
+    error = await refused(lambda: save(kernel, served.store, resume=True, available_bytes=SIZE - 1))
+    assert name(error) == "INSUFFICIENT_DISK"
+    assert "prepare" not in application.said()
+    await served.end(application)
+    # An estimate of 0 says that it is unknown.
+    other, kernel = await served.serve("encode-fails", size=0)
+    error = await refused(lambda: save(kernel, served.store, resume=True, available_bytes=65_535))
+    assert name(error) == "INSUFFICIENT_DISK"
+    assert "cancel" in other.said()
+    assert served.files() == []
+
+
+async def test_fifty_megabytes_take_little_memory(served: Served) -> None:
+    size = 50_000_000
+    application, kernel = await served.serve(size=size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    saved = await save(kernel, served.store, resume=False)
+    await served.end(application)
+    successor, kernel = await served.restored()
+    await restore(kernel, served.store, workload_id=saved.checkpoint.envelope.workload_id)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000
+    assert await successor.wait_line("begun") == f"begun {size} {saved.checkpoint.checkpoint_id}"
+
+
+async def saved_twice(served: Served) -> tuple[StoredCheckpoint, StoredCheckpoint]:
+    application, kernel = await served.serve()
+    older = await save(kernel, served.store, resume=True)
+    newer = await save(kernel, served.store, resume=False)
+    await served.end(application)
+    return older.checkpoint, newer.checkpoint
+
+
+def alter(checkpoint: StoredCheckpoint, position: int = PAYLOAD_OFFSET + 1000) -> None:
+    with checkpoint.path.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xff")
+
+
+@pytest.mark.parametrize("position", [60, PAYLOAD_OFFSET + 1000], ids=["header", "payload"])
+async def test_an_altered_one_is_passed_over_with_a_warning(served: Served, position: int) -> None:
+    older, newer = await saved_twice(served)
+    alter(newer, position)
+    successor, kernel = await served.restored()
+    restored = await restore(kernel, served.store, workload_id=older.envelope.workload_id)
+    assert restored.checkpoint == older
+    (warning,) = restored.warnings
+    assert newer.checkpoint_id in warning
+    assert successor.said().count("restore") == 1
+
+
+async def test_the_one_that_was_named_is_restored_or_none(served: Served) -> None:
+    older, newer = await saved_twice(served)
+    alter(newer)
+    successor, kernel = await served.restored()
+    named = partial(restore, kernel, served.store, workload_id=older.envelope.workload_id)
+    error = await refused(lambda: named(checkpoint_id=newer.checkpoint_id))
+    assert name(error) == "CHECKPOINT_CORRUPT"
+    error = await refused(lambda: named(checkpoint_id="k-9-0123456789abcdef"))
+    assert name(error) == "UNKNOWN_CHECKPOINT"
+    assert "begun" not in successor.output.read_text()
+    assert (await named(checkpoint_id=older.checkpoint_id)).checkpoint == older
+    await successor.wait_line("begun")
+
+
+async def test_another_version_is_not_restored(served: Served) -> None:
+    older, _ = await saved_twice(served)
+    successor, kernel = await served.restored(version=2)
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    assert name(error) == "CHECKPOINT_INCOMPATIBLE"
+    assert "version 1" in error.message
+    assert successor.said() == []
+    await kernel.begin()
+    assert await successor.wait_line("begun") == "begun 1 afresh"
+
+
+async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> None:
+    older, _ = await saved_twice(served)
+    successor, kernel = await served.restored("decode-fails")
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    assert name(error) == "KERNEL_FAILED"
+    assert "ValueError: can't be read" in error.message
+    assert "begun" not in successor.output.read_text()
+
+
+async def test_nothing_to_restore_is_said(served: Served) -> None:
+    _, kernel = await served.restored()
+    error = await refused(lambda: restore(kernel, served.store, workload_id="w-none"))
+    assert name(error) == "UNKNOWN_CHECKPOINT"
+
+
+async def test_an_application_that_works_is_not_restored(served: Served) -> None:
+    application, kernel = await served.serve()
+    saved = await save(kernel, served.store, resume=True)
+    workload_id = saved.checkpoint.envelope.workload_id
+    error = await refused(lambda: restore(kernel, served.store, workload_id=workload_id))
+    assert "works already" in error.message
+    assert "restore" not in application.said()
+
+
+async def test_a_workload_has_one_kernel(served: Served) -> None:
+    application, kernel = await served.serve(program=TWICE)
+    assert await application.wait_line("refused") == "refused ALREADY_REGISTERED"
+    assert served.kernel() is kernel
+
+
+async def test_a_stranger_can_not_speak_for_a_workload(served: Served) -> None:
+    _, kernel = await served.serve()
+    stranger = served.start(STRANGER, kernel.workload.workload_id)
+    assert await stranger.wait_line("refused") == "refused UNKNOWN_WORKLOAD"
+    assert served.kernel() is kernel
+
+
+async def test_who_says_nothing_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_module, "HELLO_TIMEOUT_S", 0.2)
+    code = """
+import sys, grpc
+from leasehold.v1.local_pb2_grpc import LocalServiceStub
+import threading
+def silent():
+    threading.Event().wait(20)
+    yield
+with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
+    try:
+        next(LocalServiceStub(channel).ServeKernel(silent()))
+    except grpc.RpcError as error:
+        print(error.code().name, flush=True)
+    import os; os._exit(0)
+"""
+    command = [sys.executable, "-c", code, str(served.folder / "worker.sock")]
+    with trio.fail_after(15):
+        done = await trio.run_process(command, capture_stdout=True)
+    assert done.stdout == b"INVALID_ARGUMENT\n"
+
+
+async def test_there_is_room_for_so_many_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_service, "KERNELS_LIMIT", 1)
+    async with open_served(tmp_path) as served:
+        _, kernel = await served.serve()
+        stranger = served.start(STRANGER, kernel.workload.workload_id)
+        assert await stranger.wait_line("refused") == "refused INSUFFICIENT_RESOURCES"
+
+
+async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
+    application, kernel = await served.serve()
+    workload_id = kernel.workload.workload_id
+    with trio.fail_after(10):
+        assert await served.kernels.wait_served(workload_id, 5) is kernel
+    await served.end(application)
+    error = await refused(lambda: served.kernels.wait_served(workload_id, 5))
+    assert name(error) == "KERNEL_NOT_READY"
+    assert "ended before" in error.message

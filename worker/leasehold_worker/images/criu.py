@@ -67,7 +67,7 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
         return f"{configured or 'criu'} is not there, or is no program: {HOW_TO_GET_IT}"
     if not _is_administrator():
         return "CRIU needs root, or a worker with CAP_SYS_ADMIN: start the worker so"
-    path = Path(os.path.abspath(found))
+    path = Path.cwd() / found
     try:
         answer = await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_VERSION, timeout_s)
         version = (answer.version.major_number, answer.version.minor_number, answer.version.sublevel)

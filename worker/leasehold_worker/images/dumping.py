@@ -127,8 +127,8 @@ class _Dump:
         if self.committed:
             return OperationError(
                 errors_pb2.ERROR_REASON_CRIU_FAILED,
-                f"CRIU wrote an image of process {self._root_pid} and did not end the processes ({why}): stop "
-                "the workload, or delete the image",
+                f"CRIU wrote an image of process {self._root_pid} and did not end the processes ({why}): "
+                "stop the workload, or delete the image",
                 {"pid": str(self._root_pid), "phase": COMMITTED},
             )
         return OperationError(

@@ -1,5 +1,6 @@
 """Bringing a process tree back from its image, behind a launcher that outlives the worker."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterable
@@ -85,6 +86,8 @@ async def restore(
     await _remove(work)  # left by a worker that was killed
     try:
         with open_directories(image, work) as (images, logs, errors):
+            # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
+            fcntl.flock(images, fcntl.LOCK_SH)
             plugins = facts.cuda_plugins if through_plugin and facts.cuda_plugins else work
             return await relaunch(
                 folder,
@@ -100,10 +103,11 @@ async def restore(
             )
     except (LaunchError, SwrkError) as error:
         said = read_errors(work / _LOG, work / ERRORS_FILE)
+        why = f"{error}{': ' if said else ''}{said}"
         raise OperationError(
             errors_pb2.ERROR_REASON_CRIU_FAILED,
-            f"CRIU could not bring back what is in {image.name} ({error}{': ' if said else ''}{said}): nothing "
-            "of it runs, the image is as it was, and docs/criu.md says what a restore needs",
+            f"CRIU could not bring back what is in {image.name} ({why}): nothing of it runs, the image is as "
+            "it was, and docs/criu.md says what a restore needs",
             {"image": image.name},
         ) from error
     finally:

@@ -18,3 +18,11 @@ def start_time(pid: int) -> int | None:
 def has_thread(pid: int, tid: int) -> bool:
     """Does the process have this thread?"""
     return Path(f"/proc/{pid}/task/{tid}").exists()
+
+
+def has_restore_thread(pid: int, tid: int) -> bool:
+    """Is this thread of the process the one through which its driver answers?"""
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_text().rstrip("\n") == f"cuda{pid:011x}"
+    except OSError:
+        return False

@@ -33,10 +33,18 @@ bool channel_owns_record(const struct channel *channel) {
     return record->pid == channel->pid && record->start_time == channel->start_time;
 }
 
+/* The record of a process. The first who asks for one that has come back from an image gives it its new start time.
+ * Under the lock. */
 static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid) {
-    for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
-        if (host->processes[slot].pid == pid && simgpu_record_is_live(&host->processes[slot]))
-            return &host->processes[slot];
+    for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
+        struct simgpu_process *record = &host->processes[slot];
+        if (record->pid != pid)
+            continue;
+        if (simgpu_record_has_returned(record))
+            record->start_time = process_start_time(pid);
+        if (simgpu_record_is_live(record))
+            return record;
+    }
     return NULL;
 }
 

@@ -20,6 +20,9 @@ struct context {
 /* The record of this process on the host; NULL before cuInit, and in a child forked after it. */
 extern struct simgpu_process *simgpu_self;
 
+/* Its id. After a return from an image the record may be another's. */
+extern uint64_t simgpu_record_id;
+
 /* Guards the objects of this process: contexts, allocations, pools. Taken before simgpu_lock(). */
 extern pthread_mutex_t simgpu_objects;
 

@@ -25,12 +25,15 @@ static void reopen_if_abandoned(struct simgpu_process *self, uint32_t status) {
         simgpu_wake_word(&self->status);
 }
 
-static void pass_gate(struct simgpu_process *self) {
+/* False: the process was away for so long that its record is another's. */
+static bool pass_gate(struct simgpu_process *self) {
     for (;;) {
+        if (self->id != simgpu_record_id)
+            return false;
         atomic_fetch_add(&self->in_flight, 1);
         uint32_t status = atomic_load(&self->status);
         if (!(status & SIMGPU_GATE_CLOSED))
-            return;
+            return true;
         simgpu_leave(CUDA_SUCCESS);
         simgpu_wait_word(&self->status, status, HEAL_INTERVAL_MS);
         if (atomic_load(&self->status) == status)
@@ -67,7 +70,8 @@ CUresult simgpu_enter(const char *call, enum call_kind kind, struct context **co
         return CUDA_ERROR_NOT_INITIALIZED;
     if (kind == NEEDS_DRIVER)
         return CUDA_SUCCESS;
-    pass_gate(simgpu_self);
+    if (!pass_gate(simgpu_self))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     CUresult result = kind == NEEDS_CONTEXT ? find_usable_context(context) : CUDA_SUCCESS;
     return result == CUDA_SUCCESS ? CUDA_SUCCESS : simgpu_leave(result);
 }

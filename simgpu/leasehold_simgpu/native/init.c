@@ -14,6 +14,7 @@
 #define RESTORE_THREAD_STACK_BYTES 65536
 
 struct simgpu_process *simgpu_self;
+uint64_t simgpu_record_id;
 pthread_mutex_t simgpu_objects = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -30,7 +31,7 @@ static void forget_in_child(void) {
 
 static _Atomic int restore_tid;
 
-/* Stands for the thread through which the real driver answers controllers: "cuda" and 11 hex digits. */
+/* Stands for the thread through which the real driver answers controllers. */
 static void *restore_thread(void *unused) {
     (void)unused;
     atomic_store(&restore_tid, (int)syscall(SYS_gettid));
@@ -54,19 +55,34 @@ static bool start_restore_thread(void) {
     if (failed)
         return false;
     char name[16];
-    snprintf(name, sizeof name, "cuda%011x", (unsigned)getpid());
+    restore_thread_name(getpid(), name);
     pthread_setname_np(thread, name);
     while (atomic_load(&restore_tid) == 0)
         simgpu_sleep_us(50);
     return true;
 }
 
-/* A free record, or one whose process is gone. Under the lock. */
+/* A free record, or one whose process is gone: one that can come back only if there is no other, and then the one that
+ * began first. Under the lock. */
 static struct simgpu_process *free_record(struct simgpu_host *host) {
+    struct simgpu_process *oldest = NULL;
+    for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
+        struct simgpu_process *record = &host->processes[slot];
+        if (simgpu_record_is_live(record))
+            continue;
+        if (!simgpu_record_can_return(record))
+            return record;
+        if (!simgpu_record_has_returned(record) && (oldest == NULL || record->start_time < oldest->start_time))
+            oldest = record;
+    }
+    return oldest;
+}
+
+/* Forgets who had this pid before: nobody can come back while it is taken. Under the lock. */
+static void forget_namesakes(struct simgpu_host *host) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
-        if (!simgpu_record_is_live(&host->processes[slot]))
-            return &host->processes[slot];
-    return NULL;
+        if (host->processes[slot].pid == getpid())
+            host->processes[slot].pid = 0;
 }
 
 static CUresult register_process(struct simgpu_host *host) {
@@ -77,9 +93,11 @@ static CUresult register_process(struct simgpu_host *host) {
     if (!start_restore_thread())
         return CUDA_ERROR_OPERATING_SYSTEM;
     simgpu_lock();
+    forget_namesakes(host);
     struct simgpu_process *record = free_record(host);
     if (record != NULL) {
         memset(record, 0, sizeof *record);
+        record->id = simgpu_record_id = ++host->next_record_id;
         record->restore_tid = atomic_load(&restore_tid);
         record->start_time = process_start_time(getpid());
         record->visible_count = count;

@@ -53,6 +53,17 @@ bool process_has_thread(pid_t pid, pid_t tid) {
     return access(path, F_OK) == 0;
 }
 
+void restore_thread_name(pid_t pid, char name[16]) {
+    snprintf(name, 16, "cuda%011x", (unsigned)pid);
+}
+
+bool process_has_restore_thread(pid_t pid, pid_t tid) {
+    char file[48], expected[16], found[32];
+    snprintf(file, sizeof file, "task/%d/comm", (int)tid);
+    restore_thread_name(pid, expected);
+    return read_proc(pid, file, found, sizeof found) && strncmp(found, expected, strlen(expected)) == 0;
+}
+
 pid_t process_of_thread(pid_t tid) {
     char text[4096];
     if (tid <= 0 || !read_proc(tid, "status", text, sizeof text))

@@ -14,6 +14,12 @@ bool process_is_stopped(pid_t pid);
 
 bool process_has_thread(pid_t pid, pid_t tid);
 
+/* The name of the thread through which a process's driver answers: "cuda" and 11 hex digits. */
+void restore_thread_name(pid_t pid, char name[16]);
+
+/* Is this thread of the process the one that bears that name? */
+bool process_has_restore_thread(pid_t pid, pid_t tid);
+
 /* The process that a thread id belongs to (its own for a process id), or 0 if there is none. */
 pid_t process_of_thread(pid_t tid);
 

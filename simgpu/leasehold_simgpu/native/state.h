@@ -5,6 +5,9 @@
  * Any process may be killed at any instruction. So: the file lock is a flock, which the kernel takes back from
  * the dead; a process record counts only while a process with its pid AND its start time lives; and each change
  * of a process's state is one store of one word, `status`, so that no reader ever sees half of it.
+ *
+ * A process that is CHECKPOINTED may be written to disk by CRIU, end, and be brought back later. So its record stays
+ * when it ends, and is taken for another process only when no other slot is left.
  */
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
@@ -99,6 +102,7 @@ struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
     int32_t restore_tid;
     uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot */
+    uint64_t id;         /* of no other record, ever: a process knows its own by it, whoever was given the slot since */
     _Atomic uint32_t status;
     _Atomic uint32_t in_flight; /* device calls that are running now */
     _Atomic uint32_t busy;      /* set from outside: submitted work that never drains */
@@ -126,6 +130,7 @@ struct simgpu_host {
     uint64_t restore_fixed_us;
     uint64_t restore_bytes_per_s;
     uint64_t next_fault_id;
+    uint64_t next_record_id;
     _Atomic uint32_t fault_count; /* 0 lets every call skip the search */
     uint32_t reserved_2;
     struct simgpu_gpu gpus[SIMGPU_MAX_GPUS];
@@ -153,6 +158,12 @@ uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct 
 /* Does the process of this record still live, with the driver in it? An exec keeps pid and start time, but ends the
  * restore thread. */
 bool simgpu_record_is_live(const struct simgpu_process *process);
+
+/* May the process of this record be away, to be brought back from an image of it? Then the record waits for it. */
+bool simgpu_record_can_return(const struct simgpu_process *process);
+
+/* Has it come back? CRIU gives it its pid and its threads again, but a new start time. */
+bool simgpu_record_has_returned(const struct simgpu_process *process);
 
 /* Stores a new status and wakes everyone who waits for one. */
 void simgpu_set_status(struct simgpu_process *process, uint32_t status);

@@ -104,6 +104,13 @@ with local.claim(gpus=0, name="app"):
 """
 """Serves two kernels in one workload."""
 
+CARELESS = f"""{SAVING}
+with local.claim(gpus=0, name="app"):
+    served = kernel.serve(App(), facts)
+    say("begun")
+"""
+"""Ends without closing its kernel."""
+
 STRANGER = f"""{SAVING}
 os.environ["LEASEHOLD_WORKLOAD_ID"] = mode
 try:

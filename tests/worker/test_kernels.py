@@ -1,12 +1,8 @@
 """Applications that save themselves: real processes over the real socket, called as the worker calls them."""
 
-import os
 import resource
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,145 +12,15 @@ from leasehold.v1 import local_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_worker import kernels as kernels_module
 from leasehold_worker import local_service
-from leasehold_worker.claim_turns import ClaimTurns
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.envelope_file import StoredCheckpoint
-from leasehold_worker.images.envelope_store import EnvelopeStore
-from leasehold_worker.journal import open_journal
 from leasehold_worker.kernel_calls import KernelTimeouts, restore, save
-from leasehold_worker.kernels import Kernels
-from leasehold_worker.local_answers import LocalAnswers
-from leasehold_worker.local_claims import LocalClaims
-from leasehold_worker.local_service import serve_locally
-from leasehold_worker.local_socket import LocalSocket
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workloads import ENDED
 
-from .kernel_programs import ASYNCIO, STRANGER, THREADS, TRIO, TWICE
+from .kernel_host import SIZE, Served, open_served
+from .kernel_programs import ASYNCIO, CARELESS, STRANGER, THREADS, TRIO, TWICE
 
-SIZE = 3_500_000
 SHORT = KernelTimeouts(answer_s=0.5, quiescence_s=0.5, checkpoint_s=1.0, restore_s=5.0, cancel_s=2.0)
-
-
-@dataclass
-class Application:
-    """A program that serves a kernel."""
-
-    process: subprocess.Popen[bytes]
-    output: Path
-
-    def said(self) -> list[str]:
-        return self.output.read_text().splitlines()
-
-    async def wait_line(self, start: str) -> str:
-        """Waits until it has said something that begins so."""
-        with trio.fail_after(20):
-            while True:
-                for line in self.said():
-                    if line.startswith(start):
-                        return line
-                await trio.sleep(0.01)
-
-    def say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n".encode())
-        self.process.stdin.flush()
-
-
-@dataclass
-class Served:
-    """A worker in this process, and the applications that it may call."""
-
-    folder: Path
-    parts: Parts
-    kernels: Kernels
-    store: EnvelopeStore
-    started: list[Application] = field(default_factory=list)
-
-    def start(self, program: str, mode: str = "", size: int = SIZE, version: int = 1) -> Application:
-        output = self.folder / f"application{len(self.started)}.log"
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, mode, str(size), str(version)],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "LEASEHOLD_SOCKET": str(self.folder / "worker.sock")},
-            )
-        self.started.append(Application(process, output))
-        return self.started[-1]
-
-    async def serve(
-        self, mode: str = "", size: int = SIZE, version: int = 1, program: str = THREADS
-    ) -> tuple[Application, ServedKernel]:
-        """Starts an application that begins afresh."""
-        application = self.start(program, mode, size, version)
-        await application.wait_line("begun")
-        return application, self.kernel()
-
-    def kernel(self) -> ServedKernel:
-        (workload,) = (found for found in self.parts.workloads.all() if found.state not in ENDED)
-        kernel = self.kernels.of(workload.workload_id)
-        assert kernel is not None
-        return kernel
-
-    async def restored(
-        self, mode: str = "", version: int = 1, program: str = THREADS
-    ) -> tuple[Application, ServedKernel]:
-        """Starts an application that is told to wait until it is restored."""
-        expect = self.kernels.expect_restore
-        known = {workload.workload_id for workload in self.parts.workloads.all()}
-        application = self.start(program, mode, 1, version)
-        with trio.fail_after(20):
-            while not (new := [w for w in self.parts.workloads.all() if w.workload_id not in known]):
-                await trio.lowlevel.checkpoint()
-        expect(new[0].workload_id)
-        return application, await self.kernels.wait_served(new[0].workload_id, 20)
-
-    async def end(self, application: Application) -> None:
-        """Ends an application, as a stop would, and waits until its workload has ended."""
-        application.process.kill()
-        with trio.fail_after(20):
-            for workload in self.parts.workloads.all():
-                await workload.ended.wait()
-
-    def clear(self) -> None:
-        """Ends the applications."""
-        for application in self.started:
-            application.process.kill()
-            application.process.wait(10)
-            assert application.process.stdin is not None
-            application.process.stdin.close()
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.store.root.rglob("*") if path.is_file())
-
-
-@asynccontextmanager
-async def open_served(folder: Path) -> AsyncIterator[Served]:
-    async with (
-        open_journal(folder / "journal.sqlite3") as journal,
-        open_parts(WorkerConfig(state_dir=folder), folder / "workloads", lambda _: None) as parts,
-    ):
-        commands = Commands(
-            partial(operate, parts), journal, lambda _: [], None, parts.nursery, lambda _: None
-        )
-        turns = ClaimTurns(parts)
-        claims = LocalClaims(parts, commands, journal, turns)
-        answers = LocalAnswers(parts, commands, turns, "worker")
-        kernels = Kernels(parts.workloads, parts.nursery)
-        with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
-            world = Served(folder, parts, kernels, EnvelopeStore(folder / "images"))
-            async with serve_locally(local_socket, claims, answers, kernels):
-                try:
-                    yield world
-                finally:
-                    world.clear()
 
 
 @pytest.fixture
@@ -163,9 +29,9 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         yield world
 
 
-async def refused(call: Callable[[], object]) -> OperationError:
+async def refused(call: Callable[[], Awaitable[object]]) -> OperationError:
     with pytest.raises(OperationError) as error:
-        await call()  # type: ignore[misc] # any coroutine
+        await call()
     return error.value
 
 
@@ -450,3 +316,10 @@ async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     error = await refused(lambda: served.kernels.wait_served(workload_id, 5))
     assert name(error) == "KERNEL_NOT_READY"
     assert "ended before" in error.message
+
+
+async def test_a_program_that_does_not_close_its_kernel_ends_all_the_same(served: Served) -> None:
+    application = served.start(CARELESS)
+    await application.wait_line("begun")
+    with trio.fail_after(20):
+        assert await trio.to_thread.run_sync(partial(application.process.wait, 20)) == 0

@@ -71,6 +71,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             parts.workloads,
             parts.pool,
             Planning(parts.operations.preflight),
+            parts.disk,
             journal,
         )
         parts.nursery.start_soon(link.run)

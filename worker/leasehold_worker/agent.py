@@ -19,7 +19,6 @@ from leasehold_worker.config import StopWorkloads, WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
-from leasehold_worker.kernels import Kernels
 from leasehold_worker.leases import Standing
 from leasehold_worker.link import Link
 from leasehold_worker.local_answers import LocalAnswers
@@ -84,7 +83,10 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             return [message for id_ in workload_ids for message in reporter.workload(id_)]
 
         workloads_path = state_directory.workloads_path
-        async with open_parts(config, workloads_path, keep_workload, forget_workload, keep_standing) as parts:
+        worker_id = identity.worker_id
+        async with open_parts(
+            config, workloads_path, keep_workload, forget_workload, keep_standing, worker_id
+        ) as parts:
             driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
             if driver.unavailable_reason is not None:
                 logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
@@ -106,12 +108,12 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
                 parts.workloads,
                 pool,
                 planning,
+                parts.disk,
                 journal,
             )
             turns = ClaimTurns(parts)
             claims = LocalClaims(parts, commands, journal, turns)
             answers = LocalAnswers(parts, commands, turns, identity.worker_id)
-            kernels = Kernels(parts.workloads, nursery)
             arbiter = Arbiter(parts, commands, claims.ask_to_yield)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()
@@ -121,7 +123,8 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(arbiter.run)
-            async with serve_locally(local_socket, claims, answers, kernels):
+            nursery.start_soon(parts.disk.run)
+            async with serve_locally(local_socket, claims, answers, parts.kernels):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()
             nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)

@@ -17,9 +17,10 @@ from leasehold_worker.foreign import owner
 from leasehold_worker.leases import Lease
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
-from leasehold_worker.preconditions import invalid, require_known_features
+from leasehold_worker.preconditions import invalid, require_unhooked
 from leasehold_worker.processes import process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
+from leasehold_worker.strategies import resolve
 from leasehold_worker.workloads import ENDED
 
 COALESCE_S: Final = 0.05
@@ -148,7 +149,8 @@ class ClaimTurns:
         return wanted
 
     def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
-        require_known_features(wanted.spec)
+        require_unhooked(wanted.spec)
+        resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
             _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
         _check_helper(wanted.spec.helper)

@@ -79,9 +79,21 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
         errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
         errors_pb2.ERROR_REASON_NOT_PERMITTED,
+        errors_pb2.ERROR_REASON_NOTHING_FREED,
+        errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST,
+        errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+        errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
+        errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
+        errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
     }
 )
 """With no driver call made yet, these mean REJECTED: nothing was begun."""
+
+
+BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})
+"""Phases in which something is done to a workload without the driver."""
 
 
 @final
@@ -404,4 +416,5 @@ def _outcome(error: OperationError | None, report: Report) -> CommandState.Value
 
 
 def _has_called(report: Report) -> bool:
-    return any(outcome.phases for _, outcome in report.outcomes)
+    called = any(outcome.phases for _, outcome in report.outcomes)
+    return called or any(phase.name in BEGUN for phase in report.phases)

@@ -58,6 +58,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adopt_users: list[str] = []
     """Users, by name or number, whose processes may be adopted; "*" is everybody. Empty: the worker's own, or
     everybody where the worker is root."""
+    image_dir: Path | None = None
+    """Directory for images of processes and what applications save; workers may share it. None: images in
+    the state directory."""
+    checkpoint_limit: str | int = 0
+    """What all of it may take: bytes, or a size. 0: as much as the disk has, less disk_reserve."""
+    checkpoint_expiry_s: float = 7 * 86_400.0
+    """How long what no workload needs any more is kept there."""
+    keep_images: bool = False
+    """Keep images of processes, too, that have been brought back."""
+    parked_memory_limit: str | int = 0
+    """Host memory that suspended workloads may take together: bytes, or a size. 0: no limit of its own."""
+    criu: str = ""
+    """The criu program. Empty: the one on PATH."""
     gpu_units: dict[str, int] = {}
     """Throughput units of GPU models by a part of the product name. They go before the default table."""
 
@@ -65,6 +78,21 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def socket_path(self) -> Path:
         """Where the local API is served."""
         return self.socket or self.state_dir / "worker.sock"
+
+    @property
+    def image_path(self) -> Path:
+        """Where checkpoints are kept."""
+        return self.image_dir or self.state_dir / "images"
+
+    @property
+    def checkpoint_limit_bytes(self) -> int:
+        """``checkpoint_limit`` in bytes."""
+        return _size_bytes("checkpoint_limit", self.checkpoint_limit)
+
+    @property
+    def parked_memory_limit_bytes(self) -> int:
+        """``parked_memory_limit`` in bytes."""
+        return _size_bytes("parked_memory_limit", self.parked_memory_limit)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -97,7 +125,7 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
         )
-    for name in ("driver_call_floor_s", "proof_timeout_s"):
+    for name in ("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"):
         if not 0 < getattr(config, name) < float("inf"):
             raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
     for name, number in {
@@ -105,6 +133,8 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
         "cpu_limit_millicores": config.cpu_limit_millicores,
         "memory_limit": config.memory_limit_bytes,
         "disk_reserve": config.disk_reserve_bytes,
+        "checkpoint_limit": config.checkpoint_limit_bytes,
+        "parked_memory_limit": config.parked_memory_limit_bytes,
     }.items():
         if number < 0:
             raise StartError(f"{name} {number} is negative: give 0 or more")

@@ -34,7 +34,8 @@ from leasehold_worker.processes import ProcessIdentity, is_alive
 from leasehold_worker.proof import placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
-from leasehold_worker.workloads import ENDED, SUSPENDED, WEDGED, Workload
+from leasehold_worker.strategies import CUDA_SUSPEND
+from leasehold_worker.workloads import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED, Workload
 from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
 
@@ -44,8 +45,11 @@ STILL_S: Final = 0.2
 """Members that are looked at twice, so far apart, and stand the same are taken to stand still."""
 
 STILL_TIMEOUT_S: Final = 10.0
-SETTLED: Final = frozenset({WORKLOAD_RUNNING, SUSPENDED, WEDGED, WORKLOAD_UNKNOWN, *ENDED})
+SETTLED: Final = frozenset({WORKLOAD_RUNNING, *PARKED, WEDGED, WORKLOAD_UNKNOWN, *ENDED})
 """Where workloads are when nothing is done with them."""
+
+_AT_REST: Final = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}, SLEEPING: {RUNNING}}
+"""Where the members of a workload are with which nothing is done."""
 
 ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
 """Where a call may have left a member."""
@@ -63,6 +67,8 @@ class Interrupted:
 
         Something may have been, all the same: the worker parks and stops workloads by itself too.
         """
+        if workload.state in AWAY:
+            return
         home = home_of(workload)
         was_halfway = workload.state not in SETTLED
         if not home:
@@ -89,7 +95,7 @@ class Interrupted:
                 self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
             return
         states = _states(found[workload.workload_id])
-        wanted = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}}.get(workload.state)
+        wanted = _AT_REST.get(workload.state)
         if wanted is not None and states <= wanted:
             return
         workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
@@ -128,10 +134,17 @@ class Interrupted:
             Why the operation did not succeed, or None; and what to say beside that.
         """
         parties = [
-            Party(workload, members=party.members, home=party.home, destination=party.destination)
+            Party(
+                workload,
+                members=party.members,
+                home=party.home,
+                destination=party.destination,
+                full_bytes=party.full_bytes,
+                hook_notes=party.hook_notes,
+            )
             for party, workload in zip(intent.parties, workloads, strict=True)
         ]
-        plan = Plan(parties, pairs=intent.pairs)
+        plan = Plan(parties, pairs=intent.pairs, policy=intent.policy)
         moving = intent.phase == "restore"
         problem: OperationError | None = None
         outcomes: dict[str, list[MemberOutcome]] = {}
@@ -148,7 +161,9 @@ class Interrupted:
             # From the checkpoint on, the operation or its way back may have restored members.
             party.workload.restored = party.workload.restored or intent.phase in ("checkpoint", "restore")
             outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
-        done = problem is None and await self._is_done(outcomes, plan.pairs, kind)
+        by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
+        done = problem is None and (kind != "suspend" or by_suspend)
+        done = done and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
         members, listed = await where_members_are(self._parts.proof, plan, outcomes, done=done)
         self._settle(plan, outcomes, intent.reserved, members, listed, None if done else failure)
@@ -254,7 +269,8 @@ class Interrupted:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
         for party in plan.parties:
             workload_id = party.workload.workload_id
-            settle_state(self._parts.workloads, party, outcomes[workload_id], members[workload_id], error)
+            mine = outcomes[workload_id]
+            settle_state(self._parts.workloads, party, mine, members[workload_id], error, plan.policy)
 
 
 def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:

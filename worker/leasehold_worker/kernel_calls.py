@@ -20,6 +20,7 @@ from leasehold_worker.images.envelope_file import EnvelopeReader, EnvelopeWriter
 from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
 from leasehold_worker.served_kernel import CHUNK_BYTES, TEXT_LIMIT, ServedKernel
 from leasehold_worker.sizes import size_text
+from leasehold_worker.workloads import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +186,16 @@ async def _restore_newest(
         f"there is no checkpoint in {store.root} to restore workload {kernel.workload.name} from: start it "
         "afresh, or give the worker the image directory that has one",
         {"workload_id": kernel.workload.workload_id},
+    )
+
+
+def no_kernel(workload: Workload) -> OperationError:
+    """What is said where an application can't be saved, since it serves no kernel."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+        f"the application of workload {workload.name} serves no kernel, so it can't be saved: have it call "
+        "leasehold_client.kernel.serve, or park its processes by `leasehold suspend --process checkpoint`",
+        {"workload_id": workload.workload_id},
     )
 
 

@@ -123,12 +123,14 @@ class Kernels:
         self._served[workload_id], self._peers[workload_id] = kernel, session.peer
         try:
             await session.send(ServeKernelResponse(welcome=welcome))
+            self._workloads.set_kernel(workload, hello.kernel)
             logger.info("workload %s saves itself: kernel %s", workload.name, hello.kernel.kernel_id)
             self._tell()
             await session.gone.wait()
         finally:
             if self._served.get(workload_id) is kernel:
                 del self._served[workload_id], self._peers[workload_id]
+                self._workloads.set_kernel(workload, None)
             self._tell()
 
     def _tell(self) -> None:

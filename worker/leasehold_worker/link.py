@@ -13,6 +13,7 @@ import grpc
 import trio
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
+    CheckpointQuery,
     ConnectRequest,
     ConnectResponse,
     Goodbye,
@@ -30,6 +31,8 @@ from leasehold_worker.bridge import (
     violation,
 )
 from leasehold_worker.channel import open_channel
+from leasehold_worker.checkpoint_answers import answer_checkpoints
+from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
@@ -85,6 +88,7 @@ class Link:
         workloads: Workloads,
         pool: GpuPool,
         planning: Planning,
+        disk: CheckpointDisk,
         journal: Journal,
     ) -> None:
         self._coordinator = coordinator
@@ -94,6 +98,7 @@ class Link:
         self._workloads = workloads
         self._pool = pool
         self._planning = planning
+        self._disk = disk
         self._journal = journal
         self._outbox: Outbox | None = None
         self._overflow = trio.Event()
@@ -215,6 +220,8 @@ class Link:
                     nursery.start_soon(self._answer_read, frame.read_output, reads)
                 case "plan_query":
                     nursery.start_soon(self._answer_plan, frame.plan_query, plans)
+                case "checkpoint_query":
+                    nursery.start_soon(self._answer_checkpoints, frame.checkpoint_query, plans)
                 case "goodbye":
                     raise _farewell(frame.goodbye)
                 case "drain":
@@ -303,6 +310,11 @@ class Link:
         async with plans:
             answer = await self._planning.answer(query)
         self.send(ConnectRequest(plan_answer=answer))
+
+    async def _answer_checkpoints(self, query: CheckpointQuery, questions: trio.CapacityLimiter) -> None:
+        async with questions:
+            answer = await answer_checkpoints(self._disk, query, self._state_directory.worker_id())
+        self.send(ConnectRequest(checkpoint_answer=answer))
 
 
 async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float) -> ConnectResponse:

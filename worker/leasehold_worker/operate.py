@@ -1,5 +1,7 @@
 """Which part of the worker carries out which operation."""
 
+from functools import partial
+
 import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
@@ -37,6 +39,12 @@ async def operate(parts: Parts, command: Command, report: Report) -> None:
         case "uncordon":
             await trio.lowlevel.checkpoint()
             parts.servicing.uncordon(operation.uncordon)
+        case "checkpoint":
+            await parts.applications.checkpoint(workload_id, report)
+        case "delete_checkpoints":
+            deletion = operation.delete_checkpoints
+            delete = partial(parts.disk.delete, deletion.checkpoint_ids, force=deletion.force)
+            await trio.to_thread.run_sync(delete)
         case "reset_gpu_health":
             await parts.servicing.reset_health(operation.reset_gpu_health)
         case None:

@@ -3,14 +3,18 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from leasehold_worker.adopting import Adopting
+from leasehold_worker.applications import Applications
+from leasehold_worker.beside import HookCalls
 from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.gpu_choice import PoolGpu
@@ -18,17 +22,27 @@ from leasehold_worker.gpu_units import GpuUnits
 from leasehold_worker.health_monitor import HealthMonitor
 from leasehold_worker.host_ledger import HostLedger
 from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.image_host import ImageHost
+from leasehold_worker.images.criu import probe
+from leasehold_worker.images.envelope_store import EnvelopeStore
+from leasehold_worker.images.store import ImageStore
+from leasehold_worker.imaging import Imaging
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.kernels import Kernels
 from leasehold_worker.killing import Killer
 from leasehold_worker.leases import Standing
 from leasehold_worker.machine import disk_space, hard_limits, limits_within
+from leasehold_worker.moving import Moving
 from leasehold_worker.operations import Operations
+from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.preflight import Preflight
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Resources
 from leasehold_worker.servicing import Servicing
+from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.taking import Taking
 from leasehold_worker.workloads import Workload, Workloads, parked_bytes
@@ -50,6 +64,11 @@ class Parts:
         proof: What NVML says of members.
         workloads: The registry.
         operations: Run, suspend, restore and remap.
+        hook_calls: What hooks are called with.
+        kernels: Applications that save themselves.
+        applications: Saves, stops and starts them again.
+        imaging: Writes processes to disk, and brings them back.
+        disk: What is kept on disk.
         stopping: Stop.
         adopting: Adopt and release.
         servicing: Cordon, uncordon and the reset of a GPU's health.
@@ -67,6 +86,11 @@ class Parts:
     proof: Proof
     workloads: Workloads
     operations: Operations
+    hook_calls: HookCalls
+    kernels: Kernels
+    applications: Applications
+    imaging: Imaging
+    disk: CheckpointDisk
     stopping: Stopping
     adopting: Adopting
     servicing: Servicing
@@ -80,6 +104,7 @@ async def open_parts(
     observer: Callable[[Workload], None],
     on_forgotten: Callable[[str], None] = lambda _: None,
     keep_standing: Callable[[str, Standing], None] = lambda *_: None,
+    worker_id: str = "",
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context; what is left in the nursery is cancelled.
 
@@ -89,6 +114,7 @@ async def open_parts(
         observer: Told every change of a workload.
         on_forgotten: Told the id of an ended workload that is not remembered any longer.
         keep_standing: Told what is held against a GPU, or under "" against the worker, when it is another.
+        worker_id: Whose images are on disk.
 
     Raises:
         StartError: A limit of the settings is above what the host has.
@@ -135,18 +161,63 @@ async def open_parts(
         resources = Resources(pool, ledger)
         host_memory = HostMemory(config.host_memory_reserve_bytes, enforced.owns)
         proof = Proof(inventory, config.proof_timeout_s)
-        operations = Operations(
+        taking = Taking(inventory, pool, resources, workloads, foreign)
+        stopping = Stopping(workloads, killer)
+        kernels = Kernels(workloads, nursery)
+        hook_calls = HookCalls(workloads, proof, kernels.of)
+        moving = Moving(
             driver,
             inventory,
             pool,
             workloads,
-            Taking(inventory, pool, resources, workloads, foreign),
-            nursery,
+            hook_calls,
             rates=rates,
             host_memory=host_memory,
             proof=proof,
         )
-        stopping = Stopping(workloads, killer)
+        images, envelopes = ImageStore(config.image_path), EnvelopeStore(config.image_path)
+        disk = CheckpointDisk(
+            images,
+            envelopes,
+            workloads,
+            limit_bytes=config.checkpoint_limit_bytes,
+            reserve_bytes=config.disk_reserve_bytes,
+            keep_images=config.keep_images,
+            expiry=timedelta(seconds=config.checkpoint_expiry_s),
+            worker_id=worker_id,
+        )
+        imaging = Imaging(
+            await probe(config.criu or None),
+            images,
+            ImageHost(worker_id, inventory),
+            driver,
+            pool,
+            workloads,
+            moving,
+            stopping,
+            nursery,
+        )
+        applications = Applications(pool, workloads, kernels, envelopes, disk, stopping, taking, nursery)
+        preflight = Preflight(
+            driver,
+            inventory,
+            pool,
+            workloads,
+            host_memory,
+            rates,
+            proof,
+            PolicyChecks(resources, kernels, envelopes, disk, imaging),
+        )
+        operations = Operations(
+            workloads,
+            taking,
+            nursery,
+            preflight=preflight,
+            moving=moving,
+            sleeping=Sleeping(pool, workloads, hook_calls, moving),
+            imaging=imaging,
+            applications=applications,
+        )
         adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
         health = HealthMonitor(inventory, pool.set_health)
         servicing = Servicing(pool, health.look)
@@ -162,6 +233,11 @@ async def open_parts(
             proof=proof,
             workloads=workloads,
             operations=operations,
+            hook_calls=hook_calls,
+            kernels=kernels,
+            applications=applications,
+            imaging=imaging,
+            disk=disk,
             stopping=stopping,
             adopting=adopting,
             servicing=servicing,

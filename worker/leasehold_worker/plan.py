@@ -102,6 +102,8 @@ class Party:
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
         full_bytes: What it needs on its GPUs once it is awake, by GPU.
+        hook_notes: What its hooks did on the way down. None: nothing was noted by this operation.
+        wakes: It is to run afterwards, though it may hold no GPU.
     """
 
     workload: Workload
@@ -110,6 +112,8 @@ class Party:
     home: tuple[str, ...] = ()
     destination: tuple[str, ...] = ()
     full_bytes: Mapping[str, int] = field(default_factory=dict)
+    hook_notes: Sequence[str] | None = None
+    wakes: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +132,7 @@ class Plan:
         policy: How the workload is parked, or is to be. None: the operation parks and wakes nothing.
         steps: What is done, in order, in words.
         tiers: Where bytes would go, or come from.
-        checkpoint_id: What on disk it is woken from.
+        checkpoint_id: What on disk it is woken from. Empty: nothing.
     """
 
     parties: list[Party] = field(default_factory=list)
@@ -165,6 +169,11 @@ class Plan:
         leases = [other.workload.lease for other in self.parties if other.workload.lease is not None]
         held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}
         return [gpu_uuid for gpu_uuid in party.destination if gpu_uuid not in held]
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether its workloads are parked already, so that their hooks have been called."""
+        return all(party.workload.parked is not None for party in self.parties)
 
     @property
     def refused(self) -> bool:

@@ -35,9 +35,12 @@ class Planning:
                 return await self._preflight.restore(query.workload_id, operation.restore)
             case "remap":
                 return await self._preflight.remap(operation.remap)
+            case "checkpoint":
+                return await self._preflight.checkpoint(query.workload_id)
             case kind:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                    f"there are plans for suspend, restore and remap, and not for {kind or 'another'}",
+                    "there are plans for suspend, restore, remap and checkpoint, and not for "
+                    f"{kind or 'another'}",
                     {"field": "operation"},
                 )

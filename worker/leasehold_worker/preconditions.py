@@ -1,6 +1,6 @@
 """What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
@@ -21,10 +21,10 @@ def invalid(field_name: str, message: str) -> OperationError:
     return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})
 
 
-def require_state(workload: Workload, states: Sequence[WorkloadState.ValueType], verb: str) -> None:
+def require_state(workload: Workload, states: Collection[WorkloadState.ValueType], verb: str) -> None:
     """Refuses a workload in other states with WRONG_STATE; ``verb`` is what can't be done then."""
     if workload.state not in states:
-        wanted = " or ".join(_name(state) for state in states)
+        wanted = " or ".join(_name(state) for state in sorted(states))
         remedy = ": stop it, nothing else helps" if workload.state == WEDGED else ""
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
@@ -75,37 +75,13 @@ def require_all(
             )
 
 
-def require_known_features(spec: workload_pb2.WorkloadSpec) -> None:
-    """Refuses with UNSUPPORTED_CAPABILITY what a spec may say and this worker does not do yet."""
-    unknown = ["hooks"] if spec.hooks else []
-    if spec.HasField("eviction") and not is_plain_suspend(spec.eviction):
-        unknown.append("eviction")
-    if unknown:
+def require_unhooked(spec: workload_pb2.WorkloadSpec) -> None:
+    """Refuses with NOT_PERMITTED what only those may ask for who may run programs as the worker's user."""
+    if spec.hooks:
         raise OperationError(
-            errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-            f"this version does not honour {', '.join(unknown)}: leave it out",
-            {"field": unknown[0]},
-        )
-
-
-def is_plain_suspend(policy: workload_pb2.EvictionPolicy) -> bool:
-    """Whether a policy is to retain the weights and suspend by CUDA, the one that is built."""
-    return policy.weight_strategy in (
-        workload_pb2.WEIGHT_STRATEGY_UNSPECIFIED,
-        workload_pb2.WEIGHT_STRATEGY_RETAIN,
-    ) and policy.process_strategy in (
-        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-    )
-
-
-def require_plain_suspend(policy: workload_pb2.EvictionPolicy) -> None:
-    """Refuses another policy with UNSUPPORTED_CAPABILITY."""
-    if not is_plain_suspend(policy):
-        raise OperationError(
-            errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-            "this version parks by retain and cuda_suspend only: leave the policy out",
-            {"field": "policy"},
+            errors_pb2.ERROR_REASON_NOT_PERMITTED,
+            "hooks are called as the worker's user, so claims have none: start it by `leasehold run`",
+            {"field": "hooks"},
         )
 
 

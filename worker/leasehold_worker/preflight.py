@@ -6,7 +6,9 @@ from typing import Final, final
 import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
+from leasehold_worker import strategies
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
@@ -24,6 +26,7 @@ from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory, choose_gpus
 from leasehold_worker.plan import Destination, Findings, Party, Plan
+from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import (
     invalid,
@@ -31,16 +34,37 @@ from leasehold_worker.preconditions import (
     parse_pairs,
     require_all,
     require_members,
-    require_plain_suspend,
     require_state,
 )
 from leasehold_worker.processes import is_alive
 from leasehold_worker.proof import Proof
 from leasehold_worker.sizes import size_text
-from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN, Workload, Workloads
+from leasehold_worker.strategies import (
+    DISCARD,
+    escalated,
+    is_weaker,
+    ladder,
+    policy_text,
+    resolve,
+    strategy_of,
+)
+from leasehold_worker.workloads import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads import (
+    PARKED,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    SUSPENDED,
+    UNKNOWN,
+    Workload,
+    Workloads,
+)
 
 LOCK_TIMEOUT_LIMIT_S: Final = 86_400.0
 """A day."""
+
+_DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
+"""Where a workload may stand that is to be parked, by what is to be done with it."""
 
 
 @final
@@ -56,6 +80,7 @@ class Preflight:
         host_memory: HostMemory,
         rates: Rates,
         proof: Proof,
+        policies: PolicyChecks,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
@@ -64,27 +89,98 @@ class Preflight:
         self._host_memory = host_memory
         self._rates = rates
         self._proof = proof
+        self._policies = policies
         self._gates = Gates(driver, inventory)
 
-    async def suspend(self, workload_id: str, operation: command_pb2.SuspendOperation) -> Plan:
-        """The plan of a suspend.
+    async def suspend(
+        self,
+        workload_id: str,
+        operation: command_pb2.SuspendOperation,
+        tried: Collection[ProcessStrategy.ValueType] = (),
+    ) -> Plan:
+        """The plan of a suspend: by the first rung of the policy's ladder that nothing stops.
+
+        Args:
+            workload_id: The workload.
+            operation: How it is to be parked.
+            tried: Process strategies that have failed already.
 
         Raises:
             OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
         """
         workload = self._workloads.get(workload_id)
         lock_timeout_s(operation)
-        plan = Plan([Party(workload)])
-        if workload.state == SUSPENDED:
-            plan.already_there = True
-            return plan
-        with plan.findings.check("policy", "weights retained, CUDA suspend"):
-            require_plain_suspend(
-                operation.policy if operation.HasField("policy") else workload.spec.eviction
-            )
-        await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "suspended")
-        plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
+        asked = operation.policy if operation.HasField("policy") else None
+        rungs = ladder(resolve(asked, workload.spec.eviction))
+        first: Plan | None = None
+        skipped: list[str] = []
+        for rung in rungs:
+            if rung.process_strategy in tried:
+                continue
+            allowed = operation.force or rung is not rungs[0]
+            plan = await self._suspend_by(workload, rung, allowed=allowed)
+            if not plan.refused:
+                plan.findings.warnings += skipped
+                return plan
+            skipped.append(f"{policy_text(rung)} was not possible: {plan.findings.refusals[0].message}")
+            first = first or plan
+        if first is None:
+            raise ValueError("every rung was tried")
+        return first
+
+    async def _suspend_by(self, workload: Workload, policy: EvictionPolicy, *, allowed: bool) -> Plan:
+        """The plan of a suspend by one policy.
+
+        Args:
+            workload: The workload.
+            policy: How it is to be parked.
+            allowed: Whether it may lose something, or free nothing.
+        """
+        plan = Plan([Party(workload, home=home_of(workload))])
+        if workload.parked is not None:
+            if not is_weaker(workload.parked.policy.process_strategy, policy.process_strategy):
+                plan.already_there, plan.policy = True, workload.parked.policy
+                return plan
+            policy = escalated(workload.parked.policy, policy)
+        plan.policy = policy
+        plan.steps = [step.down for step in strategy_of(policy).steps]
+        self._policies.check(plan, allowed=allowed)
+        match policy.process_strategy:
+            case strategies.KEEP_RUNNING:
+                await self._look_at_sleeper(plan)
+            case strategies.CUDA_SUSPEND:
+                await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "suspended")
+            case strategies.CHECKPOINT:
+                if workload.state == SUSPENDED:
+                    await self._look_at_suspended(plan)
+                else:
+                    await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "checkpointed")
+                await self._policies.look_at_image(plan)
+            case strategies.STOP:
+                await self._policies.look_at_application(plan)
+        if policy.process_strategy in (strategies.CUDA_SUSPEND, strategies.CHECKPOINT):
+            plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
+        self._policies.tell_tiers(plan)
         return plan
+
+    async def _look_at_suspended(self, plan: Plan) -> None:
+        """What is needed to put parked processes on disk."""
+        party = plan.party
+        party.processes = party.workload.processes()
+        party.full_bytes = party.workload.parked.device_memory_bytes if party.workload.parked else {}
+        self._gates.runnable(plan.findings, party.processes)
+        party.members = await self._parked_members(plan)
+
+    async def _look_at_sleeper(self, plan: Plan) -> None:
+        """What is needed to free what a framework drops, while the processes run on."""
+        party = plan.party
+        with plan.findings.check("state", f"{party.workload.name} is running on GPUs"):
+            require_state(party.workload, (RUNNING,), "put to sleep")
+            if party.workload.lease is None:
+                raise invalid(
+                    "policy", f"workload {party.workload.name} holds no GPU: there is nothing to free"
+                )
+        await self._find_members(plan.findings, party)
 
     async def restore(
         self,
@@ -111,30 +207,69 @@ class Preflight:
             return plan
         findings = plan.findings
         with findings.check("state", f"{workload.name} is parked"):
-            require_state(workload, (SUSPENDED,) if moves else (SUSPENDED, UNKNOWN), "restored")
+            require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
+        if workload.parked is not None:
+            plan.policy = workload.parked.policy
+            plan.steps = [step.up for step in reversed(strategy_of(plan.policy).steps)]
         if plan.refused:
+            return plan
+        if workload.state == STOPPED:
+            await self._policies.look_at_start(plan, operation)
             return plan
         processes = [member.identity for member in workload.members if is_alive(member.identity)]
         if workload.state == UNKNOWN:
             processes = workload.processes()
-        if self._gates.runnable(findings, processes):
+        if workload.state == WORKLOAD_CHECKPOINTED:
+            plan.party.members = workload.members
+            await self._policies.look_at_kept_image(plan)
+        elif self._gates.runnable(findings, processes):
             plan.party.members = await self._parked_members(plan)
-        if workload.lease is None:
+        plan.party.full_bytes = _full_bytes(plan.party)
+        if workload.is_asleep:
+            self._stay_at_home(plan, operation)
+        elif workload.lease is None:
             await self._choose_destination(plan, operation)
         else:
             # An unknown workload may hold more than it needs; its own GPUs come first.
             count = workload.spec.resources.gpu_count or len(workload.lease.gpu_uuids)
             plan.party.home = plan.party.destination = workload.lease.gpu_uuids[:count]
             plan.astray = await self._are_astray(plan)
-        self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
-        if not plan.refused:
+        if not workload.is_asleep:
+            self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
+        if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
             await self._look_at_destinations(plan, held)
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
-        plan.estimate = self._estimate(plan, calls)
+        plan.estimate = None if workload.is_asleep else self._estimate(plan, calls)
+        self._policies.tell_tiers(plan)
+        return plan
+
+    def _stay_at_home(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+        """A workload that sleeps wakes where its CUDA contexts are."""
+        party = plan.party
+        with plan.findings.check("destinations", "those where its contexts are"):
+            if operation.gpu_uuids or operation.pairs:
+                raise invalid(
+                    "gpu_uuids",
+                    f"workload {party.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
+                    "there, or suspend it by cuda_suspend first",
+                )
+            party.destination = party.home
+
+    async def checkpoint(self, workload_id: str) -> Plan:
+        """The plan of having an application save itself.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD.
+        """
+        plan = Plan([party := Party(self._workloads.get(workload_id))])
+        with plan.findings.check("state", f"{party.workload.name} is running"):
+            require_state(party.workload, (RUNNING,), "checkpointed")
+        await self._policies.look_at_kernel(plan)
+        plan.steps = [strategies.Step.SAVE.down, "it goes on"]
         return plan
 
     async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
@@ -181,7 +316,7 @@ class Preflight:
         findings = plan.findings
         for party in plan.parties:
             with findings.check("state", f"{party.workload.name} is running"):
-                require_state(party.workload, (RUNNING,), verb)
+                require_state(party.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
             party.home = party.home or home_of(party.workload)
         self._gates.driver(findings, cuda_version)
         await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
@@ -199,6 +334,9 @@ class Preflight:
     def _look_at_host_memory(self, plan: Plan) -> None:
         need = self._host_memory.need(plan.bytes_by_pid)
         plan.host_memory = need
+        if plan.policy is not None and plan.policy.weight_strategy == DISCARD:
+            plan.findings.skip("host_memory", "looked at once the weights are gone")
+            return
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             need.check()
 
@@ -210,7 +348,9 @@ class Preflight:
         with findings.check("members", f"those of {party.workload.name} run"):
             found = await find_members(self._driver, processes)
             party.members = await self._proof.measured(found)
-            require_members(party.workload, found)
+            party.full_bytes = _full_bytes(party)
+            if party.workload.lease is not None or party.workload.is_asleep:
+                require_members(party.workload, found)
             require_all(processes, found, await self._proof.usage())
 
     async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
@@ -287,6 +427,8 @@ class Preflight:
             self._gates.device_nodes(findings, plan.members, destinations)
         needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
         for party in plan.parties:
+            # What it is to have once its framework has taken the weights back.
+            needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
             resident = needed if party.workload.lease is not None else {}
             for old, new in zip(party.home, party.destination, strict=True):
                 # What the workloads themselves give up is free by the time that it is needed.
@@ -317,6 +459,17 @@ class Preflight:
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
+
+
+def _full_bytes(party: Party) -> dict[str, int]:
+    """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
+    full = bytes_by_gpu(party.members)
+    parked = party.workload.parked
+    if parked is not None:
+        for gpu_uuid, size in parked.device_memory_bytes.items():
+            present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
+            full[gpu_uuid] = present + size
+    return full
 
 
 def home_of(workload: Workload) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.command_ledger import Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
+from leasehold_worker.disk_recovery import DiskRecovery
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
@@ -29,13 +30,28 @@ from leasehold_worker.processes import boot_id, is_alive
 from leasehold_worker.report import Report
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
-from leasehold_worker.workloads import ENDED, FAILED, OUTPUT_FILE, Workload
+from leasehold_worker.strategies import CHECKPOINT, STOP
+from leasehold_worker.workloads import (
+    AWAY,
+    CHECKPOINTED,
+    ENDED,
+    FAILED,
+    OUTPUT_FILE,
+    STOPPED,
+    Workload,
+)
 
 logger = logging.getLogger(__name__)
 
 FOUND_RUNNING: Final = "the worker restarted while the program was started, and found it"
-MOVES: Final = frozenset({"lock", "checkpoint", "restore"})
+MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
 """Phases of the operations that move device memory."""
+
+HOLDING: Final = MOVES | {"image", "resume", "start"}
+"""Phases in which GPUs may be in use that nobody leases yet."""
+
+STATES_ON_DISK: Final = {CHECKPOINT: CHECKPOINTED, STOP: STOPPED}
+"""Where a workload stands without processes, by what it was parked by."""
 
 END_TIMEOUT_S: Final = 30.0
 """How long what is left of a workload may take to end."""
@@ -56,6 +72,7 @@ class Recovery:
         self._commands = commands
         self._contents = journal.contents
         self._interrupted = Interrupted(parts)
+        self._on_disk = DiskRecovery(parts, self._interrupted)
 
     def rebuild(self) -> None:
         """Takes back workloads and leases, before anybody claims and before hello."""
@@ -65,7 +82,7 @@ class Recovery:
             self._take_back(record)
         for entry in self._commands.open_entries:
             intent = self._contents.intents.get(entry.command_id)
-            if intent is not None and intent.phase in MOVES:
+            if intent is not None and intent.phase in HOLDING:
                 for lease in intent.reserved:
                     self._parts.pool.adopt(lease, reserved=True)
             elif (
@@ -81,15 +98,24 @@ class Recovery:
         if workload.state in ENDED:
             self._parts.workloads.add(workload, self._parts.nursery)
             return
-        if record.boot_id != boot_id():
+        if record.boot_id != boot_id() and not self._is_on_disk(workload):
             self._end_by_reboot(workload, record)
             return
         if record.lease is not None:
             workload.lease = self._adopt(workload, record.lease)
-        self._take_back_host(workload)
+        if workload.state not in AWAY:
+            self._take_back_host(workload)
         workload.generation += 1
         self._parts.workloads.add(workload, self._parts.nursery)
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
+
+    def _is_on_disk(self, workload: Workload) -> bool:
+        """Whether a workload of an earlier boot is parked without processes, or was being woken from that."""
+        parked = workload.parked
+        state = STATES_ON_DISK.get(parked.policy.process_strategy) if parked is not None else None
+        if state is not None:
+            workload.state = state
+        return state is not None
 
     def _take_back_host(self, workload: Workload) -> None:
         request = AllocRequest.of(workload.spec.resources).host
@@ -172,6 +198,8 @@ class Recovery:
                 error, warning = self._settle_run(entry)
             case "stop":
                 error, warning = await self._settle_stop(entry, intent)
+            case "save" | "end" | "start" | "image" | "resume":
+                error, warning = await self._on_disk.settle(intent, self._parts.workloads)
             case _:
                 error, warning = await self._settle_move(entry, intent)
         self._commands.settle(entry.command_id, error, warning)
@@ -220,6 +248,7 @@ class Recovery:
             intent, parties=tuple(party for party in intent.parties if party.workload_id in living)
         )
         error, warning = await self._interrupted.settle(left, list(living.values()), kind)
+        await self._on_disk.call_hooks(left, list(living.values()), kind)
         if not gone:
             return error, warning
         names = ", ".join(workload.name for workload in gone)

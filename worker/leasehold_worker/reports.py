@@ -68,6 +68,8 @@ class Reporter:
         self._pool = parts.pool
         self._resources = parts.resources
         self._workloads = parts.workloads
+        self._imaging = parts.imaging
+        self._kernels = parts.kernels
         self._commands = commands
         self._journal = journal
         self._load_sequence = 0
@@ -144,7 +146,12 @@ class Reporter:
         return [
             self._driver_capability("cuda_suspend", SUSPEND_CUDA_VERSION, mig),
             self._driver_capability("gpu_remap", REMAP_CUDA_VERSION, mig),
-            Capability(name="checkpoint_image", available=False, reason="images on disk are not built yet"),
+            Capability(
+                name="checkpoint_image",
+                available=not self._imaging.unavailable_reason,
+                reason=self._imaging.unavailable_reason,
+            ),
+            Capability(name="application_checkpoint", available=True),
             Capability(
                 name="cpu_limit",
                 available=not self._workloads.limits.cpu_refusal,

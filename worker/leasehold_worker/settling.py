@@ -5,12 +5,11 @@ workload that the driver has left halfway keeps what it occupies.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, final
 
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import WorkloadState
+from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
@@ -30,15 +29,30 @@ from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ENDED, SUSPENDED, Parked, Workloads
+from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
+from leasehold_worker.workloads import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads import ENDED, PARKED, SLEEPING, SUSPENDED, Parked, Workloads
 from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads import WEDGED as WORKLOAD_WEDGED
 
-PLAIN_SUSPEND: Final = workload_pb2.EvictionPolicy(
-    weight_strategy=workload_pb2.WEIGHT_STRATEGY_RETAIN,
-    process_strategy=workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-)
+PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
+
+
+PROCESS_STRATEGIES: Final = {
+    SLEEPING: KEEP_RUNNING,
+    SUSPENDED: CUDA_SUSPEND,
+    WORKLOAD_CHECKPOINTED: CHECKPOINT,
+}
+"""What a parked workload was parked by, by its state: a way down may have ended before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a workload's processes became on disk."""
+
+    checkpoint_id: str
+    disk_bytes: int
 
 
 def state_of(
@@ -128,6 +142,8 @@ class Settlement:
             )
             if all(outcome.state_after == GONE for outcome in mine):
                 certain[workload_id] = set(_held(party))
+            if party.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
+                certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
         for stray in self._parties:
             for holder in self._parties:
                 shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
@@ -190,30 +206,70 @@ def settle_state(
     outcomes: Sequence[MemberOutcome],
     members: tuple[Member, ...],
     error: OperationError | None,
+    policy: EvictionPolicy | None = None,
+    kept: Kept | None = None,
 ) -> None:
-    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so."""
+    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so.
+
+    Args:
+        workloads: The registry.
+        party: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        members: The same as they are kept.
+        error: Why the operation failed. None: it didn't.
+        policy: How it was to be parked. None: plainly.
+        kept: What its processes became on disk. None: they are where they were.
+    """
     workload = party.workload
     if workload.state in ENDED:
         return
     parked_before = workload.parked is not None
-    runs = bool(party.destination) if error is None else not parked_before
+    runs = bool(party.destination) or party.wakes if error is None else not parked_before
     state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
+    if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
+        state = SLEEPING
+    if kept is not None:
+        state = WORKLOAD_CHECKPOINTED
+        workloads.give_back_host(workload)
     if state == SUSPENDED and workload.lease is not None:
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
     workload.members = members
-    if state != SUSPENDED:
+    if state not in PARKED:
         workload.yielded = False
     if workload.lease is not None or state == WORKLOAD_RUNNING:
         workload.parked = None
-    elif not parked_before:
-        workload.parked = Parked(
-            party.home,
-            bytes_by_gpu(outcome.member for outcome in outcomes),
-            PLAIN_SUSPEND,
-            datetime.now(UTC),
-        )
+    elif not parked_before or (error is None and policy is not None):
+        workload.parked = _parked(party, outcomes, policy or PLAIN_SUSPEND, kept)
+    if workload.parked is not None and state in PROCESS_STRATEGIES:
+        as_it_is = EvictionPolicy()
+        as_it_is.CopyFrom(workload.parked.policy)
+        as_it_is.process_strategy = PROCESS_STRATEGIES[state]
+        workload.parked = replace(workload.parked, policy=as_it_is)
     workloads.set_state(workload, state)
+
+
+def _parked(
+    party: Party, outcomes: Sequence[MemberOutcome], policy: EvictionPolicy, kept: Kept | None
+) -> Parked:
+    """What waking it needs to know, whatever it was parked by before."""
+    before = party.workload.parked
+    moved = bytes_by_gpu(outcome.member for outcome in outcomes)
+    full = {**moved, **party.full_bytes}
+    in_host = sum(moved.values())
+    if policy.weight_strategy == OFFLOAD:
+        in_host = max(in_host, sum(full.values()))
+    notes = party.hook_notes if party.hook_notes is not None else before.hook_notes if before else ()
+    return Parked(
+        gpu_uuids=party.home,
+        device_memory_bytes=full,
+        policy=policy,
+        since=before.since if before else datetime.now(UTC),
+        host_bytes=0 if kept else in_host,
+        checkpoint_id=kept.checkpoint_id if kept else "",
+        disk_bytes=kept.disk_bytes if kept else 0,
+        hook_notes=tuple(notes) if notes is not None else None,
+    )
 
 
 def _held(party: Party) -> tuple[str, ...]:

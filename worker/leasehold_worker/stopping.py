@@ -9,9 +9,20 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.killing import Killer
-from leasehold_worker.processes import catches, send_signal
+from leasehold_worker.processes import catches, send_signal, wait_ended
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, UNKNOWN, Workload, Workloads
+from leasehold_worker.workloads import (
+    AWAY,
+    ENDED,
+    LONGEST_PAUSE_S,
+    POLL_INTERVAL_S,
+    RUNNING,
+    SLEEPING,
+    SUSPENDED,
+    UNKNOWN,
+    Workload,
+    Workloads,
+)
 
 DEFAULT_GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 15.0
@@ -41,11 +52,14 @@ class Stopping:
             return
         before = workload.state
         home = workload.lease.gpu_uuids if workload.lease else ()
-        party = PartyIntent(workload_id, workload.members, home, (), parked=before == SUSPENDED)
+        party = PartyIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
         await report.intend(Intent("stop", (party,)))
         self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        if before in AWAY:
+            self._workloads.end_without_processes(workload)
+            return
         with trio.CancelScope(shield=True):
-            if before == RUNNING and self._may_terminate(workload, force=operation.force):
+            if before in (RUNNING, SLEEPING) and self._may_terminate(workload, force=operation.force):
                 report.enter("terminate")
                 send_signal(workload.root, signal.SIGTERM)
                 await _wait_grace(workload, operation)
@@ -79,6 +93,33 @@ class Stopping:
                 before = SUSPENDED if parked else RUNNING
                 await self._kill(workload, before, report, force=operation.force)
 
+    async def end_processes(self, workload: Workload, report: Report, *, parked: bool) -> None:
+        """Ends the processes of a workload that goes on without them, and waits until they are gone.
+
+        Nobody may be watching for the workload's end.
+
+        Args:
+            workload: The workload.
+            report: Gets what was done with the members.
+            parked: Its CUDA calls block, so it could not end by itself and is killed at once.
+
+        Raises:
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+        """
+        if not parked and self._may_terminate(workload, force=False):
+            report.enter("terminate")
+            send_signal(workload.root, signal.SIGTERM)
+            with trio.move_on_after(DEFAULT_GRACE_S):
+                await wait_ended(workload.root)
+        await self._killer.kill(workload, report)
+        pause_s = POLL_INTERVAL_S
+        with trio.move_on_after(KILL_WAIT_S):
+            while await workload.find_processes():  # nothing else tells
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            return
+        raise _stuck(workload)
+
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
         return force or not workload.restored or catches(workload.root, signal.SIGTERM)
 
@@ -100,11 +141,15 @@ class Stopping:
             await workload.ended.wait()
         if not workload.ended.is_set():
             self._workloads.set_state(workload, UNKNOWN)
-            raise OperationError(
-                errors_pb2.ERROR_REASON_DRIVER_ERROR,
-                f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in "
-                "the kernel, and its GPUs stay leased",
-            )
+            raise _stuck(workload)
+
+
+def _stuck(workload: Workload) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_DRIVER_ERROR,
+        f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in the "
+        "kernel, and its GPUs stay leased",
+    )
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:

@@ -194,6 +194,15 @@ def ladder(policy: EvictionPolicy) -> list[EvictionPolicy]:
     return rungs
 
 
+def escalated(before: EvictionPolicy, wanted: EvictionPolicy) -> EvictionPolicy:
+    """The policy of a parked workload that gets a stronger one: its weights are as they were."""
+    return EvictionPolicy(
+        weight_strategy=before.weight_strategy,
+        process_strategy=wanted.process_strategy,
+        escalate_to=wanted.escalate_to or before.escalate_to,
+    )
+
+
 def is_allowed_by_ladder(policy: EvictionPolicy, process: ProcessStrategy.ValueType) -> bool:
     """Whether a policy allows a stronger process strategy than its own."""
     return bool(policy.escalate_to) and not is_weaker(policy.escalate_to, process)

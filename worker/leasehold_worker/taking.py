@@ -3,6 +3,7 @@
 A command does not wait for others to end. Only helpers make room for it, as for everybody.
 """
 
+from collections.abc import Sequence
 from typing import Final, final
 
 import trio
@@ -40,16 +41,27 @@ class Taking:
         self._workloads = workloads
         self._foreign = foreign
 
-    async def for_run(self, workload_id: str, operation: command_pb2.RunOperation) -> Allocation:
+    async def for_run(
+        self, workload_id: str, operation: command_pb2.RunOperation, preferred: Sequence[str] = ()
+    ) -> Allocation:
         """Takes what a run needs. GPUs that are named are taken whoever waits for them.
 
         If cancelled, nothing is held.
+
+        Args:
+            workload_id: Who is to hold it.
+            operation: What is to be started.
+            preferred: GPUs that it had before: taken if they are free, and its spec prefers no others.
 
         Raises:
             OperationError: It can't be had.
         """
         spec = operation.spec
-        request = AllocRequest.of(spec.resources)
+        wanted = workload_pb2.Resources()
+        wanted.CopyFrom(spec.resources)
+        if preferred and not wanted.gpu_preference:
+            wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
+        request = AllocRequest.of(wanted, preferred)
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]

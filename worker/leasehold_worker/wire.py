@@ -140,6 +140,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         exit=_exit(record.returncode) if record.returncode is not None else None,
         error=record.error.to_proto() if record.error else None,
         yielded=record.yielded,
+        kernel=record.kernel,
         checkpoint_id=(parked.checkpoint_id or None) if parked else None,
         disk_bytes=(parked.disk_bytes or None) if parked else None,
     )

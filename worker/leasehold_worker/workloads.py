@@ -92,6 +92,7 @@ class Parked:
         host_bytes: What of that is in the host's memory. None: all.
         checkpoint_id: What it is restored from. Empty: its processes, or nothing.
         disk_bytes: Bytes on disk that it is parked as.
+        hook_notes: What its hooks did on the way down. None: nobody noted it.
     """
 
     gpu_uuids: tuple[str, ...]
@@ -101,6 +102,7 @@ class Parked:
     host_bytes: int | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
+    hook_notes: tuple[str, ...] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -138,6 +140,8 @@ class Workload:
     """What it holds of the host beside GPUs, until it has ended."""
     mark: str = ""
     """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    kernel: workload_pb2.Kernel | None = None
+    """The kernel that its application serves now."""
     yielded: bool = False
     """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
     watching: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -266,6 +270,13 @@ class Workloads:
         workload.state = state
         workload.generation += 1
         self._tell(workload)
+
+    def set_kernel(self, workload: Workload, kernel: workload_pb2.Kernel | None) -> None:
+        """Notes which kernel a workload's application serves now, and tells the observer."""
+        if workload.state not in ENDED and workload.kernel != kernel:
+            workload.kernel = kernel
+            workload.generation += 1
+            self._tell(workload)
 
     async def spawn(
         self,
@@ -397,6 +408,11 @@ class Workloads:
         if group is not None:
             self.limits.remove(group)
 
+    def group_of(self, workload: Workload) -> Path | None:
+        """The control group for processes of a workload, made as its promises say. None: the worker's."""
+        wanted = workload.spec.resources
+        return self.limits.create(workload.workload_id, wanted.cpu_millicores, wanted.memory_bytes)
+
     def take_host(self, workload: Workload) -> None:
         """Takes what a workload needs of its host beside GPUs.
 
@@ -465,6 +481,12 @@ class Workloads:
         else:
             await self._end_rest(workload)
         workload.end_time = datetime.fromtimestamp(outcome.end_time, UTC) if outcome else datetime.now(UTC)
+        self.end(workload, EXITED, None)
+        self._forget_oldest()
+
+    def end_without_processes(self, workload: Workload) -> None:
+        """Ends a workload for good that is parked without processes."""
+        workload.end_time = datetime.now(UTC)
         self.end(workload, EXITED, None)
         self._forget_oldest()
 

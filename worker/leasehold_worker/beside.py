@@ -1,0 +1,176 @@
+"""The hooks of the workloads that one operation parks, wakes or moves, around the driver's calls."""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias, final
+
+import trio
+from leasehold.v1.workload_pb2 import EvictionPolicy
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.hooks import runner
+from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
+from leasehold_worker.plan import Party
+from leasehold_worker.proof import Proof
+from leasehold_worker.report import Report
+from leasehold_worker.strategies import CUDA_SUSPEND, RETAIN
+from leasehold_worker.workloads import Workload, Workloads
+
+PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
+"""How workloads are parked that are only moved."""
+
+Save: TypeAlias = Callable[[], Awaitable[None]]
+
+
+@final
+class HookCalls:
+    """What the hooks of this worker's workloads are called with.
+
+    Args:
+        workloads: The registry, which knows where each has its files.
+        proof: What NVML says of members.
+        kernel_of: The kernel that a workload's application serves. None: it serves none.
+    """
+
+    def __init__(
+        self, workloads: Workloads, proof: Proof, kernel_of: Callable[[str], KernelSide | None]
+    ) -> None:
+        self._workloads = workloads
+        self._proof = proof
+        self._kernel_of = kernel_of
+
+    def beside(self, parties: Sequence[Party], policy: EvictionPolicy | None, report: Report) -> "Beside":
+        """The hooks of an operation on some workloads.
+
+        Args:
+            parties: The workloads, with what is noted of their hooks.
+            policy: How they are being parked. None: as each was, or as is plain where it wasn't.
+            report: Gets what goes wrong and is not fatal.
+        """
+        hooked = [party for party in parties if party.workload.spec.hooks]
+        return Beside(hooked, partial(self._context, policy), report)
+
+    def _context(
+        self, policy: EvictionPolicy | None, party: Party, record: HookRecord, warnings: list[str]
+    ) -> HookContext:
+        workload = party.workload
+        parked_by = workload.parked.policy if workload.parked else PLAIN
+        folder = self._workloads.folder(workload.workload_id)
+        return HookContext(
+            workload_id=workload.workload_id,
+            workload_name=workload.name,
+            root=workload.root,
+            hooks=workload.spec.hooks,
+            policy=policy or parked_by,
+            member_pids=[member.identity.pid for member in party.members],
+            environment={**os.environ, **workload.spec.environment},
+            working_directory=folder.parent if not folder.is_dir() else folder,
+            measure=partial(self._measure, party),
+            kernel=self._kernel_of(workload.workload_id),
+            record=record,
+            warnings=warnings,
+        )
+
+    async def _measure(self, party: Party) -> int | None:
+        """Device bytes that NVML lists for the members now. None: it can't say of one."""
+        members = await self._proof.measured(party.members)
+        if not all(member.device_memory_bytes for member in members):
+            return None
+        return sum(member.total_bytes for member in members)
+
+
+@final
+class Beside:
+    """The hooks of one operation. Workloads without hooks cost nothing.
+
+    Args:
+        parties: Those that have hooks.
+        context: What those of one are called with.
+        report: Gets what goes wrong and is not fatal.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        context: Callable[[Party, HookRecord, list[str]], HookContext],
+        report: Report,
+    ) -> None:
+        self._parties = parties
+        self._context = context
+        self._report = report
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are any."""
+        return bool(self._parties)
+
+    async def down(self, save: Save) -> None:
+        """Calls the hooks of the way down, or undoes what some have done.
+
+        Args:
+            save: Keeps what is noted of the parties, before anything of it is done.
+
+        Raises:
+            OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all is undone, as far as the warnings say.
+        """
+        called: list[Party] = []
+        try:
+            for party in self._parties:
+                await self._down(party, save)
+                called.append(party)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._back(called)
+            raise
+
+    async def _down(self, party: Party, save: Save) -> None:
+        async def keep(notes: frozenset[str]) -> None:
+            party.hook_notes = tuple(sorted(notes))
+            await save()
+
+        context = self._context(party, HookRecord((), keep), self._report.warnings)
+        await runner.down(context)
+
+    async def up(self) -> None:
+        """Calls the hooks of the way up, of all workloads, whatever goes wrong with one.
+
+        Raises:
+            OperationError: HOOK_FAILED, the first.
+        """
+        errors: list[OperationError] = []
+        for party in self._parties:
+            try:
+                await runner.up(self._undoing(party))
+            except OperationError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def down_again(self) -> None:
+        """Undoes a way up that failed: what was woken sleeps once more; what fails becomes a warning."""
+        for party in self._parties:
+            record = HookRecord(_notes(party.workload, party))
+            try:
+                await runner.down(self._context(party, record, self._report.warnings))
+            except OperationError as error:
+                self._report.warnings.append(f"and after that, on the way down again: {error.message}")
+
+    async def back(self) -> None:
+        """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
+        with trio.CancelScope(shield=True):
+            await self._back(self._parties)
+
+    async def _back(self, parties: Sequence[Party]) -> None:
+        for party in reversed(parties):
+            await runner.roll_back(self._undoing(party))
+
+    def _undoing(self, party: Party) -> HookContext:
+        return self._context(party, HookRecord(_notes(party.workload, party)), self._report.warnings)
+
+
+def _notes(workload: Workload, party: Party) -> Sequence[str] | None:
+    """What is noted of the way down. None: somebody may have done something, and nobody wrote it down."""
+    if party.hook_notes is not None:
+        return party.hook_notes
+    return workload.parked.hook_notes if workload.parked is not None else None

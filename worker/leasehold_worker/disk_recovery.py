@@ -1,0 +1,140 @@
+"""Workloads that an earlier start of the worker left between their processes and the disk.
+
+An image or a saved application is there whole, or not at all; processes live, or don't. What follows from
+both is where the operation wanted to be, or where it came from.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.intents import Intent
+from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.launching import abandon, launched
+from leasehold_worker.parts import Parts
+from leasehold_worker.plan import Party
+from leasehold_worker.processes import is_alive, why_blocked
+from leasehold_worker.report import Report
+from leasehold_worker.workloads import CHECKPOINTED, ENDED, RUNNING, STOPPED, Workload, Workloads
+
+FREED_TIMEOUT_S: Final = 60.0
+"""How long CRIU may take to let processes go on once it notices that the worker is gone."""
+
+POLL_INTERVAL_S: Final = 0.05
+
+
+@final
+class DiskRecovery:
+    """Settles operations that were under way with images and saved applications."""
+
+    def __init__(self, parts: Parts, interrupted: Interrupted) -> None:
+        self._parts = parts
+        self._interrupted = interrupted
+
+    async def settle(self, intent: Intent, workloads: Workloads) -> tuple[OperationError | None, str]:
+        """Ends such an operation.
+
+        Args:
+            intent: What it was about to do last.
+            workloads: The registry.
+
+        Returns:
+            Why it did not succeed, or None; and what to say beside that.
+        """
+        (party,) = intent.parties
+        if party.workload_id not in workloads:
+            return _interrupted("and its workload is not known any more"), ""
+        workload = workloads.get(party.workload_id)
+        try:
+            match intent.phase:
+                case "save":
+                    await self._interrupted.look_at(workload)
+                    return _interrupted(f"workload {workload.name} goes on"), ""
+                case "end":
+                    return await self._finish_ending(workload, intent)
+                case "start" | "resume":
+                    return await self._undo_start(workload, intent)
+                case _:
+                    return await self._settle_image(workload, intent)
+        finally:
+            for lease in intent.reserved:
+                self._parts.pool.release(
+                    lease
+                )  # what was used has been exchanged, and is not released by this
+
+    async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """Its processes were told to end: they are, and it is stopped."""
+        parts, (party,) = self._parts, intent.parties
+        parts.workloads.stop_watching(workload)
+        if workload.state in ENDED:
+            return _interrupted(f"workload {workload.name} has ended"), ""
+        try:
+            await parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
+        except OperationError as error:
+            parts.applications.keep_alive(workload, RUNNING)
+            return error, ""
+        saved = await parts.applications.find(intent.checkpoint_id)
+        ended = Party(workload, home=party.home)
+        parts.applications.settle_stopped(ended, intent.policy, saved, Report(lambda _: None))
+        return None, "the worker restarted meanwhile, and ended its processes then"
+
+    async def _undo_start(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """Its program was being started or brought back: what of it runs is ended; it is parked as before."""
+        folder = self._parts.workloads.folder(workload.workload_id)
+        self._parts.workloads.stop_watching(workload)
+        if not await trio.to_thread.run_sync(abandon, folder):
+            who = launched(folder)
+            if who is not None and is_alive(who.program):
+                workload.root = who.program
+        try:
+            await self._parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
+        except OperationError as error:
+            return error, ""
+        self._parts.workloads.give_back_host(workload)
+        state = STOPPED if intent.phase == "start" else CHECKPOINTED
+        self._parts.workloads.set_state(workload, state)
+        return _interrupted(f"workload {workload.name} is parked as before"), ""
+
+    async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """An image was being written. Either it is whole and the processes are gone, or they go on."""
+        imaging = self._parts.imaging
+        await _wait_free(workload)
+        kept = await imaging.find_kept(intent.checkpoint_id)
+        if kept is not None and not is_alive(workload.root):
+            self._parts.workloads.stop_watching(workload)
+            imaging.settle_kept(workload, intent, kept)
+            return None, "the worker restarted meanwhile, and found it done"
+        if kept is not None:
+            await imaging.forget(kept.checkpoint_id)
+        error, warning = await self._interrupted.settle(intent, [workload], "suspend")
+        await self.call_hooks(intent, [workload], "suspend")
+        return error, warning
+
+    async def call_hooks(self, intent: Intent, workloads: Sequence[Workload], kind: str) -> None:
+        """Calls the hooks of workloads that run again: of the way up, or to undo the way down."""
+        parties = {party.workload_id: party for party in intent.parties}
+        for workload in workloads:
+            if workload.state != RUNNING or not workload.spec.hooks:
+                continue
+            party = Party(workload, members=workload.members)
+            if kind != "restore":
+                party.hook_notes = parties[workload.workload_id].hook_notes
+            report = Report(lambda _: None)
+            beside = self._parts.hook_calls.beside([party], intent.policy, report)
+            await beside.back()
+
+
+async def _wait_free(workload: Workload) -> None:
+    """Waits until nobody stops or traces the processes any more, as CRIU does."""
+    with trio.move_on_after(FREED_TIMEOUT_S):
+        while any(map(why_blocked, await workload.find_processes())):  # noqa: ASYNC110 - nothing else tells
+            await trio.sleep(POLL_INTERVAL_S)
+
+
+def _interrupted(what: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during it: {what}; ask for it again"
+    )

@@ -1,0 +1,287 @@
+"""Processes that become an image on disk, and come back from it: CRIU's part of parking and waking.
+
+The driver has moved device memory into the processes before they are written, and moves it back after they
+were read. So an image holds everything, and wakes on any GPUs alike.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from msgspec import structs
+
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.members import CHECKPOINTED as MEMBER_CHECKPOINTED
+from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_members
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError
+from leasehold_worker.image_host import ImageHost
+from leasehold_worker.images.criu import CriuFacts
+from leasehold_worker.images.dumping import dump
+from leasehold_worker.images.obstacles import obstacles
+from leasehold_worker.images.restoring import new_identities, restore
+from leasehold_worker.images.store import ImageStore
+from leasehold_worker.intents import Intent
+from leasehold_worker.launching import forget_start
+from leasehold_worker.leases import Lease
+from leasehold_worker.moving import Moving, intent_of
+from leasehold_worker.plan import Party, Plan
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import ProcessIdentity, wait_ended
+from leasehold_worker.report import Report
+from leasehold_worker.settling import Kept, settle_state
+from leasehold_worker.sizes import size_text
+from leasehold_worker.stopping import Stopping
+from leasehold_worker.workloads import CHECKPOINTED, Parked, Workload, Workloads
+
+logger = logging.getLogger(__name__)
+
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+
+GONE_TIMEOUT_S: Final = 30.0
+"""How long processes may take to be gone once CRIU has ended them."""
+
+
+@final
+class Imaging:
+    """Writes and brings back the processes of one host's workloads.
+
+    Args:
+        criu: The CRIU that works here, or why there is none.
+        store: Where images are kept.
+        host: Says what an image is for, and whether one is for this host.
+        driver: Finds the CUDA processes of what was brought back.
+        pool: The GPUs.
+        workloads: The registry.
+        moving: Takes members up.
+        stopping: Ends what can't be brought back.
+        nursery: Where workloads are watched.
+    """
+
+    def __init__(
+        self,
+        criu: CriuFacts | str,
+        store: ImageStore,
+        host: ImageHost,
+        driver: Driver,
+        pool: GpuPool,
+        workloads: Workloads,
+        moving: Moving,
+        stopping: Stopping,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._criu = criu
+        self._store = store
+        self._host = host
+        self._driver = driver
+        self._pool = pool
+        self._workloads = workloads
+        self._moving = moving
+        self._stopping = stopping
+        self._nursery = nursery
+
+    @property
+    def unavailable_reason(self) -> str:
+        """Why this worker writes no images. Empty: it does."""
+        return self._criu if isinstance(self._criu, str) else ""
+
+    def require_criu(self) -> CriuFacts:
+        """The CRIU that works here.
+
+        Raises:
+            OperationError: UNSUPPORTED_CAPABILITY: there is none.
+        """
+        if isinstance(self._criu, str):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"this worker writes no images of processes: {self._criu}",
+                {"capability": "checkpoint_image"},
+            )
+        return self._criu
+
+    async def obstacles(self, processes: Sequence[ProcessIdentity]) -> list[str]:
+        """What of the processes CRIU can't write, each with the remedy."""
+        return await trio.to_thread.run_sync(obstacles, processes)
+
+    async def check_kept(self, image_id: str) -> None:
+        """Refuses an image that is gone or for another host. Its bytes are not read.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
+        """
+        image = await trio.to_thread.run_sync(self._store.find, image_id)
+        self._host.check(image.manifest, self.require_criu())
+
+    async def keep(self, plan: Plan, report: Report) -> Kept:
+        """Writes the parked processes of a workload to disk, and sees them end.
+
+        A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
+
+        Raises:
+            OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
+        """
+        workload = plan.party.workload
+        criu = self.require_criu()
+        partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
+        report.enter("image")
+        intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
+        await report.intend(intent)
+        processes = await workload.find_processes()
+        subject = self._host.subject(plan.party, processes, criu)
+        kept: list[Kept] = []
+
+        async def commit() -> None:
+            publish = partial(self._store.publish, partial_image, subject)
+            image = await trio.to_thread.run_sync(publish)  # at most until its disk gives up
+            crash_point("image-final")
+            kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
+
+        def tell(size_bytes: int) -> None:
+            report.observer(f"image, {size_text(size_bytes)} written")
+
+        self._workloads.stop_watching(workload)
+        try:
+            await dump(criu, workload.root.pid, partial_image.path, commit, progress=tell)
+        except BaseException as error:
+            if not kept:
+                self._workloads.watch_again(workload, self._nursery)
+                raise
+            with trio.CancelScope(shield=True):
+                await self._end_written(workload, error, report)
+        finally:
+            partial_image.close()
+        with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
+            for identity in processes:
+                await wait_ended(identity)
+        report.checkpoint_id, report.disk_bytes = kept[0].checkpoint_id, kept[0].disk_bytes
+        return kept[0]
+
+    async def _end_written(self, workload: Workload, error: BaseException, report: Report) -> None:
+        """Ends processes of which there is an image, and that CRIU has not ended as it should."""
+        report.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
+        await self._stopping.end_processes(workload, report, parked=True)
+
+    async def find_kept(self, image_id: str) -> Kept | None:
+        """An image that is whole, as far as its name says. None: there is none."""
+        try:
+            image = await trio.to_thread.run_sync(self._store.find, image_id)
+        except OperationError:
+            return None
+        return Kept(image.manifest.image_id, image.manifest.size_bytes)
+
+    async def forget(self, image_id: str) -> None:
+        """Deletes an image that nobody needs."""
+        try:
+            await trio.to_thread.run_sync(self._store.delete, image_id)
+        except OperationError as error:
+            logger.warning("image %s can't be deleted: %s", image_id, error.message)
+
+    def settle_kept(self, workload: Workload, intent: Intent, kept: Kept) -> None:
+        """Notes after a restart of the worker that a workload has become an image. No await in here."""
+        (found,) = intent.parties
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        party = Party(
+            workload,
+            members=found.members,
+            home=found.home,
+            full_bytes=found.full_bytes,
+            hook_notes=found.hook_notes,
+        )
+        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
+        members = tuple(outcome.member_after() for outcome in outcomes)
+        settle_state(self._workloads, party, outcomes, members, None, intent.policy, kept)
+
+    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+        """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
+
+        Raises:
+            OperationError: It failed. Nothing of it runs, and the image is as it was.
+        """
+        workload = plan.party.workload
+        before, parked = workload.members, workload.parked
+        if parked is None:
+            raise ValueError("a workload that is parked has what it is parked by")
+        self._workloads.set_state(workload, RESTORING)
+        try:
+            self._workloads.take_host(workload)
+            await self._resume(plan, parked, reserved, report)
+            plan.party.wakes = True
+            await self._moving.wake(plan, reserved, report)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.put_back(workload, parked, before, report)
+            raise
+        finally:
+            self._moving.release(reserved)
+        self._workloads.watch_again(workload, self._nursery)
+
+    async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
+        """Has CRIU bring the processes back, and finds the members among them."""
+        workload = plan.party.workload
+        criu = self.require_criu()
+        report.enter("verify")
+        image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
+        self._host.check(image.manifest, criu)
+        await trio.to_thread.run_sync(self._store.verify, image)
+        intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
+        await report.intend(intent)
+        report.enter("resume")
+        folder = self._workloads.folder(workload.workload_id)
+        forget_start(folder)
+        workload.root = await restore(
+            criu,
+            image.path,
+            image.manifest.subject.root_pid,
+            image.manifest.pids,
+            folder,
+            group=self._workloads.group_of(workload),
+            nursery=self._nursery,
+        )
+        report.checkpoint_id, report.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
+        plan.party.members = workload.members = await self._members(workload, workload.members)
+        self._workloads.set_state(workload, RESTORING)
+
+    async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
+        """The members under their new identities, where the driver has them now.
+
+        Raises:
+            OperationError: CRIU_FAILED: the driver knows nothing of one.
+        """
+        now = new_identities(member.identity for member in before)
+        found = await find_members(self._driver, await workload.find_processes())
+        states: Mapping[ProcessIdentity, Member] = {member.identity: member for member in found}
+        members: list[Member] = []
+        for member in before:
+            identity = now.get(member.identity)
+            if identity is None or identity not in states:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_CRIU_FAILED,
+                    f"CRIU brought back process {member.identity.pid}, and the driver does not know that it "
+                    "uses CUDA: its driver may be another one than when it was written",
+                    {"pid": str(member.identity.pid)},
+                )
+            state = states[identity].state
+            members.append(Member(identity, state, member.device_memory_bytes, member.displacement))
+        return tuple(members)
+
+    async def put_back(
+        self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Report
+    ) -> None:
+        """Ends what was brought back of a workload: it is an image as before."""
+        try:
+            await self._stopping.end_processes(workload, report, parked=True)
+        except OperationError as error:
+            report.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            return
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        self._workloads.give_back_host(workload)
+        workload.members, workload.parked = members, parked
+        workload.restored, workload.error = False, None
+        self._workloads.set_state(workload, CHECKPOINTED)

@@ -1,0 +1,425 @@
+"""Members down and up, with their workloads' hooks, leases and images: what operations are made of.
+
+Destination GPUs are reserved before anything is given up, and a lease changes hands only after the proof. A
+cancellation undoes it; past the point of no return, which is the first call that moves device memory back or
+the image that is complete, it is finished.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.beside import Beside, HookCalls
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.checkpoint.group import Group
+from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.members import (
+    Member,
+    MemberOutcome,
+    find_members,
+    members_after,
+)
+from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.intents import Intent, PartyIntent
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.leases import Lease
+from leasehold_worker.plan import Plan
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import is_sequential, require_alive
+from leasehold_worker.proof import Before, Proof, placed
+from leasehold_worker.report import Report
+from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
+from leasehold_worker.workloads import Workloads, parked_bytes
+
+SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
+
+STALE_BUS_ID: Final = (
+    "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
+)
+"""NVIDIA/cuda-checkpoint issue 48."""
+
+
+Keep = Callable[[Plan, Report], Awaitable[Kept]]
+"""Puts the parked processes of a plan on disk; they have ended when it returns, and go on when it raises."""
+
+
+@final
+class Moving:
+    """Takes the members of one host's workloads down and up."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        hook_calls: HookCalls,
+        *,
+        rates: Rates,
+        host_memory: HostMemory,
+        proof: Proof,
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._pool = pool
+        self._workloads = workloads
+        self._hook_calls = hook_calls
+        self._rates = rates
+        self._host_memory = host_memory
+        self._proof = proof
+
+    def reserve(self, plan: Plan) -> list[Lease]:
+        """Reserves what the plan takes and nobody of it holds, all or nothing.
+
+        Raises:
+            OperationError: NO_FREE_GPU, and nothing is reserved.
+        """
+        reserved: list[Lease] = []
+        try:
+            for party in plan.parties:
+                if gpu_uuids := plan.to_reserve(party):
+                    reserved.append(
+                        self._pool.reserve_gpus(
+                            party.workload.workload_id,
+                            gpu_uuids,
+                            allow_foreign=party.workload.spec.resources.allow_foreign,
+                        )
+                    )
+        except OperationError:
+            self.release(reserved)
+            raise
+        return reserved
+
+    def release(self, reserved: Sequence[Lease]) -> None:
+        """Gives back what was reserved; what was used has been exchanged, and is not released by this."""
+        for lease in reserved:
+            self._pool.release(lease)
+
+    async def park(
+        self,
+        plan: Plan,
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Takes the members of a workload down, and then to disk if that is wanted; or undoes it.
+
+        Args:
+            plan: What is to be done.
+            report: What is told.
+            lock_timeout_s: How long submitted work may take to drain.
+            keep: Puts the parked processes on disk.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the report says.
+        """
+        await self._go_down(plan, SUSPENDING, [], report, lock_timeout_s, keep)
+
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+        """Brings the members of a workload up on GPUs that were reserved; or undoes it.
+
+        Members that are where they must not be are parked first, as if they were moved.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the report says.
+        """
+        if plan.astray:
+            await self.remap(plan, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+            return
+        try:
+            self._set_states(plan, RESTORING)
+            await self._move(plan, RESTORING, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+        finally:
+            self.release(reserved)
+
+    async def remap(
+        self, plan: Plan, reserved: Sequence[Lease], report: Report, lock_timeout_s: float
+    ) -> None:
+        """Takes members down, and up on other GPUs, or else on the old ones."""
+        try:
+            await self._go_down(plan, REMAPPING, reserved, report, lock_timeout_s)
+        finally:
+            self.release(reserved)
+
+    def _set_states(self, plan: Plan, state: WorkloadState.ValueType) -> None:
+        for party in plan.parties:
+            self._workloads.set_state(party.workload, state)
+
+    async def _go_down(
+        self,
+        plan: Plan,
+        state: WorkloadState.ValueType,
+        reserved: Sequence[Lease],
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Calls the hooks, and moves what they leave; both are undone where it fails."""
+        before = [(party.workload, party.workload.state) for party in plan.parties]
+        beside = self._hook_calls.beside(plan.parties, plan.policy, report)
+        self._set_states(plan, state)
+        called = False
+        try:
+            if beside.is_needed and not plan.is_parked:
+                await self.call_down(plan, beside, reserved, report)
+                called = True
+            with self._host_memory.charged(plan.bytes_by_pid):
+                for party in plan.parties:
+                    self._workloads.limit_memory(
+                        party.workload, sum(member.total_bytes for member in party.members)
+                    )
+                await self._move(plan, state, reserved, report, lock_timeout_s, keep)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if called and any(not party.workload.parked for party in plan.parties):
+                    await beside.back()
+                for workload, former in before:
+                    if workload.state == state:
+                        self._workloads.set_state(workload, former)
+            raise
+
+    async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:
+        """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.
+
+        Raises:
+            OperationError: A hook failed; all of them are undone.
+        """
+        report.enter("hooks")
+        await beside.down(lambda: report.intend(intent_of("hooks", plan, {}, reserved)))
+        try:
+            for party in plan.parties:
+                found = await find_members(self._driver, await party.workload.find_processes())
+                party.members = await self._proof.measured(found)
+        except BaseException:
+            await beside.back()
+            raise
+
+    async def _move(
+        self,
+        plan: Plan,
+        state: WorkloadState.ValueType,
+        reserved: Sequence[Lease],
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Parks the members, wakes them, or one after the other, and settles by where they are then."""
+        group, outcomes = self._group(plan, report)
+        settlement = Settlement(self._pool, plan, outcomes, reserved)
+        beside = self._hook_calls.beside(plan.parties, None if state == RESTORING else plan.policy, report)
+        error: OperationError | None = None
+        done = False
+        kept: Kept | None = None
+
+        async def intend(phase: str) -> None:
+            await report.intend(intent_of(phase, plan, outcomes, reserved))
+
+        try:
+            if state != RESTORING:
+                await self._park(plan, group, lock_timeout_s, report, intend)
+            if keep is not None:
+                kept = await self._keep(plan, group, report, keep)
+            with trio.CancelScope(shield=True):
+                if state == RESTORING:
+                    await intend("restore")
+                    _mark_restored(plan)
+                    await self._wake(group, plan.pairs, report, beside)
+                elif state == REMAPPING:
+                    _mark_restored(plan)
+                    await self._wake_or_return(group, plan.pairs, report, intend, beside)
+            if kept is None:
+                for party in plan.parties:
+                    require_alive(party.workload)
+            done = True
+        except OperationError as raised:
+            error = raised
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._settle(plan, settlement, outcomes, report, error, kept, done=done)
+
+    async def _keep(self, plan: Plan, group: Group, report: Report, keep: Keep) -> Kept:
+        """Puts parked members on disk, or brings them back to where they were."""
+        try:
+            return await keep(plan, report)
+        except BaseException:
+            await group.roll_back()
+            raise
+
+    async def _settle(
+        self,
+        plan: Plan,
+        settlement: Settlement,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        report: Report,
+        error: OperationError | None,
+        kept: Kept | None,
+        *,
+        done: bool,
+    ) -> None:
+        members, listed = await where_members_are(self._proof, plan, outcomes, done=done)
+        if not done:
+            errors = [outcome.error for mine in outcomes.values() for outcome in mine]
+            error = error or next((told for told in errors if told is not None), None)
+        # No await from here on: the leases and states of all parties are one record on disk.
+        if done:
+            settlement.done(report)
+            report.applied_pairs = plan.pairs
+            if plan.pairs:
+                report.warnings.append(STALE_BUS_ID)
+        else:
+            settlement.failed(listed, report)
+        for party in plan.parties:
+            workload_id = party.workload.workload_id
+            mine = outcomes[workload_id]
+            if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
+                party.workload.restored = True
+            settle_state(self._workloads, party, mine, members[workload_id], error, plan.policy, kept)
+            self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
+
+    def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
+        """The members of all parties as one group, and their outcomes by workload id."""
+        lanes: list[Sequence[Member]] = []
+        for party in plan.parties:
+            one_by_one = is_sequential(party.workload.spec, party.members)
+            lanes += [party.members] if one_by_one else [(member,) for member in party.members]
+        group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
+        left = iter(group.outcomes)
+        outcomes = {
+            party.workload.workload_id: list(islice(left, len(party.members))) for party in plan.parties
+        }
+        report.outcomes += [
+            (workload_id, outcome) for workload_id, mine in outcomes.items() for outcome in mine
+        ]
+        return group, outcomes
+
+    async def _park(
+        self,
+        plan: Plan,
+        group: Group,
+        lock_timeout_s: float,
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+    ) -> None:
+        async def rescan() -> tuple[Member, ...]:
+            found = [await find_members(self._driver, p.workload.processes()) for p in plan.parties]
+            await intend("checkpoint")
+            return tuple(member for members in found for member in members)
+
+        await intend("lock")
+        pids = {identity.pid for party in plan.parties for identity in party.processes}
+        before = Before(plan.members, pids, await self._proof.usage())
+        await group.suspend(lock_timeout_s, rescan)
+        with trio.CancelScope(shield=True):
+            report.enter("verify")
+            try:
+                await self._proof.prove_freed(before)
+            except OperationError:
+                await group.roll_back()
+                raise
+
+    async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report, beside: Beside) -> None:
+        """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""
+        await self._restore(group, pairs, report)
+        if not beside.is_needed:
+            return
+        report.enter("hooks")
+        try:
+            await beside.up()
+        except OperationError:
+            await beside.down_again()
+            await group.roll_back()
+            raise
+
+    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+        """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
+        before = [outcome.displacement for outcome in group.outcomes]
+        try:
+            await self._restore_once(group, pairs, report)
+        except OperationError as error:
+            if error.reason != errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
+                raise
+            surprising = await self._find_places(group, before)
+            await group.roll_back()
+            if not surprising:
+                raise
+            await self._restore_once(group, pairs, report)
+
+    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+        await group.restore(pairs)
+        report.enter("verify")
+        if not all(outcome.member.device_memory_bytes for outcome in group.outcomes):
+            report.warnings.append("NVML lists no memory for some members: where they run is not proved")
+        await self._proof.prove_placed(group.outcomes)
+
+    async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
+        """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
+
+        Then an earlier restore had moved it and said that it had not.
+        """
+        surprising = False
+        for outcome, displacement in zip(group.outcomes, before, strict=True):
+            actual = await self._proof.listed_gpus([outcome.member])
+            if actual == placed(outcome.member, displacement):
+                outcome.displacement = displacement
+            elif actual != placed(outcome.member, outcome.displacement) and len(actual) == 1:
+                moved = map(GpuPair, outcome.member.device_memory_bytes, actual)
+                outcome.displacement = complete_pairs(moved, self._inventory.chips)
+                surprising = True
+        return surprising
+
+    async def _wake_or_return(
+        self,
+        group: Group,
+        pairs: tuple[GpuPair, ...],
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+        beside: Beside,
+    ) -> None:
+        """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
+        try:
+            await intend("restore")
+            await self._wake(group, pairs, report, beside)
+        except OperationError:
+            try:
+                await self._wake(group, (), report, beside)
+            except OperationError as error:
+                report.warnings.append(f"it could not go back to its old GPUs either: {error.message}")
+            else:
+                report.warnings.append("it could not be restored on the new GPUs, so it went back to the old")
+            raise
+
+
+def intent_of(
+    phase: str, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], reserved: Sequence[Lease]
+) -> Intent:
+    """What the next phase is about to do, with the members as they are now."""
+    parties = tuple(
+        PartyIntent(
+            workload_id=party.workload.workload_id,
+            members=members_after(outcomes[party.workload.workload_id]) if outcomes else party.members,
+            home=party.home,
+            destination=party.destination,
+            parked=party.workload.parked is not None,
+            hook_notes=tuple(party.hook_notes or ()),
+            full_bytes=dict(party.full_bytes),
+        )
+        for party in plan.parties
+    )
+    return Intent(phase, parties, plan.pairs, tuple(reserved), plan.policy)
+
+
+def _mark_restored(plan: Plan) -> None:
+    """From now on, killing the members while they run could hang the host."""
+    for party in plan.parties:
+        party.workload.restored = True

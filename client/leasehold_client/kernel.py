@@ -82,7 +82,11 @@ def serve(
         LeaseholdError: It is refused, or was to be restored and could not be; or NoWorkerError.
     """
     served = ServedKernel(kernel, facts, _path(socket, required))
-    served.wait_begun(wait_s, restore_wait_s, required=required)
+    try:
+        served.wait_begun(wait_s, restore_wait_s, required=required)
+    except BaseException:
+        served.close()
+        raise
     return served
 
 

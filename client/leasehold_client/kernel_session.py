@@ -100,6 +100,7 @@ class ServedKernel(Generic[C]):
         self._calls = KernelCalls(kernel, facts)
         self._facts = Kernel(kernel_id=facts.kernel_id, kind=facts.kind, version=facts.version)
         self._path = path
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._stream: LocalStream[ServeKernelResponse] | None = None
@@ -171,6 +172,8 @@ class ServedKernel(Generic[C]):
     def close(self) -> None:
         """Ends the service. A method of the kernel that runs is waited for, for a while."""
         atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return  # a fork's end is no end of ours: what it has of gRPC and of locks does not work there
         with self._changed:
             self._closed.set()
             stream = self._stream
@@ -207,6 +210,7 @@ class ServedKernel(Generic[C]):
                 self._error = error
                 passing = isinstance(error, NoWorkerError) or error.reason in _PASSING
                 if not passing and not self._told:
+                    logger.warning("the worker refuses the kernel: %s", error.message)
                     self._refused = True
                     self._closed.set()
                 self._changed.notify_all()

@@ -1,8 +1,10 @@
 """Kernels on the application's side: what they are made of, and programs without a worker."""
 
 import dataclasses
+import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -199,3 +201,11 @@ def test_what_arrives_damaged_is_not_restored() -> None:
 def test_a_method_that_this_version_does_not_know_is_answered() -> None:
     answer = KernelCalls(App(), FACTS).answer(KernelCall(call_id=1), lambda _: None)
     assert "knows no call" in answer.failure
+
+
+def test_the_program_of_the_page_runs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/kernels.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done: dict[str, Any] = {"__name__": "page"}
+    exec(program.replace("1_000_000", "1000"), done)
+    assert done["counting"].state == done["State"](1000, 500.0)

@@ -111,6 +111,20 @@ with local.claim(gpus=0, name="app"):
 """
 """Ends without closing its kernel."""
 
+FORKS = f"""{SAVING}
+import multiprocessing
+with local.claim(gpus=0, name="app"):
+    with kernel.serve(App(), facts) as served:
+        say("begun")
+        child = multiprocessing.get_context("fork").Process(target=served.close)
+        child.start()
+        child.join(10)
+        say("child", child.exitcode)
+        say("served", served.is_served)
+        sys.stdin.read()
+"""
+"""Closes its kernel in a fork of itself, as a fork's end would."""
+
 STRANGER = f"""{SAVING}
 os.environ["LEASEHOLD_WORKLOAD_ID"] = mode
 try:

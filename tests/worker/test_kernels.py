@@ -10,15 +10,19 @@ import pytest
 import trio
 from leasehold.v1 import local_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.local_pb2 import KernelHello, ServeKernelRequest
 from leasehold_worker import kernels as kernels_module
 from leasehold_worker import local_service
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.kernel_calls import KernelTimeouts, restore, save
+from leasehold_worker.kernel_session import KernelSession
+from leasehold_worker.local_socket import Peer
+from leasehold_worker.processes import identify
 
 from .kernel_host import SIZE, Served, open_served
-from .kernel_programs import ASYNCIO, CARELESS, STRANGER, THREADS, TRIO, TWICE
+from .kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
 
 SHORT = KernelTimeouts(answer_s=0.5, quiescence_s=0.5, checkpoint_s=1.0, restore_s=5.0, cancel_s=2.0)
 
@@ -323,3 +327,23 @@ async def test_a_program_that_does_not_close_its_kernel_ends_all_the_same(served
     await application.wait_line("begun")
     with trio.fail_after(20):
         assert await trio.to_thread.run_sync(partial(application.process.wait, 20)) == 0
+
+
+async def test_another_user_can_not_speak_for_a_workload(served: Served) -> None:
+    application, kernel = await served.serve()
+    identity = identify(application.process.pid)
+    assert identity is not None
+    session = KernelSession(Peer(identity, 65534, "nobody"))
+    served.kernels.begin(session)
+    await session.take_in(ServeKernelRequest(hello=KernelHello(kernel=kernel.facts)))
+    with trio.fail_after(5):
+        refusal = await session.hand_out()
+    assert isinstance(refusal, OperationError)
+    assert name(refusal) == "NOT_PERMITTED"
+    assert await session.hand_out() is None
+
+
+async def test_a_fork_of_an_application_ends_without_it(served: Served) -> None:
+    application = served.start(FORKS)
+    await application.wait_line("child 0")
+    await application.wait_line("served True")

@@ -170,19 +170,22 @@ async def relaunch(
         finally:
             os.close(write_end)
     nursery.start_soon(process.wait)
-    async with trio.lowlevel.FdStream(read_end) as stream:
-        try:
-            with trio.move_on_after(timeout_s):
-                return _restored(await _read_record(stream))
-        except trio.Cancelled:
-            with trio.CancelScope(shield=True):
-                if who := await _give_up_restore(folder, process, stream):
-                    return who
-            raise
+    stream = trio.lowlevel.FdStream(read_end)
+    try:
+        with trio.move_on_after(timeout_s):
+            return _restored(await _read_record(stream))
+    except trio.Cancelled:
         with trio.CancelScope(shield=True):
             if who := await _give_up_restore(folder, process, stream):
                 return who
-    raise LaunchError(f"it was not done within {timeout_s:g} s")
+        raise
+    else:
+        with trio.CancelScope(shield=True):
+            if who := await _give_up_restore(folder, process, stream):
+                return who
+        raise LaunchError(f"it was not done within {timeout_s:g} s")
+    finally:
+        stream.close()  # aclose() would raise Cancelled over what was restored
 
 
 async def _give_up_restore(

@@ -29,6 +29,9 @@ UNDO_TIMEOUT_S: Final = 60.0
 FINISH_TIMEOUT_S: Final = 60.0
 """How long CRIU may take to end the processes of a finished image."""
 
+END_TIMEOUT_S: Final = 10.0
+"""How long CRIU may take to end after its last word, or after the last that it could have had."""
+
 FREEZE_TIMEOUT_S: Final = 30
 """How long CRIU may take to stop the processes."""
 
@@ -83,7 +86,9 @@ async def dump(
             request = CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_DUMP, opts=_options(root_pid, images, logs))
             plugins = facts.cuda_plugins if through_plugin and facts.cuda_plugins else work
             environment = {swrk.PLUGIN_VARIABLE: str(plugins)}
-            async with swrk.start(facts.path, errors=errors, environment=environment) as criu:
+            async with swrk.start(
+                facts.path, errors=errors, environment=environment, end_timeout_s=END_TIMEOUT_S
+            ) as criu:
                 await _while_reporting(directory, progress, lambda: running.run(criu, request))
     except SwrkError as error:
         said = read_errors(work / _LOG, work / ERRORS_FILE)

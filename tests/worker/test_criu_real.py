@@ -1,0 +1,276 @@
+"""Dump and restore with a real CRIU, of plain processes and of processes on a simulated GPU."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold_simgpu import ProcessState, SimulatedHost
+from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.checkpoint.process import CheckpointProcess
+from leasehold_worker.errors import OperationError
+from leasehold_worker.images import publishing
+from leasehold_worker.images.criu import CriuFacts
+from leasehold_worker.images.dumping import dump
+from leasehold_worker.images.obstacles import obstacles
+from leasehold_worker.images.restoring import new_identities, restore
+from leasehold_worker.images.store import ImageStore, PartialImage, StoredImage
+from leasehold_worker.launching import launch, launched, wait_exit
+from leasehold_worker.processes import ProcessIdentity, identify, is_alive, process_tree
+
+from .conftest import COUNTER
+from .criu_cases import COUNT, counts, end, real_criu, subject, wait_counted, wait_for
+
+FAMILY = """
+import os, subprocess, sys, threading, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+read_end, write_end = os.pipe()
+deleted = open("deleted", "w+"); deleted.write("kept"); deleted.flush(); os.unlink("deleted")
+count = 0
+while True:
+    os.write(write_end, b"x")
+    deleted.seek(0)
+    if os.read(read_end, 1) == b"x" and deleted.read() == "kept" and child.poll() is None:
+        print(count, flush=True)
+        count += 1
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def criu() -> CriuFacts:
+    """The CRIU of this host; where there is none that works, tests are skipped with the reason."""
+    facts = real_criu()
+    if isinstance(facts, str):
+        pytest.skip(facts)
+    return facts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    return ImageStore(tmp_path / "images")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "w-1"
+    path.mkdir()
+    yield path
+    if (who := launched(path)) is not None:
+        end(who.program)
+
+
+async def start(folder: Path, nursery: trio.Nursery, *arguments: str) -> ProcessIdentity:
+    with (folder / "output.log").open("ab") as output:
+        return await launch(
+            folder,
+            arguments,
+            working_directory=folder,
+            environment=dict(os.environ),
+            output=output.fileno(),
+            group=None,
+            nursery=nursery,
+        )
+
+
+async def park(criu: CriuFacts, store: ImageStore, folder: Path, root: ProcessIdentity) -> StoredImage:
+    """Makes an image, and removes what the launcher wrote of the life that ended."""
+    tree = process_tree(root)
+    assert obstacles(tree) == []
+    image = store.begin("w-1")
+    stored: list[StoredImage] = []
+
+    async def commit() -> None:
+        stored.append(await publishing.publish(store, image, subject(*tree)))
+
+    await dump(criu, root.pid, image.path, commit)
+    record = await wait_exit(folder, root)
+    assert record is not None
+    assert record.returncode == -signal.SIGKILL
+    for name in ("process", "exit"):
+        (folder / name).unlink()
+    return stored[0]
+
+
+async def wake(
+    criu: CriuFacts, store: ImageStore, folder: Path, image: StoredImage, nursery: trio.Nursery
+) -> ProcessIdentity:
+    await publishing.verify(store, image)
+    manifest = image.manifest
+    await wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in manifest.pids))
+    return await restore(
+        criu,
+        image.path,
+        manifest.subject.root_pid,
+        manifest.pids,
+        folder,
+        group=None,
+        nursery=nursery,
+    )
+
+
+async def test_a_process_goes_on_where_it_was(criu: CriuFacts, store: ImageStore, folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", COUNT)
+        await wait_counted(folder)
+        image = await park(criu, store, folder, root)
+        assert not is_alive(root)
+        now = await wake(criu, store, folder, image, nursery)
+        assert now.pid == root.pid
+        assert now != root
+        await wait_counted(folder)
+        found = counts(folder)
+        assert found == list(range(len(found))), "none is lost or repeated, and all are in the same file"
+        assert not list(store.root.glob("*/*.work"))
+        await publishing.verify(store, image)
+        os.kill(now.pid, signal.SIGTERM)
+        record = await wait_exit(folder, now)
+    assert record is not None
+    assert record.returncode == 7
+
+
+async def test_a_family_with_threads_pipes_and_a_deleted_file_goes_on(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    """Twice from the same image."""
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", FAMILY)
+        await wait_counted(folder)
+        tree = process_tree(root)
+        assert len(tree) == 2
+        image = await park(criu, store, folder, root)
+        now = await wake(criu, store, folder, image, nursery)
+        await wait_counted(folder)
+        found = new_identities(tree)
+        assert [who.pid for who in found.values()] == [who.pid for who in tree]
+        assert not set(found.values()) & set(tree)
+        assert process_tree(now) == list(found.values())
+        for who in found.values():
+            end(who)
+        await wait_exit(folder, now)
+
+
+async def test_a_cancellation_before_the_image_is_final_leaves_the_process_running(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", COUNT)
+        await wait_counted(folder)
+        image = store.begin("w-1")
+        with trio.CancelScope() as scope:
+
+            async def commit() -> None:
+                scope.cancel()
+                await trio.sleep_forever()
+
+            await dump(criu, root.pid, image.path, commit)
+        assert scope.cancelled_caught
+        assert is_alive(root)
+        await wait_counted(folder)
+        assert os.listdir(store.root / "w-1") == []
+        end(root)
+
+
+async def test_a_cancellation_in_the_middle_of_writing_leaves_the_process_running(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    """With so much memory that writing it takes a while: CRIU can't be asked then."""
+    large = f"memory = bytes(range(1, 251)) * {(512 << 20) // 250}\n{COUNT}"
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", large)
+        await wait_counted(folder)
+        image = store.begin("w-1")
+        told: list[int] = []
+        with trio.CancelScope() as scope:
+
+            def progress(size: int) -> None:
+                told.append(size)
+                if size:
+                    scope.cancel()
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("leasehold_worker.images.dumping.PROGRESS_INTERVAL_S", 0.005)
+                await dump(criu, root.pid, image.path, partial(never, image), progress=progress)
+        assert told[-1] < 512 << 20
+        await wait_counted(folder)
+        assert os.listdir(store.root / "w-1") == []
+        end(root)
+
+
+async def never(image: PartialImage) -> None:
+    await trio.sleep_forever()
+    raise AssertionError(f"{image} is complete, though it was cancelled")
+
+
+async def test_an_altered_image_is_refused_before_criu_sees_it(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", COUNT)
+        await wait_counted(folder)
+        image = await park(criu, store, folder, root)
+        with next(image.path.glob("pages-*.img")).open("r+b") as pages:
+            pages.write(b"\0\1\2\3")
+        with pytest.raises(OperationError, match="was altered"):
+            await wake(criu, store, folder, image, nursery)
+    assert identify(root.pid) is None
+    assert os.listdir(folder) == ["output.log"]
+
+
+async def test_what_criu_can_not_dump_is_an_error_with_its_reason(criu: CriuFacts, folder: Path) -> None:
+    code = (
+        "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        f"client = socket.create_connection(server.getsockname())\n{COUNT}"  # not accepted
+    )
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", code)
+        await wait_counted(folder)
+        assert "a TCP connection to" in " ".join(obstacles([root]))
+        directory = folder / "image"
+        directory.mkdir()
+
+        async def commit() -> None:
+            raise AssertionError("there is no image")
+
+        with pytest.raises(OperationError, match="In-flight connection"):
+            await dump(criu, root.pid, directory, commit)
+        await wait_counted(folder)
+        end(root)
+
+
+async def test_a_process_on_a_simulated_gpu_comes_back_checkpointed_and_moves(
+    criu: CriuFacts, store: ImageStore, folder: Path, host: SimulatedHost, driver: Driver
+) -> None:
+    async with trio.open_nursery() as nursery:
+        arguments = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+        root = await start(folder, nursery, *arguments)
+        output = folder / "output.log"
+        await wait_for(lambda: output.read_text().count("ok\n") > 3)
+        await CheckpointProcess(driver, root.pid).suspend()
+        image = await park(criu, store, folder, root)
+        assert host.process(root.pid) is None
+        assert not any(gpu.used_bytes for gpu in host.gpus)
+        now = await wake(criu, store, folder, image, nursery)
+        back = host.process(now.pid)
+        assert back is not None
+        assert back.state is ProcessState.CHECKPOINTED
+        assert not any(gpu.used_bytes for gpu in host.gpus)
+        chips = {gpu.uuid: gpu.name for gpu in host.gpus}
+        source, destination = list(chips)[:2]
+        process = CheckpointProcess(driver, now.pid)
+        assert await process.is_checkpointed()
+        await process.resume(complete_pairs([GpuPair(source, destination)], chips))
+        await wait_for(lambda: output.read_text().count(f"gpu={destination} ok\n") > 3)
+        lines = output.read_text().splitlines()
+        assert [line.split()[0] for line in lines] == [f"count={n}" for n in range(len(lines))]
+        assert "corrupt" not in output.read_text()
+        os.kill(now.pid, signal.SIGTERM)
+        record = await wait_exit(folder, now)
+    assert record is not None
+    assert record.returncode == 0

@@ -49,7 +49,9 @@ class Kernels:
     def of(self, workload_id: str) -> ServedKernel | None:
         """The application that saves a workload. None: it has none now."""
         kernel = self._served.get(workload_id)
-        return None if kernel is None or kernel.is_gone else kernel
+        if kernel is None or kernel.is_gone or not is_alive(self._peers[workload_id].identity):
+            return None  # the end of a process is seen before that of its stream
+        return kernel
 
     async def wait_served(self, workload_id: str, timeout_s: float) -> ServedKernel:
         """Waits until a workload has an application that saves it.
@@ -162,7 +164,7 @@ class Kernels:
                 {"pid": str(pid)},
             )
         other = self.of(workload.workload_id)
-        if other is not None and is_alive(self._peers[workload.workload_id].identity):
+        if other is not None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
                 f"kernel {other.facts.kernel_id} saves workload {workload.name} already: serve one kernel in "

@@ -98,6 +98,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
                 nursery,
                 tell_command,
             )
+            parts.tiers.carry_out = commands.carry_out
             reporter = Reporter(identity, parts, commands, journal)
             planning = Planning(parts.operations.preflight)
             link = Link(

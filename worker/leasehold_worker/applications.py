@@ -30,13 +30,10 @@ from leasehold_worker.served_kernel import ServedKernel
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import RETAIN, STOP
 from leasehold_worker.taking import Taking
-from leasehold_worker.workloads import AWAY, CHECKPOINTED, RUNNING, STOPPED, Parked, Workload, Workloads
+from leasehold_worker.workloads import AWAY, RUNNING, STOPPED, Parked, Workload, Workloads
 
 START_TIMEOUT_S: Final = 300.0
 """How long a program that was started again may take until it serves its kernel."""
-
-DEFAULT_KEPT: Final = 3
-"""Checkpoints of an application that are kept, where its workload says nothing."""
 
 STOP_POLICY: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
 
@@ -90,7 +87,7 @@ class Applications:
         kernel = self.kernel_of(workload)
         report.enter("save")
         self._told(await self._save(workload, kernel, resume=True), report)
-        await self._clean_up(workload, "")
+        await self._clean_up(workload)
 
     def kernel_of(self, workload: Workload) -> ServedKernel:
         """The kernel that a workload's application serves.
@@ -133,9 +130,8 @@ class Applications:
                     report.warnings += [warning for warning in [await kernel.undo()] if warning]
                 self.keep_alive(workload, before)
             raise
-        image_id = workload.parked.checkpoint_id if before == CHECKPOINTED and workload.parked else ""
         self.settle_stopped(plan.party, plan.policy, kept, report)
-        await self._clean_up(workload, image_id)
+        await self._clean_up(workload)
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts a workload back whose processes were to end and have not."""
@@ -307,11 +303,9 @@ class Applications:
         found = await trio.to_thread.run_sync(self._envelopes.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
 
-    async def _clean_up(self, workload: Workload, image_id: str) -> None:
-        """Deletes what a workload does not need any more: the image that it was, and old checkpoints."""
-        keep = workload.spec.keep_checkpoints or DEFAULT_KEPT
+    async def _clean_up(self, workload: Workload) -> None:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._disk.clean_up, workload.workload_id, keep, image_id)
+            await trio.to_thread.run_sync(self._disk.clean_up, workload)
 
 
 def _ending(plan: Plan, kept: StoredCheckpoint | None) -> Intent:

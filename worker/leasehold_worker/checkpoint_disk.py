@@ -15,12 +15,17 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 
 from leasehold_worker import wire
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images import budget
+from leasehold_worker.images.budget import KeptImage
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
 from leasehold_worker.images.store import ImageStore, StoredImage
-from leasehold_worker.workloads import ENDED, PARKED, RUNNING, Workloads
+from leasehold_worker.workloads import ENDED, PARKED, RUNNING, Workload, Workloads
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_KEPT: Final = 3
+"""Checkpoints of an application that are kept, where its workload says nothing."""
 
 LOOK_INTERVAL_S: Final = 60.0
 """How often what nobody needs is looked for."""
@@ -67,7 +72,39 @@ class CheckpointDisk:
         left = self._envelopes.available_bytes() - self._reserve_bytes
         if self._limit_bytes:
             left = min(left, self._limit_bytes - self.used_bytes())
-        return max(0, left)
+        in_use = self.in_use()
+        return max(
+            0, left + sum(each.size_bytes for each in self._own_images() if each.image_id not in in_use)
+        )
+
+    def make_room(self, need_bytes: int) -> None:
+        """Deletes the oldest images that nobody needs, as few as serve.
+
+        Raises:
+            OperationError: INSUFFICIENT_DISK: there is not as much.
+        """
+        chosen = budget.make_room(
+            self._own_images(),
+            self.in_use(),
+            need_bytes=need_bytes,
+            budget_bytes=self._limit_bytes,
+            free_disk_bytes=max(0, self._envelopes.available_bytes() - self._reserve_bytes),
+        )
+        for image_id in chosen:
+            self._delete_image(image_id)
+
+    def _own_images(self) -> list[KeptImage]:
+        """Images of this worker: others may share the directory."""
+        return [
+            KeptImage(
+                image.manifest.image_id,
+                image.manifest.subject.workload_id,
+                image.manifest.create_time,
+                image.manifest.size_bytes,
+            )
+            for image in self._images.images()
+            if image.manifest.subject.host.worker_id == self._worker_id
+        ]
 
     def used_bytes(self) -> int:
         """Bytes that all of it takes."""
@@ -121,17 +158,15 @@ class CheckpointDisk:
             else:
                 self._envelopes.delete(checkpoint_id)
 
-    def clean_up(self, workload_id: str, kept: int, image_id: str) -> None:
-        """Deletes what a workload does not need any more.
-
-        Args:
-            workload_id: The workload.
-            kept: How many of what its application saved are kept.
-            image_id: An image that it was, before it became something else. Empty: none.
-        """
-        self._envelopes.keep_last(workload_id, kept, self.in_use())
-        if image_id and not self._keep_images:
-            self._delete_image(image_id)
+    def clean_up(self, workload: Workload) -> None:
+        """Deletes what a workload does not need any more: the images that it was, and old checkpoints."""
+        kept = workload.spec.keep_checkpoints or DEFAULT_KEPT
+        in_use = self.in_use()
+        self._envelopes.keep_last(workload.workload_id, kept, in_use)
+        for image in self._images.images():
+            mine = image.manifest.subject.workload_id == workload.workload_id
+            if mine and image.manifest.image_id not in in_use and not self._keep_images:
+                self._delete_image(image.manifest.image_id)
 
     async def run(self) -> None:
         """Deletes what nobody needs, again and again, until cancelled."""
@@ -151,19 +186,18 @@ class CheckpointDisk:
         }
 
     def _expire(self, busy: set[str], living: set[str]) -> None:
-        in_use = self.in_use()
-        oldest = datetime.now(UTC) - self._expiry
-        for image in self._images.images():
-            manifest = image.manifest
-            ours = manifest.subject.host.worker_id == self._worker_id
-            needed = manifest.image_id in in_use or manifest.subject.workload_id in busy
-            if ours and not needed and (not self._keep_images or manifest.create_time < oldest):
-                self._delete_image(manifest.image_id)
-        for saved in self._saved():
-            envelope = saved.envelope
-            needed = envelope.checkpoint_id in in_use or envelope.workload_id in living
-            if not needed and envelope.created < oldest:
-                self._envelopes.delete(envelope.checkpoint_id)
+        in_use, now = self.in_use(), datetime.now(UTC)
+        images = [each for each in self._own_images() if each.workload_id not in busy]
+        kept_for = self._expiry if self._keep_images else timedelta(0)
+        for image_id in budget.expired(images, in_use, now=now, keep_for=kept_for, keep_count=None):
+            self._delete_image(image_id)
+        saved = [
+            KeptImage(each.checkpoint_id, each.envelope.workload_id, each.envelope.created, each.file_bytes)
+            for each in self._saved()
+            if each.envelope.workload_id not in living
+        ]
+        for checkpoint_id in budget.expired(saved, in_use, now=now, keep_for=self._expiry, keep_count=None):
+            self._envelopes.delete(checkpoint_id)
 
     def _delete_image(self, image_id: str) -> None:
         try:

@@ -119,6 +119,12 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
     config = WorkerConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
+    # Programs start in other directories than the worker.
+    config = msgspec.structs.replace(
+        config,
+        state_dir=config.state_dir.absolute(),
+        image_dir=config.image_dir.absolute() if config.image_dir else None,
+    )
     host, _, port = config.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise StartError(

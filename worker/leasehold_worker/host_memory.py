@@ -76,15 +76,21 @@ class HostMemory:
     Args:
         reserve_bytes: Host memory that no suspend may take.
         makes_room: Whether the limit of a control group is raised for what is parked in it.
+        limit_bytes: What parked workloads may take together. 0: as much as there is.
+        parked_bytes: What they take.
     """
 
     def __init__(
         self,
         reserve_bytes: int = DEFAULT_RESERVE_BYTES,
         makes_room: Callable[[Path], bool] = lambda _: False,
+        limit_bytes: int = 0,
+        parked_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._reserve_bytes = reserve_bytes
         self._makes_room = makes_room
+        self._limit_bytes = limit_bytes
+        self._parked_bytes = parked_bytes
         self._charges: list[_Charge] = []
 
     @property
@@ -96,6 +102,9 @@ class HostMemory:
         """What parking these processes takes, beside what there is now."""
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
+        if self._limit_bytes:
+            of_limit = max(0, self._limit_bytes - self._parked_bytes() - self.promised_bytes)
+            left = of_limit if left is None else min(left, of_limit)
         limits = self._limits(bytes_by_pid)
         needed = _bytes_by_group(bytes_by_pid, limits)
         tightest: MemoryLimit | None = None

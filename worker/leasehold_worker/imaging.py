@@ -16,6 +16,7 @@ from msgspec import structs
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.members import CHECKPOINTED as MEMBER_CHECKPOINTED
 from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_members
+from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.image_host import ImageHost
@@ -35,6 +36,7 @@ from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
 from leasehold_worker.sizes import size_text
 from leasehold_worker.stopping import Stopping
+from leasehold_worker.strategies import DISK
 from leasehold_worker.workloads import CHECKPOINTED, Parked, Workload, Workloads
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Imaging:
     Args:
         criu: The CRIU that works here, or why there is none.
         store: Where images are kept.
+        disk: Deletes those that nobody needs any more.
         host: Says what an image is for, and whether one is for this host.
         driver: Finds the CUDA processes of what was brought back.
         pool: The GPUs.
@@ -65,6 +68,7 @@ class Imaging:
         self,
         criu: CriuFacts | str,
         store: ImageStore,
+        disk: CheckpointDisk,
         host: ImageHost,
         driver: Driver,
         pool: GpuPool,
@@ -75,6 +79,7 @@ class Imaging:
     ) -> None:
         self._criu = criu
         self._store = store
+        self._disk = disk
         self._host = host
         self._driver = driver
         self._pool = pool
@@ -125,6 +130,8 @@ class Imaging:
         """
         workload = plan.party.workload
         criu = self.require_criu()
+        needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
+        await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
         partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
         report.enter("image")
         intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
@@ -219,6 +226,7 @@ class Imaging:
         finally:
             self._moving.release(reserved)
         self._workloads.watch_again(workload, self._nursery)
+        await trio.to_thread.run_sync(self._disk.clean_up, workload)
 
     async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""

@@ -25,6 +25,7 @@ from leasehold_worker.report import Report
 from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.strategies import policy_text
 from leasehold_worker.taking import Taking
+from leasehold_worker.tiers import Tiers
 from leasehold_worker.workloads import CHECKPOINTED, SLEEPING, STOPPED, Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -57,6 +58,7 @@ class Operations:
         sleeping: Sleeping,
         imaging: Imaging,
         applications: Applications,
+        tiers: Tiers,
     ) -> None:
         self._workloads = workloads
         self._taking = taking
@@ -65,6 +67,7 @@ class Operations:
         self._sleeping = sleeping
         self._imaging = imaging
         self._applications = applications
+        self._tiers = tiers
         self.preflight = preflight
         """Makes the plans that suspends, restores and remaps begin with."""
 
@@ -111,6 +114,10 @@ class Operations:
         while True:
             report.enter("preflight")
             plan = await self.preflight.suspend(workload_id, operation, tried)
+            if plan.moves_down and not plan.refused:
+                await self._tiers.make_room(plan, report)
+                plan = await self.preflight.suspend(workload_id, operation, tried)
+                plan.require_room()
             try:
                 if not self._is_settled(plan, report):
                     workload.yielded = operation.gives_way  # kept with the states that follow

@@ -45,6 +45,7 @@ from leasehold_worker.servicing import Servicing
 from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.taking import Taking
+from leasehold_worker.tiers import Tiers
 from leasehold_worker.workloads import Workload, Workloads, parked_bytes
 
 
@@ -69,6 +70,7 @@ class Parts:
         applications: Saves, stops and starts them again.
         imaging: Writes processes to disk, and brings them back.
         disk: What is kept on disk.
+        tiers: Who makes room for what is to be parked.
         stopping: Stop.
         adopting: Adopt and release.
         servicing: Cordon, uncordon and the reset of a GPU's health.
@@ -91,6 +93,7 @@ class Parts:
     applications: Applications
     imaging: Imaging
     disk: CheckpointDisk
+    tiers: Tiers
     stopping: Stopping
     adopting: Adopting
     servicing: Servicing
@@ -159,7 +162,12 @@ async def open_parts(
             config.socket_path,
         )
         resources = Resources(pool, ledger)
-        host_memory = HostMemory(config.host_memory_reserve_bytes, enforced.owns)
+        host_memory = HostMemory(
+            config.host_memory_reserve_bytes,
+            enforced.owns,
+            config.parked_memory_limit_bytes,
+            lambda: sum(map(parked_bytes, workloads.all())),
+        )
         proof = Proof(inventory, config.proof_timeout_s)
         taking = Taking(inventory, pool, resources, workloads, foreign)
         stopping = Stopping(workloads, killer)
@@ -189,6 +197,7 @@ async def open_parts(
         imaging = Imaging(
             await probe(config.criu or None),
             images,
+            disk,
             ImageHost(worker_id, inventory),
             driver,
             pool,
@@ -198,6 +207,7 @@ async def open_parts(
             nursery,
         )
         applications = Applications(pool, workloads, kernels, envelopes, disk, stopping, taking, nursery)
+        tiers = Tiers(workloads, lambda: not imaging.unavailable_reason)
         preflight = Preflight(
             driver,
             inventory,
@@ -207,6 +217,7 @@ async def open_parts(
             rates,
             proof,
             PolicyChecks(resources, kernels, envelopes, disk, imaging),
+            tiers,
         )
         operations = Operations(
             workloads,
@@ -217,6 +228,7 @@ async def open_parts(
             sleeping=Sleeping(pool, workloads, hook_calls, moving),
             imaging=imaging,
             applications=applications,
+            tiers=tiers,
         )
         adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
         health = HealthMonitor(inventory, pool.set_health)
@@ -238,6 +250,7 @@ async def open_parts(
             applications=applications,
             imaging=imaging,
             disk=disk,
+            tiers=tiers,
             stopping=stopping,
             adopting=adopting,
             servicing=servicing,

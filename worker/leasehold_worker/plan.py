@@ -13,11 +13,13 @@ from leasehold.v1.plan_pb2 import CheckResult, Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.checkpoint.members import CHECKPOINTED, Member
 from leasehold_worker.checkpoint.rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import MemoryNeed
 from leasehold_worker.processes import ProcessIdentity
+from leasehold_worker.sizes import size_text
+from leasehold_worker.strategies import process_text
 from leasehold_worker.workloads import Workload
 
 PASSED: Final = plan_pb2.CHECK_RESULT_PASSED
@@ -42,6 +44,7 @@ class Findings:
     checks: list[Check] = field(default_factory=list)
     refusals: list[OperationError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    excused: list[OperationError] = field(default_factory=list)
 
     @contextmanager
     def check(self, name: str, detail: str) -> Iterator[None]:
@@ -67,6 +70,15 @@ class Findings:
         self.warnings.append(detail)
         self.checks.append(Check(name, WARNING, detail))
 
+    def excuse(self, refusal: OperationError, detail: str) -> None:
+        """Takes a refusal back, since something is done about it first."""
+        self.refusals.remove(refusal)
+        self.excused.append(refusal)
+        self.checks = [
+            Check(check.name, WARNING, detail) if check.detail == refusal.message else check
+            for check in self.checks
+        ]
+
     def skip(self, name: str, detail: str) -> None:
         """Notes a condition that could not be looked at."""
         self.checks.append(Check(name, NOT_CHECKED, detail))
@@ -89,6 +101,30 @@ class TierNeed:
     tier: Tier.ValueType
     needed_bytes: int | None
     available_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDown:
+    """A parked workload that makes room.
+
+    Attributes:
+        workload_id: Which.
+        name: What people call it.
+        policy: What it is parked by afterwards.
+        freed_bytes: What is free in its tier then.
+    """
+
+    workload_id: str
+    name: str
+    policy: EvictionPolicy
+    freed_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        strategy = process_text(self.policy.process_strategy)
+        size = size_text(self.freed_bytes)
+        return f"workload {self.name} is parked by {strategy} first, which makes room of {size}"
 
 
 @dataclass(slots=True)
@@ -133,6 +169,7 @@ class Plan:
         steps: What is done, in order, in words.
         tiers: Where bytes would go, or come from.
         checkpoint_id: What on disk it is woken from. Empty: nothing.
+        moves_down: Parked workloads that make room first.
     """
 
     parties: list[Party] = field(default_factory=list)
@@ -147,6 +184,7 @@ class Plan:
     steps: Sequence[str] = ()
     tiers: list[TierNeed] = field(default_factory=list)
     checkpoint_id: str = ""
+    moves_down: list[MoveDown] = field(default_factory=list)
 
     @property
     def members(self) -> list[Member]:
@@ -155,8 +193,12 @@ class Plan:
 
     @property
     def bytes_by_pid(self) -> dict[int, int]:
-        """Device memory by the process that has it."""
-        return {member.identity.pid: member.total_bytes for member in self.members}
+        """Device memory by the process that has it. What is checkpointed is in the host's memory already."""
+        return {
+            member.identity.pid: member.total_bytes
+            for member in self.members
+            if member.state != CHECKPOINTED
+        }
 
     @property
     def party(self) -> Party:
@@ -174,6 +216,15 @@ class Plan:
     def is_parked(self) -> bool:
         """Whether its workloads are parked already, so that their hooks have been called."""
         return all(party.workload.parked is not None for party in self.parties)
+
+    def require_room(self) -> None:
+        """Refuses a plan for which others would have to make room still, though they were asked.
+
+        Raises:
+            OperationError: INSUFFICIENT_HOST_MEMORY or INSUFFICIENT_DISK.
+        """
+        if self.findings.excused:
+            raise self.findings.excused[0]
 
     @property
     def refused(self) -> bool:

@@ -1,31 +1,29 @@
 """The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
-import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker import strategies
 from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
     PARALLEL_LIMIT,
     Member,
-    bytes_by_gpu,
     find_members,
 )
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
+from leasehold_worker.destinations import Destinations, full_bytes, stay_at_home
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.placement import check_memory, choose_gpus
-from leasehold_worker.plan import Destination, Findings, Party, Plan
+from leasehold_worker.plan import Findings, Party, Plan
 from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import (
@@ -48,6 +46,7 @@ from leasehold_worker.strategies import (
     resolve,
     strategy_of,
 )
+from leasehold_worker.tiers import Tiers
 from leasehold_worker.workloads import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workloads import (
     PARKED,
@@ -81,16 +80,18 @@ class Preflight:
         rates: Rates,
         proof: Proof,
         policies: PolicyChecks,
+        tiers: Tiers,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
-        self._pool = pool
         self._workloads = workloads
         self._host_memory = host_memory
         self._rates = rates
         self._proof = proof
         self._policies = policies
+        self._tiers = tiers
         self._gates = Gates(driver, inventory)
+        self._destinations = Destinations(inventory, pool, self._gates)
 
     async def suspend(
         self,
@@ -119,6 +120,7 @@ class Preflight:
                 continue
             allowed = operation.force or rung is not rungs[0]
             plan = await self._suspend_by(workload, rung, allowed=allowed)
+            self._tiers.excuse(plan)
             if not plan.refused:
                 plan.findings.warnings += skipped
                 return plan
@@ -224,11 +226,11 @@ class Preflight:
             await self._policies.look_at_kept_image(plan)
         elif self._gates.runnable(findings, processes):
             plan.party.members = await self._parked_members(plan)
-        plan.party.full_bytes = _full_bytes(plan.party)
+        plan.party.full_bytes = full_bytes(plan.party)
         if workload.is_asleep:
-            self._stay_at_home(plan, operation)
+            stay_at_home(plan, operation)
         elif workload.lease is None:
-            await self._choose_destination(plan, operation)
+            await self._destinations.choose(plan, operation)
         else:
             # An unknown workload may hold more than it needs; its own GPUs come first.
             count = workload.spec.resources.gpu_count or len(workload.lease.gpu_uuids)
@@ -239,25 +241,13 @@ class Preflight:
         if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
-            await self._look_at_destinations(plan, held)
+            await self._destinations.check(plan, held)
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
         plan.estimate = None if workload.is_asleep else self._estimate(plan, calls)
         self._policies.tell_tiers(plan)
         return plan
-
-    def _stay_at_home(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
-        """A workload that sleeps wakes where its CUDA contexts are."""
-        party = plan.party
-        with plan.findings.check("destinations", "those where its contexts are"):
-            if operation.gpu_uuids or operation.pairs:
-                raise invalid(
-                    "gpu_uuids",
-                    f"workload {party.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
-                    "there, or suspend it by cuda_suspend first",
-                )
-            party.destination = party.home
 
     async def checkpoint(self, workload_id: str) -> Plan:
         """The plan of having an application save itself.
@@ -293,23 +283,16 @@ class Preflight:
                     raise invalid("pairs", f"workload {workload.name} holds no GPU: there is nothing to move")
                 wanted += parse_pairs(move.pairs, plan.parties[-1].home)
         with plan.findings.check("chips", "the same on both sides"):
-            self._complete(plan, wanted)
+            self._destinations.complete(plan, wanted)
         if plan.refused:
             return plan
         if all(party.home == party.destination for party in plan.parties):
             plan.already_there = True
             return plan
         await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
-        await self._look_at_destinations(plan)
+        await self._destinations.check(plan)
         plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
         return plan
-
-    def _complete(self, plan: Plan, wanted: Sequence[GpuPair]) -> None:
-        """One permutation serves all workloads: each GPU is leased to one of them."""
-        plan.pairs = complete_pairs(wanted, self._inventory.chips)
-        moves = {pair.old_uuid: pair.new_uuid for pair in plan.pairs}
-        for party in plan.parties:
-            party.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in party.home)
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
         """What parking needs: members that the driver can lock and checkpoint, and host memory for them."""
@@ -348,7 +331,7 @@ class Preflight:
         with findings.check("members", f"those of {party.workload.name} run"):
             found = await find_members(self._driver, processes)
             party.members = await self._proof.measured(found)
-            party.full_bytes = _full_bytes(party)
+            party.full_bytes = full_bytes(party)
             if party.workload.lease is not None or party.workload.is_asleep:
                 require_members(party.workload, found)
             require_all(processes, found, await self._proof.usage())
@@ -382,67 +365,6 @@ class Preflight:
         resident = [member for member in plan.members if member.state != CHECKPOINTED]
         return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
 
-    async def _choose_destination(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
-        """Pairs each GPU that was held with the one to wake on."""
-        party, findings = plan.party, plan.findings
-        with findings.check("destinations", "free"):
-            if operation.pairs:
-                named = parse_pairs(operation.pairs, party.home)
-                moves = {pair.old_uuid: pair.new_uuid for pair in named}
-                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in party.home)
-            elif operation.gpu_uuids:
-                uuids = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-                if len(uuids) != len(party.home):
-                    raise invalid(
-                        "gpu_uuids",
-                        f"{len(uuids)} GPUs are named, and the workload held {len(party.home)}: name as many",
-                    )
-                wanted = tuple(map(GpuPair, party.home, uuids))
-            else:
-                wanted = await self._place(party)
-            self._complete(plan, wanted)
-
-    async def _place(self, party: Party) -> tuple[GpuPair, ...]:
-        spec = party.workload.spec
-        free = self._pool.unclaimed(
-            allow_foreign=spec.resources.allow_foreign,
-            for_helper=spec.HasField("helper") and party.workload.yielded,
-        )
-        free_bytes = await self._free_bytes(party.members)
-        needed = bytes_by_gpu(party.members)
-        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
-
-    async def _look_at_destinations(self, plan: Plan, held: Collection[str] = ()) -> None:
-        """Whether the GPUs are free, have room, and are there for the members."""
-        findings = plan.findings
-        with findings.check("gpus", "free for this"):
-            for party in plan.parties:
-                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
-                self._pool.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
-        destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
-        if plan.pairs:
-            homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
-            if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
-                await self._gates.mig(findings, elsewhere)
-            self._gates.device_nodes(findings, plan.members, destinations)
-        needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
-        for party in plan.parties:
-            # What it is to have once its framework has taken the weights back.
-            needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
-            resident = needed if party.workload.lease is not None else {}
-            for old, new in zip(party.home, party.destination, strict=True):
-                # What the workloads themselves give up is free by the time that it is needed.
-                free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
-                plan.destinations.append(
-                    Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
-                )
-                with findings.check("device_memory", f"enough on {new}"):
-                    check_memory((GpuPair(old, new),), free_then, needed)
-
-    async def _free_bytes(self, members: Iterable[Member]) -> Mapping[str, int]:
-        pids = {member.identity.pid for member in members}
-        return await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
-
     def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
         """How long the driver's copies take; the rest is milliseconds."""
         if not plan.members:
@@ -459,17 +381,6 @@ class Preflight:
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
-
-
-def _full_bytes(party: Party) -> dict[str, int]:
-    """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
-    full = bytes_by_gpu(party.members)
-    parked = party.workload.parked
-    if parked is not None:
-        for gpu_uuid, size in parked.device_memory_bytes.items():
-            present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
-            full[gpu_uuid] = present + size
-    return full
 
 
 def home_of(workload: Workload) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         generation=record.generation,
         lease=lease(record.lease) if record.lease else None,
         members=[_member(member) for member in record.members],
-        root_pid=record.root.pid,
+        root_pid=record.root.pid if record.state not in workloads.AWAY else None,
         parked_gpu_uuids=parked.gpu_uuids if parked else (),
         parked_bytes=parked_bytes(record),
         park_time=timestamp(parked.since) if parked else None,
@@ -148,7 +148,8 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
 
 def parked_bytes(record: Workload) -> int | None:
     """Device memory that the workload has on the host. None: it is not parked, or NVML couldn't say."""
-    if record.parked is None or not record.parked.device_memory_bytes:
+    parked = record.parked
+    if parked is None or parked.disk_bytes or not parked.device_memory_bytes:
         return None
     return workloads.parked_bytes(record)
 

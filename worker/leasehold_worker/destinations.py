@@ -1,0 +1,118 @@
+"""On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import final
+
+import trio
+from leasehold.v1 import command_pb2
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
+from leasehold_worker.checkpoint.members import Member, bytes_by_gpu
+from leasehold_worker.gates import Gates
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.placement import check_memory, choose_gpus
+from leasehold_worker.plan import Destination, Party, Plan
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import invalid, parse_pairs
+
+
+@final
+class Destinations:
+    """Finds the GPUs for plans of one worker."""
+
+    def __init__(self, inventory: Inventory, pool: GpuPool, gates: Gates) -> None:
+        self._inventory = inventory
+        self._pool = pool
+        self._gates = gates
+
+    def complete(self, plan: Plan, wanted: Sequence[GpuPair]) -> None:
+        """One permutation serves all workloads: each GPU is leased to one of them."""
+        plan.pairs = complete_pairs(wanted, self._inventory.chips)
+        moves = {pair.old_uuid: pair.new_uuid for pair in plan.pairs}
+        for party in plan.parties:
+            party.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in party.home)
+
+    async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+        """Pairs each GPU that was held with the one to wake on."""
+        party, findings = plan.party, plan.findings
+        with findings.check("destinations", "free"):
+            if operation.pairs:
+                named = parse_pairs(operation.pairs, party.home)
+                moves = {pair.old_uuid: pair.new_uuid for pair in named}
+                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in party.home)
+            elif operation.gpu_uuids:
+                uuids = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+                if len(uuids) != len(party.home):
+                    raise invalid(
+                        "gpu_uuids",
+                        f"{len(uuids)} GPUs are named, and the workload held {len(party.home)}: name as many",
+                    )
+                wanted = tuple(map(GpuPair, party.home, uuids))
+            else:
+                wanted = await self._place(party)
+            self.complete(plan, wanted)
+
+    async def _place(self, party: Party) -> tuple[GpuPair, ...]:
+        spec = party.workload.spec
+        free = self._pool.unclaimed(
+            allow_foreign=spec.resources.allow_foreign,
+            for_helper=spec.HasField("helper") and party.workload.yielded,
+        )
+        free_bytes = await self._free_bytes(party.members)
+        needed = bytes_by_gpu(party.members)
+        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
+
+    async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
+        """Whether the GPUs are free, have room, and are there for the members."""
+        findings = plan.findings
+        with findings.check("gpus", "free for this"):
+            for party in plan.parties:
+                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
+                self._pool.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
+        destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
+        if plan.pairs:
+            homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
+            if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
+                await self._gates.mig(findings, elsewhere)
+            self._gates.device_nodes(findings, plan.members, destinations)
+        needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
+        for party in plan.parties:
+            # What it is to have once its framework has taken the weights back.
+            needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
+            resident = needed if party.workload.lease is not None else {}
+            for old, new in zip(party.home, party.destination, strict=True):
+                # What the workloads themselves give up is free by the time that it is needed.
+                free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
+                plan.destinations.append(
+                    Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
+                )
+                with findings.check("device_memory", f"enough on {new}"):
+                    check_memory((GpuPair(old, new),), free_then, needed)
+
+    async def _free_bytes(self, members: Iterable[Member]) -> Mapping[str, int]:
+        pids = {member.identity.pid for member in members}
+        return await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
+
+
+def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+    """A workload that sleeps wakes where its CUDA contexts are."""
+    party = plan.party
+    with plan.findings.check("destinations", "those where its contexts are"):
+        if operation.gpu_uuids or operation.pairs:
+            raise invalid(
+                "gpu_uuids",
+                f"workload {party.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
+                "there, or suspend it by cuda_suspend first",
+            )
+        party.destination = party.home
+
+
+def full_bytes(party: Party) -> dict[str, int]:
+    """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
+    full = bytes_by_gpu(party.members)
+    parked = party.workload.parked
+    if parked is not None:
+        for gpu_uuid, size in parked.device_memory_bytes.items():
+            present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
+            full[gpu_uuid] = present + size
+    return full

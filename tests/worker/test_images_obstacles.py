@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_worker.images import dumping, obstacles
+from leasehold_worker.images.estimating import image_bytes
 from leasehold_worker.images.unix_sockets import unix_peers
 from leasehold_worker.processes import ProcessIdentity, identify, process_tree
 
@@ -145,3 +146,8 @@ def test_large_deleted_files_are_obstacles_and_the_list_is_bounded(
     assert "has 2 MiB, and an image holds deleted files up to 1 MiB" in told[0]
     assert len(told) == 9
     assert told[-1] == "and 4 more"
+
+
+def test_the_size_of_an_image_is_known_beforehand() -> None:
+    with holder("") as small, holder("memory = bytes(range(1, 251)) * ((64 << 20) // 250)") as large:
+        assert image_bytes([large]) - image_bytes([small]) > 60 << 20

@@ -16,7 +16,7 @@ from leasehold_worker.images import swrk
 from leasehold_worker.images.swrk import SwrkError
 
 OLDEST_VERSION: Final = (4, 1)
-"""Debian 12's 3.17.1 can't stop a process on kernels of today, and fails in the middle of a dump."""
+"""Debian 12's 3.17.1 does not know the vDSO of today's kernels (6.18: "Unexpected rt vDSO area bounds")."""
 
 PROBE_TIMEOUT_S: Final = 10.0
 CUDA_PLUGIN: Final = "cuda_plugin.so"

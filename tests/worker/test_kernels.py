@@ -253,6 +253,26 @@ async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> N
     assert "begun" not in successor.output.read_text()
 
 
+async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: Served) -> None:
+    older, _ = await saved_twice(served)
+    _, kernel = await served.restored("dies-in-restore")
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    assert name(error) == "KERNEL_FAILED"
+    assert "went away before it could restore itself" in error.message
+
+
+async def test_a_restore_has_a_deadline(served: Served) -> None:
+    older, _ = await saved_twice(served)
+    successor, kernel = await served.restored("hangs-in-restore")
+    timeouts = KernelTimeouts(restore_s=1.0)
+    workload_id = older.envelope.workload_id
+    newest = partial(restore, kernel, served.store, workload_id=workload_id, timeouts=timeouts)
+    error = await refused(newest)
+    assert "did not restore itself within 1 s" in error.message
+    assert successor.said().count("restore") == 1
+    assert "begun" not in successor.output.read_text()
+
+
 async def test_nothing_to_restore_is_said(served: Served) -> None:
     _, kernel = await served.restored()
     error = await refused(lambda: restore(kernel, served.store, workload_id="w-none"))

@@ -43,7 +43,7 @@ _WORDS: Final = {
     local_pb2.KERNEL_METHOD_CANCEL: "go on",
     local_pb2.KERNEL_METHOD_IS_QUIESCENT: "say whether it is at rest",
     local_pb2.KERNEL_METHOD_CHECKPOINT: "save itself",
-    local_pb2.KERNEL_METHOD_RESTORE: "be restored",
+    local_pb2.KERNEL_METHOD_RESTORE: "restore itself",
     local_pb2.KERNEL_METHOD_HEALTH: "say how it is",
 }
 """What it is to do, for people."""
@@ -192,6 +192,8 @@ class ServedKernel:
     async def restore(self, checkpoint: StoredCheckpoint, source: Source, timeout_s: float) -> None:
         """Has it become what was saved, before it begins.
 
+        Unless it answers, it loses its stream: it would take what follows for more of the checkpoint.
+
         Args:
             checkpoint: What it is restored from.
             source: Gives the payload, in pieces that a frame can carry.
@@ -202,19 +204,25 @@ class ServedKernel:
         """
         method = local_pb2.KERNEL_METHOD_RESTORE
         envelope = checkpoint.envelope
-        with self._deadline(_WORDS[method], timeout_s):
-            async with self._turn:
-                call_id = await self._call(method, checkpoint.checkpoint_id)
-                while piece := await source():
-                    await self._send(ServeKernelResponse(chunk=KernelChunk(call_id=call_id, data=piece)))
-                end = KernelPayload(
-                    call_id=call_id,
-                    size_bytes=envelope.size_bytes,
-                    sha256=bytes.fromhex(envelope.sha256),
-                    custom=envelope.custom,
-                )
-                await self._send(ServeKernelResponse(end=end))
-                frame = await self._next(call_id)
+        answered = False
+        try:
+            with self._deadline(_WORDS[method], timeout_s):
+                async with self._turn:
+                    call_id = await self._call(method, checkpoint.checkpoint_id)
+                    while piece := await source():
+                        await self._send(ServeKernelResponse(chunk=KernelChunk(call_id=call_id, data=piece)))
+                    end = KernelPayload(
+                        call_id=call_id,
+                        size_bytes=envelope.size_bytes,
+                        sha256=bytes.fromhex(envelope.sha256),
+                        custom=envelope.custom,
+                    )
+                    await self._send(ServeKernelResponse(end=end))
+                    frame = await self._next(call_id)
+                    answered = True
+        finally:
+            if not answered:
+                self._session.close()
         self._checked(frame, method, "done")
         self.begun = True
         self.restored_checkpoint_id = checkpoint.checkpoint_id

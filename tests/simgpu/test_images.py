@@ -1,4 +1,4 @@
-"""What a host keeps for processes that CRIU wrote to disk: test_criu_real.py of the worker does it for real."""
+"""What a host keeps for processes that CRIU wrote to disk: test_criu_real.py does it for real."""
 
 from leasehold_simgpu import SimulatedHost, layout
 

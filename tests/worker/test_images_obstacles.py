@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -101,22 +101,31 @@ def test_sockets_and_pipes_to_others_are_obstacles() -> None:
     assert "the other end of a pipe is outside of the workload" in found
 
 
-def test_daemons_and_programs_without_a_session_are_obstacles() -> None:
-    code = "subprocess.run(['setsid', '--fork', 'sleep', '61'])"
+async def test_daemons_and_programs_without_a_session_are_obstacles() -> None:
+    mark = f"leasehold-daemon-{os.getpid()}"
+    code = f"subprocess.run(['setsid', '--fork', 'bash', '-c', 'sleep 60; true', {mark!r}])"
     with holder(code, session=False) as root:
-        daemons = [root]
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if path.read_bytes() == b"sleep\x0061\0":
-                    found = identify(int(path.parent.name))
-                    daemons += [found] if found else []
-            except OSError:
-                continue
-        told = " ".join(obstacles.obstacles(daemons))
-        for daemon in daemons[1:]:
-            end(daemon)
+        await wait_for(lambda: _named(mark))
+        daemons = _named(mark)
+        try:
+            told = " ".join(obstacles.obstacles([root, *daemons]))
+        finally:
+            for daemon in daemons:
+                for process in process_tree(daemon):
+                    end(process)
     assert "is not below the first process" in told
     assert "leads no session" in told
+
+
+def _named(mark: str) -> list[ProcessIdentity]:
+    """Shells that were given this name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes().split(b"\0")
+            if line[0] == b"bash" and mark.encode() in line:
+                found.append(identify(int(path.parent.name)))
+    return [identity for identity in found if identity is not None]
 
 
 async def test_a_controlling_terminal_is_an_obstacle() -> None:

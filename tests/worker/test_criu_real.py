@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -274,3 +275,38 @@ async def test_a_process_on_a_simulated_gpu_comes_back_checkpointed_and_moves(
         record = await wait_exit(folder, now)
     assert record is not None
     assert record.returncode == 0
+
+
+DUMPER = """
+import sys, trio
+from pathlib import Path
+from leasehold_worker.images.criu import CriuFacts
+from leasehold_worker.images.dumping import dump
+
+async def commit():
+    print("complete", flush=True)
+    await trio.sleep_forever()
+
+directory = Path(sys.argv[3])
+trio.run(dump, CriuFacts(Path(sys.argv[1]), "", None), int(sys.argv[2]), directory, commit)
+"""
+
+
+async def test_a_worker_that_is_killed_before_the_image_is_final_leaves_the_process_running(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", COUNT)
+        await wait_counted(folder)
+        image = store.begin("w-1")
+        arguments = [sys.executable, "-c", DUMPER, str(criu.path), str(root.pid), str(image.path)]
+        worker = await trio.lowlevel.open_process(arguments, stdout=subprocess.PIPE)
+        assert worker.stdout is not None
+        assert (await worker.stdout.receive_some()).startswith(b"complete")
+        worker.kill()
+        await worker.wait()
+        await worker.stdout.aclose()
+        await wait_counted(folder)
+        image.close()
+        assert len(store.sweep()) == 2, "the image and CRIU's log"
+        end(root)

@@ -1,1 +1,1 @@
-"""What is kept of workloads on disk, to bring them back from: images of processes, and what applications saved."""
+"""What is kept of workloads on disk: images of processes, and what applications saved of themselves."""

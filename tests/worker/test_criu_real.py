@@ -302,10 +302,13 @@ async def test_a_worker_that_is_killed_before_the_image_is_final_leaves_the_proc
         arguments = [sys.executable, "-c", DUMPER, str(criu.path), str(root.pid), str(image.path)]
         worker = await trio.lowlevel.open_process(arguments, stdout=subprocess.PIPE)
         assert worker.stdout is not None
-        assert (await worker.stdout.receive_some()).startswith(b"complete")
-        worker.kill()
-        await worker.wait()
-        await worker.stdout.aclose()
+        async with worker.stdout:
+            try:
+                assert (await worker.stdout.receive_some()).startswith(b"complete")
+            finally:
+                worker.kill()
+                with trio.CancelScope(shield=True):
+                    await worker.wait()
         await wait_counted(folder)
         image.close()
         assert len(store.sweep()) == 2, "the image and CRIU's log"

@@ -33,7 +33,7 @@ from leasehold_coordinator.sessions import Session
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=1)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=2)
 HELLO_TIMEOUT_S: Final = 5.0
 FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12

@@ -117,6 +117,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             answers = LocalAnswers(parts, commands, turns, identity.worker_id)
             arbiter = Arbiter(parts, commands, claims.ask_to_yield)
             recovery = Recovery(parts, journal, commands)
+            await trio.to_thread.run_sync(parts.disk.sweep)
             recovery.rebuild()
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)
@@ -128,9 +129,11 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             async with serve_locally(local_socket, claims, answers, parts.kernels):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()
-            nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
-            await _finish_commands(commands)
-            await _end_workloads(parts, config.stop_workloads)
+                nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
+                claims.suspend_streams()
+                # Applications that save themselves are reached by the local API.
+                await _finish_commands(commands)
+                await _end_workloads(parts, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
                 await journal.wait_settled()
             await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)

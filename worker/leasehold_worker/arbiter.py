@@ -24,7 +24,8 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import send_signal
-from leasehold_worker.workloads import RUNNING, SUSPENDED, Workload
+from leasehold_worker.strategies import CUDA_SUSPEND, is_weaker
+from leasehold_worker.workloads import PARKED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,16 @@ def _newest_needed(
                     needed = others
             return needed
     return None
+
+
+def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.EvictionPolicy:
+    """How a helper is parked that gives its GPUs back: by CUDA suspend, and else as it declares."""
+    allowed = declared.escalate_to and not is_weaker(declared.escalate_to, CUDA_SUSPEND)
+    return workload_pb2.EvictionPolicy(
+        weight_strategy=declared.weight_strategy,
+        process_strategy=CUDA_SUSPEND,
+        escalate_to=declared.escalate_to if allowed else workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+    )
 
 
 def spare_gpus(pool: GpuPool) -> int:
@@ -203,7 +214,8 @@ class Arbiter:
         if helper.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP:
             operation = Operation(stop=command_pb2.StopOperation())
         else:
-            operation = Operation(suspend=command_pb2.SuspendOperation(gives_way=True))
+            suspend = command_pb2.SuspendOperation(gives_way=True, policy=helper_policy(helper.spec.eviction))
+            operation = Operation(suspend=suspend)
         outcome = await self._commands.carry_out(helper.workload_id, operation)
         if outcome.state != SUCCEEDED:
             logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
@@ -218,7 +230,7 @@ class Arbiter:
         parked = [
             (helper.parked.since, len(helper.parked.gpu_uuids), helper)
             for helper in self._helpers()
-            if helper.yielded and helper.state == SUSPENDED and helper.parked is not None
+            if helper.yielded and helper.state in PARKED and helper.parked is not None
         ]
         for _, needed, helper in sorted(parked, key=lambda entry: entry[0]):
             if needed <= spare and helper.workload_id not in self._waking:

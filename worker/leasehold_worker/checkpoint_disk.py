@@ -168,6 +168,12 @@ class CheckpointDisk:
             if mine and image.manifest.image_id not in in_use and not self._keep_images:
                 self._delete_image(image.manifest.image_id)
 
+    def sweep(self) -> None:
+        """Deletes what an earlier start of the worker has left half written."""
+        for path in self._images.sweep():
+            logger.info("%s is deleted: it was never finished", path)
+        self._envelopes.sweep()
+
     async def run(self) -> None:
         """Deletes what nobody needs, again and again, until cancelled."""
         while True:

@@ -16,8 +16,9 @@ from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.launching import abandon, launched
 from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party
-from leasehold_worker.processes import is_alive, why_blocked
+from leasehold_worker.processes import is_alive, wait_ended, why_blocked
 from leasehold_worker.report import Report
+from leasehold_worker.stopping import DEFAULT_GRACE_S
 from leasehold_worker.workloads import CHECKPOINTED, ENDED, RUNNING, STOPPED, Workload, Workloads
 
 FREED_TIMEOUT_S: Final = 60.0
@@ -66,9 +67,19 @@ class DiskRecovery:
                 )  # what was used has been exchanged, and is not released by this
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its processes were told to end: they are, and it is stopped."""
+        """Its processes were being told to end. If they do, it is stopped.
+
+        An application that saved itself has gone on once it lost the worker. If it was not told to end
+        either, what it has done since would be lost: then it runs, as before.
+        """
         parts, (party,) = self._parts, intent.parties
         parts.workloads.stop_watching(workload)
+        if intent.checkpoint_id:
+            with trio.move_on_after(DEFAULT_GRACE_S):
+                await wait_ended(workload.root)
+            if is_alive(workload.root):
+                parts.applications.keep_alive(workload, RUNNING)
+                return _interrupted(f"workload {workload.name} goes on"), ""
         if workload.state in ENDED:
             return _interrupted(f"workload {workload.name} has ended"), ""
         try:
@@ -94,6 +105,7 @@ class DiskRecovery:
         except OperationError as error:
             return error, ""
         self._parts.workloads.give_back_host(workload)
+        self._parts.kernels.forget_restore(workload.workload_id)
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)
         return _interrupted(f"workload {workload.name} is parked as before"), ""

@@ -19,6 +19,7 @@ from leasehold_worker.config import WorkerConfig, load_config
 from leasehold_worker.doctor_checks import CHECKS
 from leasehold_worker.doctor_patient import Look, NotOkError, Patient
 from leasehold_worker.errors import StartError
+from leasehold_worker.images.criu import probe
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
@@ -96,7 +97,8 @@ async def examine(config: WorkerConfig, config_error: str | None, timeout_s: flo
     try:
         await _probe(driver, timeout_s)
         asked, obstacle = await _trace_obstacle(driver)
-        patient = Patient(config, config_error, driver, inventory, asked, obstacle)
+        criu = await probe(config.criu or None, timeout_s=timeout_s)
+        patient = Patient(config, config_error, driver, inventory, asked, obstacle, criu)
         return [await _look(name, look, patient, timeout_s) for name, look in CHECKS.items()]
     finally:
         await driver.close()

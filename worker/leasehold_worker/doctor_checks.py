@@ -27,6 +27,7 @@ CHECKS: Final[Mapping[str, Look]] = {
     "cgroup_memory": host.cgroup_memory,
     "swap": host.swap,
     "huge_pages": host.huge_pages,
+    "criu": host.criu,
     "configuration": host.configuration,
     "state_directory": host.state_directory,
     "coordinator": host.coordinator,

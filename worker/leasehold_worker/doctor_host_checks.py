@@ -126,6 +126,14 @@ def huge_pages(patient: Patient) -> str:
     return setting.partition("[")[2].partition("]")[0] or setting
 
 
+def criu(patient: Patient) -> str:
+    """Whether processes can be written to disk, which is optional."""
+    if isinstance(patient.criu, str):
+        raise warning(f"no images of processes can be written, and all else works: {patient.criu}")
+    plugin = "with" if patient.criu.cuda_plugins else "without"
+    return f"{patient.criu.path} {patient.criu.version}, {plugin} its CUDA plugin"
+
+
 def configuration(patient: Patient) -> str:
     """Whether the worker's configuration is valid."""
     if patient.config_error is not None:

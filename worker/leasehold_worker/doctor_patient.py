@@ -12,6 +12,7 @@ from leasehold.v1.plan_pb2 import CheckResult
 
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.inventory import GpuFacts, Inventory
 from leasehold_worker.plan import NOT_CHECKED, REFUSED, WARNING
 
@@ -54,6 +55,7 @@ class Patient:
         inventory: NVML, opened. None: it does not answer.
         child_can_be_asked: Whether the driver helper could be asked about a child of the doctor's.
         trace_obstacle: Why the helper may not trace that child. None: it may.
+        criu: The CRIU that works here, or why there is none.
     """
 
     config: WorkerConfig
@@ -62,6 +64,7 @@ class Patient:
     inventory: Inventory | None
     child_can_be_asked: bool
     trace_obstacle: str | None
+    criu: CriuFacts | str
 
     def nvml(self) -> Inventory:
         """NVML; a check that needs it is not made where there is none."""

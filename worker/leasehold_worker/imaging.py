@@ -23,7 +23,8 @@ from leasehold_worker.image_host import ImageHost
 from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.images.dumping import dump
 from leasehold_worker.images.obstacles import obstacles
-from leasehold_worker.images.restoring import new_identities, restore
+from leasehold_worker.images.publishing import publish, verify
+from leasehold_worker.images.restoring import new_identities, restore, taken_pids
 from leasehold_worker.images.store import ImageStore
 from leasehold_worker.intents import Intent
 from leasehold_worker.launching import forget_start
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
+POLL_INTERVAL_S: Final = 0.01
 GONE_TIMEOUT_S: Final = 30.0
 """How long processes may take to be gone once CRIU has ended them."""
 
@@ -107,9 +109,9 @@ class Imaging:
             )
         return self._criu
 
-    async def obstacles(self, processes: Sequence[ProcessIdentity]) -> list[str]:
-        """What of the processes CRIU can't write, each with the remedy."""
-        return await trio.to_thread.run_sync(obstacles, processes)
+    async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
+        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others."""
+        return await trio.to_thread.run_sync(partial(obstacles, processes, suspended=suspended))
 
     async def check_kept(self, image_id: str) -> None:
         """Refuses an image that is gone or for another host. Its bytes are not read.
@@ -130,19 +132,20 @@ class Imaging:
         """
         workload = plan.party.workload
         criu = self.require_criu()
+        processes = await workload.find_processes()
+        for obstacle in await self.obstacles(processes, suspended=True):
+            raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
         partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
         report.enter("image")
         intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
         await report.intend(intent)
-        processes = await workload.find_processes()
         subject = self._host.subject(plan.party, processes, criu)
         kept: list[Kept] = []
 
         async def commit() -> None:
-            publish = partial(self._store.publish, partial_image, subject)
-            image = await trio.to_thread.run_sync(publish)  # at most until its disk gives up
+            image = await publish(self._store, partial_image, subject)
             crash_point("image-final")
             kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
 
@@ -163,6 +166,8 @@ class Imaging:
         with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
             for identity in processes:
                 await wait_ended(identity)
+            while taken_pids(identity.pid for identity in processes):  # until somebody has waited for them
+                await trio.sleep(POLL_INTERVAL_S)
         report.checkpoint_id, report.disk_bytes = kept[0].checkpoint_id, kept[0].disk_bytes
         return kept[0]
 
@@ -235,7 +240,7 @@ class Imaging:
         report.enter("verify")
         image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)
-        await trio.to_thread.run_sync(self._store.verify, image)
+        await verify(self._store, image)
         intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
         await report.intend(intent)
         report.enter("resume")

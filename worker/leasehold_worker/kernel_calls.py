@@ -37,15 +37,15 @@ class KernelTimeouts:
     Attributes:
         answer_s: To answer a question.
         quiescence_s: To come to rest.
-        checkpoint_s: To save itself, until all of it is written.
-        restore_s: To be restored.
+        checkpoint_s: To save itself, until all of it is written. The command's own timeout is shorter.
+        restore_s: To be restored; likewise.
         cancel_s: To go on after a failure.
     """
 
     answer_s: float = 10.0
     quiescence_s: float = 60.0
-    checkpoint_s: float = 600.0
-    restore_s: float = 600.0
+    checkpoint_s: float = 3600.0
+    restore_s: float = 3600.0
     cancel_s: float = 10.0
 
 

@@ -195,9 +195,7 @@ class Plan:
     def bytes_by_pid(self) -> dict[int, int]:
         """Device memory by the process that has it. What is checkpointed is in the host's memory already."""
         return {
-            member.identity.pid: member.total_bytes
-            for member in self.members
-            if member.state != CHECKPOINTED
+            member.identity.pid: member.total_bytes for member in self.members if member.state != CHECKPOINTED
         }
 
     @property

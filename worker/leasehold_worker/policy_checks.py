@@ -11,11 +11,11 @@ from leasehold_worker.gpu_choice import GpuRequest
 from leasehold_worker.hooks.validation import weights_hooks
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.images.envelope_store import EnvelopeStore
+from leasehold_worker.images.estimating import image_bytes
 from leasehold_worker.imaging import Imaging
 from leasehold_worker.kernel_calls import no_kernel
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.plan import Plan, TierNeed
-from leasehold_worker.processes import resident_bytes
 from leasehold_worker.resources import AllocRequest, Resources
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
@@ -31,7 +31,7 @@ from leasehold_worker.strategies import (
     strategy_of,
     weights_text,
 )
-from leasehold_worker.workloads import AWAY, RUN, RUNNING, Workload
+from leasehold_worker.workloads import AWAY, RUN, RUNNING, SUSPENDED, Workload
 
 _SAYS: Final = {
     errors_pb2.ERROR_REASON_NOTHING_FREED: "frees no device memory",
@@ -106,11 +106,12 @@ class PolicyChecks:
         party.processes = party.processes or party.workload.processes()
         with findings.check("criu", "works here"):
             self._imaging.require_criu()
-        for obstacle in await self._imaging.obstacles(party.processes):
+        at_rest = party.workload.state == SUSPENDED
+        for obstacle in await self._imaging.obstacles(party.processes, suspended=at_rest):
             error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
             findings.refuse("processes", error)
-        needed = sum(map(resident_bytes, party.processes))
-        if party.workload.parked is None or party.workload.is_asleep:
+        needed = await trio.to_thread.run_sync(image_bytes, party.processes)
+        if not at_rest:
             needed += sum(member.total_bytes for member in party.members)
         await self._look_at_disk(plan, needed)
 

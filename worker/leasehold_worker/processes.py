@@ -347,16 +347,6 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def resident_bytes(identity: ProcessIdentity) -> int:
-    """Memory that a process has for itself, in bytes: anonymous and shared, without files. 0: it is gone."""
-    try:
-        lines = (_PROC / str(identity.pid) / "status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    sizes = dict(line.split(":", 1) for line in lines.splitlines() if line.startswith("Rss"))
-    return sum(int(sizes.get(name, "0 kB").split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
-
-
 def memory_bytes(field: str) -> int | None:
     """A field of /proc/meminfo in bytes, such as MemAvailable. None: the kernel doesn't say."""
     for line in (_PROC / "meminfo").read_text(encoding="ascii").splitlines():

@@ -12,7 +12,7 @@ from typing import Final, final
 
 import msgspec
 import trio
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 
 from leasehold_worker.command_ledger import Entry
 from leasehold_worker.commands import Commands
@@ -82,6 +82,9 @@ class Recovery:
             self._take_back(record)
         for entry in self._commands.open_entries:
             intent = self._contents.intents.get(entry.command_id)
+            if entry.command.operation.run.checkpoint_id or (intent is not None and intent.phase == "start"):
+                # What was started and has not been restored waits, and is ended.
+                self._parts.kernels.expect_restore(entry.command.workload_id)
             if intent is not None and intent.phase in HOLDING:
                 for lease in intent.reserved:
                     self._parts.pool.adopt(lease, reserved=True)
@@ -195,7 +198,7 @@ class Recovery:
     async def _settle_command(self, entry: Entry, intent: Intent) -> None:
         match intent.phase:
             case "run":
-                error, warning = self._settle_run(entry)
+                error, warning = await self._settle_run(entry)
             case "stop":
                 error, warning = await self._settle_stop(entry, intent)
             case "save" | "end" | "start" | "image" | "resume":
@@ -205,9 +208,9 @@ class Recovery:
         self._commands.settle(entry.command_id, error, warning)
         crash_point("command-settled")
 
-    def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
+    async def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
         if entry.command.workload_id in self._parts.workloads:
-            return None, FOUND_RUNNING
+            return await self._settle_started(entry)
         folder = self._parts.workloads.folder(entry.command.workload_id)
         who, record = launched(folder), exit_record(folder)
         name = entry.command.operation.run.name
@@ -223,6 +226,24 @@ class Recovery:
         return OperationError(
             errors_pb2.ERROR_REASON_INTERRUPTED,
             f"{name} was certainly not started, since the worker restarted before: run it again",
+        ), ""
+
+    async def _settle_started(self, entry: Entry) -> tuple[OperationError | None, str]:
+        """A program that was started runs on, unless its application was to be restored first."""
+        workload = self._parts.workloads.get(entry.command.workload_id)
+        if not entry.command.operation.run.checkpoint_id:
+            return None, FOUND_RUNNING
+        try:
+            stop = command_pb2.StopOperation()
+            await self._parts.stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+        except OperationError as error:
+            return error, ""
+        finally:
+            self._parts.kernels.forget_restore(workload.workload_id)
+        return OperationError(
+            errors_pb2.ERROR_REASON_INTERRUPTED,
+            f"the worker restarted before {workload.name} was restored from its checkpoint, so it was ended: "
+            "run it again",
         ), ""
 
     async def _settle_stop(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:

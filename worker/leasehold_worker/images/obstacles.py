@@ -21,6 +21,7 @@ _MEMORY_DEVICES: Final = 1
 _PLAIN_DEVICES: Final = frozenset({3, 5, 7, 8, 9})
 """Minor numbers of null, zero, full, random and urandom."""
 
+_GPU_DEVICES: Final = "/dev/nvidia"
 _TERMINAL_MAJORS: Final = frozenset({4, 5, *range(136, 144)})
 _LISTENING_OR_CLOSED: Final = frozenset({"07", "0A"})
 """States of TCP without another end (proc_net_tcp)."""
@@ -45,24 +46,25 @@ class _Open:
         return f"process {self.pid}, descriptor {self.number}:"
 
 
-def obstacles(processes: Sequence[ProcessIdentity]) -> list[str]:
+def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -> list[str]:
     """What stands against an image of a workload, as it is now.
-
-    Device files of GPUs count: ask while its members are CHECKPOINTED, when the driver has closed them.
 
     Args:
         processes: All of the workload; the first one is the root.
+        suspended: Its members are CHECKPOINTED, so that the driver has closed the device files of GPUs. False:
+            they are to be, and what they have of GPUs does not count.
 
     Returns:
         Sentences with what would help, of which at most 8 are told. Empty: nothing is known against it.
     """
-    found = dict.fromkeys([*_family(processes), *_Descriptors(processes).obstacles()])
+    of_descriptors = _Descriptors(processes, suspended=suspended).obstacles()
+    found = dict.fromkeys([*_family(processes, suspended=suspended), *of_descriptors])
     told = list(found)
     more = len(told) - TELL_AT_MOST
     return [*told[:TELL_AT_MOST], f"and {more} more"] if more > 0 else told
 
 
-def _family(processes: Sequence[ProcessIdentity]) -> Iterator[str]:
+def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterator[str]:
     """Whether the processes are one tree, and without a terminal."""
     root = processes[0]
     for process in processes:
@@ -80,7 +82,7 @@ def _family(processes: Sequence[ProcessIdentity]) -> Iterator[str]:
                 f"process {process.pid} has a controlling terminal, which an image can't hold: start it with "
                 "leasehold run, which gives it none"
             )
-        if "/dev/nvidia" in _read(process.pid, "maps"):
+        if suspended and _GPU_DEVICES in _read(process.pid, "maps"):
             yield f"process {process.pid} has memory of a GPU mapped: suspend it first"
 
 
@@ -88,9 +90,10 @@ def _family(processes: Sequence[ProcessIdentity]) -> Iterator[str]:
 class _Descriptors:
     """What a workload has open."""
 
-    def __init__(self, processes: Sequence[ProcessIdentity]) -> None:
+    def __init__(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> None:
         self._pids = [process.pid for process in processes]
-        self._open = [entry for pid in self._pids for entry in _open_files(pid)]
+        everything = [entry for pid in self._pids for entry in _open_files(pid)]
+        self._open = [each for each in everything if suspended or not each.target.startswith(_GPU_DEVICES)]
         self._targets: defaultdict[str, set[int]] = defaultdict(set)
         for entry in self._open:
             self._targets[entry.target].add(_access(entry))

@@ -698,7 +698,7 @@ class CommandResult(_message.Message):
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTiming]:
         """What the operation as a whole went through, in order: "preflight", "hooks", "lock", "checkpoint", "verify",
-        "restore", "unlock", "rollback", "save", "image", "start", "resume", "terminate", "kill".
+        "restore", "unlock", "rollback", "make_room", "save", "image", "resume", "start", "load", "terminate", "kill".
         """
 
     @_builtins.property

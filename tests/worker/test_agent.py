@@ -28,6 +28,7 @@ from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counts, read_output, wait_counting
+from .criu_cases import real_criu
 from .scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
 
 SUCCEEDED, FAILED, REJECTED = (

@@ -166,7 +166,8 @@ class Imaging:
         with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
             for identity in processes:
                 await wait_ended(identity)
-            while taken_pids(identity.pid for identity in processes):  # until somebody has waited for them
+            pids = [identity.pid for identity in processes]
+            while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
                 await trio.sleep(POLL_INTERVAL_S)
         report.checkpoint_id, report.disk_bytes = kept[0].checkpoint_id, kept[0].disk_bytes
         return kept[0]

@@ -51,7 +51,7 @@ def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -
 
     Args:
         processes: All of the workload; the first one is the root.
-        suspended: Its members are CHECKPOINTED, so that the driver has closed the device files of GPUs. False:
+        suspended: Its members are CHECKPOINTED, so that the driver has closed the device files of GPUs. Else
             they are to be, and what they have of GPUs does not count.
 
     Returns:

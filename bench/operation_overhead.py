@@ -39,7 +39,8 @@ from leasehold_worker.operations import Operations
 from leasehold_worker.parts import open_parts
 from leasehold_worker.processes import process_tree, send_signal
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import RUNNING, Workload, Workloads
+from leasehold_worker.workload import RUNNING, Workload
+from leasehold_worker.workloads import Workloads
 
 MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
 MIB: Final = 2**20

@@ -16,7 +16,12 @@ from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ENDED, RUNNING, SUSPENDED, Workload
+from leasehold_worker.workload import (
+    ENDED,
+    RUNNING,
+    SUSPENDED,
+    Workload,
+)
 
 from .cases import CaseFault, Kind, Victim
 from .member import PROGRAM, PROGRESS_ROUNDS, Members

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 from leasehold.v1 import workload_pb2
 from leasehold_worker.processes import identify
-from leasehold_worker.workloads import RUNNING, SUSPENDED, UNKNOWN
+from leasehold_worker.workload import RUNNING, SUSPENDED, UNKNOWN
 
 from .arena import Actor, Arena, Stage
 from .cases import SIZES, Case, CaseFault, Kind, Victim

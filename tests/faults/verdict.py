@@ -6,7 +6,7 @@ from typing import Final
 from leasehold.v1 import lease_pb2, workload_pb2
 from leasehold_simgpu import ProcessState
 from leasehold_worker.checkpoint.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
-from leasehold_worker.workloads import ENDED
+from leasehold_worker.workload import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
 from .cases import Kind

@@ -23,7 +23,7 @@ from leasehold_worker.local_socket import LocalSocket
 from leasehold_worker.operate import operate
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workloads import ENDED
+from leasehold_worker.workload import ENDED
 
 from .kernel_programs import THREADS
 

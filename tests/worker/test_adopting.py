@@ -19,7 +19,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leases import FREE, UNHEALTHY
 from leasehold_worker.parts import open_parts
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import ARGUMENTS_LIMIT, told_arguments
+from leasehold_worker.workload import ARGUMENTS_LIMIT, told_arguments
 
 from .conftest import Counter
 

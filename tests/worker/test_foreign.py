@@ -20,7 +20,7 @@ from leasehold_worker.foreign import owner
 from leasehold_worker.leases import FOREIGN, FREE
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.processes import Pid, ProcessIdentity, identify
-from leasehold_worker.workloads import CLAIM, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.workload import CLAIM, WORKLOAD_ID_VARIABLE, Workload
 
 from .conftest import COUNTER
 

@@ -30,7 +30,7 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import identify
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Allocation, AllocRequest, Resources
-from leasehold_worker.workloads import ENDED
+from leasehold_worker.workload import ENDED
 
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
 EXEC = local_pb2.CLAIM_HOLD_PROCESS

@@ -9,7 +9,14 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WorkloadS
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, DISK, HOST, KEEP_RUNNING, RETAIN, STOP
 from leasehold_worker.tiers import choose
-from leasehold_worker.workloads import CHECKPOINTED, RUNNING, SLEEPING, SUSPENDED, Parked, Workload
+from leasehold_worker.workload import (
+    CHECKPOINTED,
+    RUNNING,
+    SLEEPING,
+    SUSPENDED,
+    Parked,
+    Workload,
+)
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30

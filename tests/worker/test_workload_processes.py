@@ -19,7 +19,12 @@ from leasehold_worker.killing import Killer
 from leasehold_worker.parts import open_parts
 from leasehold_worker.processes import Pid, ProcessIdentity, identify, process_tree, send_signal
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import CLAIM, EXEC, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.workload import (
+    CLAIM,
+    EXEC,
+    WORKLOAD_ID_VARIABLE,
+    Workload,
+)
 
 SLEEP = "import time; time.sleep(1000)"
 NESTED = f"""
@@ -50,7 +55,7 @@ from datetime import UTC, datetime
 import subprocess, trio
 from leasehold.v1 import workload_pb2
 from leasehold_worker.processes import identify
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 helpers = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
 workload = Workload("w-1", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
                     datetime.now(UTC), None, mark="LEASEHOLD_WORKLOAD_ID=w-1")

@@ -28,7 +28,7 @@ from leasehold_worker.processes import (
     variable_of,
 )
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import (
+from leasehold_worker.workload import (
     ADOPT,
     ENDED,
     LET_GO,
@@ -36,9 +36,9 @@ from leasehold_worker.workloads import (
     RUNNING,
     WORKLOAD_ID_VARIABLE,
     Workload,
-    Workloads,
     told_arguments,
 )
+from leasehold_worker.workloads import Workloads
 
 LOOK_TIMEOUT_S: Final = 2.0
 """How long an adoption that is done waits for a look at who is on its GPUs."""

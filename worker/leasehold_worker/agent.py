@@ -33,7 +33,14 @@ from leasehold_worker.recovery import Recovery
 from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
-from leasehold_worker.workloads import ENDED, FAILED, LET_GO, RELEASED, RUNNING, Workload
+from leasehold_worker.workload import (
+    ENDED,
+    FAILED,
+    LET_GO,
+    RELEASED,
+    RUNNING,
+    Workload,
+)
 
 logger = logging.getLogger(__name__)
 

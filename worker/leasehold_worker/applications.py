@@ -30,7 +30,14 @@ from leasehold_worker.served_kernel import ServedKernel
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import RETAIN, STOP
 from leasehold_worker.taking import Taking
-from leasehold_worker.workloads import AWAY, RUNNING, STOPPED, Parked, Workload, Workloads
+from leasehold_worker.workload import (
+    AWAY,
+    RUNNING,
+    STOPPED,
+    Parked,
+    Workload,
+)
+from leasehold_worker.workloads import Workloads
 
 START_TIMEOUT_S: Final = 300.0
 """How long a program that was started again may take until it serves its kernel."""

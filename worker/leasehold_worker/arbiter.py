@@ -25,7 +25,7 @@ from leasehold_worker.parts import Parts
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import send_signal
 from leasehold_worker.strategies import CUDA_SUSPEND, is_weaker
-from leasehold_worker.workloads import PARKED, RUNNING, Workload
+from leasehold_worker.workload import PARKED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
 

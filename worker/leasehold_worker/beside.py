@@ -15,7 +15,8 @@ from leasehold_worker.plan import Party
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CUDA_SUSPEND, RETAIN
-from leasehold_worker.workloads import Workload, Workloads
+from leasehold_worker.workload import Workload
+from leasehold_worker.workloads import Workloads
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 """How workloads are parked that are only moved."""

@@ -20,7 +20,13 @@ from leasehold_worker.images.budget import KeptImage
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
 from leasehold_worker.images.store import ImageStore, StoredImage
-from leasehold_worker.workloads import ENDED, PARKED, RUNNING, Workload, Workloads
+from leasehold_worker.workload import (
+    ENDED,
+    PARKED,
+    RUNNING,
+    Workload,
+)
+from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 

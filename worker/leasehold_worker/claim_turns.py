@@ -21,7 +21,7 @@ from leasehold_worker.preconditions import invalid, require_unhooked
 from leasehold_worker.processes import process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
-from leasehold_worker.workloads import ENDED
+from leasehold_worker.workload import ENDED
 
 COALESCE_S: Final = 0.05
 """How long a place in the queue may have changed before it is told."""

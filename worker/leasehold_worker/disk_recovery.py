@@ -19,7 +19,14 @@ from leasehold_worker.plan import Party
 from leasehold_worker.processes import is_alive, wait_ended, why_blocked
 from leasehold_worker.report import Report
 from leasehold_worker.stopping import DEFAULT_GRACE_S
-from leasehold_worker.workloads import CHECKPOINTED, ENDED, RUNNING, STOPPED, Workload, Workloads
+from leasehold_worker.workload import (
+    CHECKPOINTED,
+    ENDED,
+    RUNNING,
+    STOPPED,
+    Workload,
+)
+from leasehold_worker.workloads import Workloads
 
 FREED_TIMEOUT_S: Final = 60.0
 """How long CRIU may take to let processes go on once it notices that the worker is gone."""

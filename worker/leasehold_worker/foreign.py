@@ -28,7 +28,8 @@ from leasehold_worker.processes import (
     variable_of,
     wait_ended,
 )
-from leasehold_worker.workloads import ENDED, WORKLOAD_ID_VARIABLE, Workload, Workloads
+from leasehold_worker.workload import ENDED, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 

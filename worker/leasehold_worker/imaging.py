@@ -38,7 +38,8 @@ from leasehold_worker.settling import Kept, settle_state
 from leasehold_worker.sizes import size_text
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import DISK
-from leasehold_worker.workloads import CHECKPOINTED, Parked, Workload, Workloads
+from leasehold_worker.workload import CHECKPOINTED, Parked, Workload
+from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,17 @@ from leasehold_worker.proof import placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
 from leasehold_worker.strategies import CUDA_SUSPEND
-from leasehold_worker.workloads import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED, Workload
-from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workload import (
+    AWAY,
+    ENDED,
+    PARKED,
+    SLEEPING,
+    SUSPENDED,
+    WEDGED,
+    Workload,
+)
+from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
 
 logger = logging.getLogger(__name__)
 

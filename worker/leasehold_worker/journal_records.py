@@ -12,7 +12,7 @@ from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.intents import Intent
 from leasehold_worker.leases import Lease, Standing
 from leasehold_worker.processes import ProcessIdentity
-from leasehold_worker.workloads import Parked, Workload
+from leasehold_worker.workload import Parked, Workload
 
 _MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, errors_pb2.Error)
 

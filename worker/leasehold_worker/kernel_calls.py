@@ -20,7 +20,7 @@ from leasehold_worker.images.envelope_file import EnvelopeReader, EnvelopeWriter
 from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
 from leasehold_worker.served_kernel import CHUNK_BYTES, TEXT_LIMIT, ServedKernel
 from leasehold_worker.sizes import size_text
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 logger = logging.getLogger(__name__)
 

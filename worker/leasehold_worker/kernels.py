@@ -15,7 +15,8 @@ from leasehold_worker.local_socket import Peer
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import is_alive
 from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workloads import Workload, Workloads
+from leasehold_worker.workload import Workload
+from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from leasehold_worker.inventory import Inventory
 from leasehold_worker.processes import send_signal, why_blocked
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 
 @final

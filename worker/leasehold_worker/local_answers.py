@@ -12,7 +12,7 @@ from leasehold_worker.commands import Commands
 from leasehold_worker.errors import OperationError
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
-from leasehold_worker.workloads import ENDED, Workload
+from leasehold_worker.workload import ENDED, Workload
 
 LIST_LIMIT_BYTES: Final = 3 * 2**20
 """A client takes 4 MiB. In a longer list, what programs were started with is left out."""

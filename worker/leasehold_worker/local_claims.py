@@ -27,7 +27,7 @@ from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import is_alive
 from leasehold_worker.resources import Allocation
-from leasehold_worker.workloads import (
+from leasehold_worker.workload import (
     CLAIM,
     ENDED,
     EXEC,

@@ -37,7 +37,8 @@ from leasehold_worker.preconditions import is_sequential, require_alive
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
-from leasehold_worker.workloads import Workloads, parked_bytes
+from leasehold_worker.workload import parked_bytes
+from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING

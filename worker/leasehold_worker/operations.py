@@ -26,7 +26,8 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.strategies import policy_text
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workloads import CHECKPOINTED, SLEEPING, STOPPED, Workloads
+from leasehold_worker.workload import CHECKPOINTED, SLEEPING, STOPPED
+from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
 """How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""

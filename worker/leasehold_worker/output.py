@@ -8,7 +8,8 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import OutputChunk, ReadOutput
 
 from leasehold_worker.errors import OperationError
-from leasehold_worker.workloads import ENDED, Workload, Workloads
+from leasehold_worker.workload import ENDED, Workload
+from leasehold_worker.workloads import Workloads
 
 CHUNK_LIMIT_BYTES: Final = 65_536
 """Well below the limit of a frame."""

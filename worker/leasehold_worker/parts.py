@@ -46,7 +46,8 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workloads import Workload, Workloads, parked_bytes
+from leasehold_worker.workload import Workload, parked_bytes
+from leasehold_worker.workloads import Workloads
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from leasehold_worker.host_memory import MemoryNeed
 from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import process_text
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 PASSED: Final = plan_pb2.CHECK_RESULT_PASSED
 WARNING: Final = plan_pb2.CHECK_RESULT_WARNING

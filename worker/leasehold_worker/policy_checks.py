@@ -31,7 +31,13 @@ from leasehold_worker.strategies import (
     strategy_of,
     weights_text,
 )
-from leasehold_worker.workloads import AWAY, RUN, RUNNING, SUSPENDED, Workload
+from leasehold_worker.workload import (
+    AWAY,
+    RUN,
+    RUNNING,
+    SUSPENDED,
+    Workload,
+)
 
 _SAYS: Final = {
     errors_pb2.ERROR_REASON_NOTHING_FREED: "frees no device memory",

@@ -11,7 +11,7 @@ from leasehold_worker.checkpoint.members import RUNNING, Member, state_name
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
 from leasehold_worker.processes import ProcessIdentity, has_variable
-from leasehold_worker.workloads import ENDED, WEDGED, Workload
+from leasehold_worker.workload import ENDED, WEDGED, Workload
 
 JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
 

@@ -47,8 +47,8 @@ from leasehold_worker.strategies import (
     strategy_of,
 )
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workloads import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads import (
+from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workload import (
     PARKED,
     RUNNING,
     SLEEPING,
@@ -56,8 +56,8 @@ from leasehold_worker.workloads import (
     SUSPENDED,
     UNKNOWN,
     Workload,
-    Workloads,
 )
+from leasehold_worker.workloads import Workloads
 
 LOCK_TIMEOUT_LIMIT_S: Final = 86_400.0
 """A day."""

@@ -31,7 +31,7 @@ from leasehold_worker.report import Report
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import CHECKPOINT, STOP
-from leasehold_worker.workloads import (
+from leasehold_worker.workload import (
     AWAY,
     CHECKPOINTED,
     ENDED,

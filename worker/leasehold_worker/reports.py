@@ -20,7 +20,7 @@ from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why
 from leasehold_worker.inventory import GpuReading
 from leasehold_worker.journal import Journal
 from leasehold_worker.parts import Parts
-from leasehold_worker.workloads import ENDED
+from leasehold_worker.workload import ENDED
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=2)
 """Sides with the same major version talk."""

@@ -23,7 +23,7 @@ from leasehold.v1.local_pb2 import (
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.kernel_session import KernelSession, StreamLostError
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 logger = logging.getLogger(__name__)
 

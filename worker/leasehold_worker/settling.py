@@ -30,11 +30,18 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
-from leasehold_worker.workloads import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads import ENDED, PARKED, SLEEPING, SUSPENDED, Parked, Workloads
-from leasehold_worker.workloads import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads import UNKNOWN as WORKLOAD_UNKNOWN
-from leasehold_worker.workloads import WEDGED as WORKLOAD_WEDGED
+from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workload import (
+    ENDED,
+    PARKED,
+    SLEEPING,
+    SUSPENDED,
+    Parked,
+)
+from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workload import WEDGED as WORKLOAD_WEDGED
+from leasehold_worker.workloads import Workloads
 
 PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 

@@ -20,7 +20,8 @@ from leasehold_worker.plan import Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import OFFLOAD
-from leasehold_worker.workloads import RUNNING, SLEEPING, Parked, Workloads
+from leasehold_worker.workload import RUNNING, SLEEPING, Parked
+from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING

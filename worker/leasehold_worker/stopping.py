@@ -11,18 +11,16 @@ from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.killing import Killer
 from leasehold_worker.processes import catches, send_signal, wait_ended
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import (
+from leasehold_worker.workload import (
     AWAY,
     ENDED,
-    LONGEST_PAUSE_S,
-    POLL_INTERVAL_S,
     RUNNING,
     SLEEPING,
     SUSPENDED,
     UNKNOWN,
     Workload,
-    Workloads,
 )
+from leasehold_worker.workloads import LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
 
 DEFAULT_GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 15.0

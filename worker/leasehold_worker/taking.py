@@ -17,7 +17,8 @@ from leasehold_worker.inventory import Inventory
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.resources import Allocation, AllocRequest, Resources
-from leasehold_worker.workloads import Workload, Workloads
+from leasehold_worker.workload import Workload
+from leasehold_worker.workloads import Workloads
 
 HELPERS_TIMEOUT_S: Final = 60.0
 """How long a command waits for helpers to give GPUs back, unless its own timeout passes first."""

@@ -22,7 +22,13 @@ from leasehold_worker.strategies import (
     STOP,
     is_allowed_by_ladder,
 )
-from leasehold_worker.workloads import CHECKPOINTED, SUSPENDED, Workload, Workloads, parked_bytes
+from leasehold_worker.workload import (
+    CHECKPOINTED,
+    SUSPENDED,
+    Workload,
+    parked_bytes,
+)
+from leasehold_worker.workloads import Workloads
 
 SHORTAGES: Final = {
     errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY: HOST,

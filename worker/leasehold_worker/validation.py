@@ -22,7 +22,7 @@ from leasehold_worker.parts import Parts
 from leasehold_worker.report import Report
 from leasehold_worker.sizes import size_text
 from leasehold_worker.validation_witness import ValidationError, Witness
-from leasehold_worker.workloads import RUNNING, SUSPENDED, Workload
+from leasehold_worker.workload import RUNNING, SUSPENDED, Workload
 
 CONTEXT_BYTES: Final = 2**30
 """Room for what a context takes beside the buffer."""

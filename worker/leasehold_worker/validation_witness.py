@@ -14,7 +14,7 @@ from leasehold_worker.inventory import GpuUsage
 from leasehold_worker.parts import Parts
 from leasehold_worker.sizes import size_text
 from leasehold_worker.validation_target import Sighting
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 ROUNDS: Final = 2
 """The second round after something has happened began after it, so all that it read was read after it."""

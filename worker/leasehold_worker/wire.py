@@ -7,14 +7,14 @@ from typing import Final
 from google.protobuf import duration_pb2, timestamp_pb2
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, plan_pb2, worker_session_pb2, workload_pb2
 
-from leasehold_worker import workloads
+from leasehold_worker import workload as records
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import Member, MemberOutcome
 from leasehold_worker.inventory import GpuFacts, GpuReading
 from leasehold_worker.leases import Cordon, Lease, SlotLease
 from leasehold_worker.plan import Plan
 from leasehold_worker.report import Report
-from leasehold_worker.workloads import Workload
+from leasehold_worker.workload import Workload
 
 UPDATE_LIMIT_BYTES: Final = 131_072
 """Half a frame, as for hello."""
@@ -130,7 +130,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         generation=record.generation,
         lease=lease(record.lease) if record.lease else None,
         members=[_member(member) for member in record.members],
-        root_pid=record.root.pid if record.state not in workloads.AWAY else None,
+        root_pid=record.root.pid if record.state not in records.AWAY else None,
         parked_gpu_uuids=parked.gpu_uuids if parked else (),
         parked_bytes=parked_bytes(record),
         park_time=timestamp(parked.since) if parked else None,
@@ -151,7 +151,7 @@ def parked_bytes(record: Workload) -> int | None:
     parked = record.parked
     if parked is None or parked.disk_bytes or not parked.device_memory_bytes:
         return None
-    return workloads.parked_bytes(record)
+    return records.parked_bytes(record)
 
 
 def lease(record: Lease) -> lease_pb2.Lease:

@@ -1,0 +1,189 @@
+"""One workload: what it is, where it stands, and its processes."""
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import trio
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadState
+
+from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host_ledger import HostReservation
+from leasehold_worker.leases import Lease
+from leasehold_worker.processes import ProcessIdentity, identify, process_tree
+
+logger = logging.getLogger(__name__)
+
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
+EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
+FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
+WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
+SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
+CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
+RELEASED: Final = workload_pb2.WORKLOAD_STATE_RELEASED
+
+ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
+AWAY: Final = frozenset({CHECKPOINTED, STOPPED})
+"""Parked without processes."""
+
+PARKED: Final = frozenset({SLEEPING, SUSPENDED, *AWAY})
+
+KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
+
+IN_OPERATION: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_SUSPENDING,
+        workload_pb2.WORKLOAD_STATE_RESTORING,
+        workload_pb2.WORKLOAD_STATE_REMAPPING,
+    }
+)
+
+MARKS_TIMEOUT_S: Final = 2.0
+"""How long the search for marked processes may take, which one that is stuck in the kernel holds up."""
+
+RUN: Final = workload_pb2.WORKLOAD_ORIGIN_RUN
+EXEC: Final = workload_pb2.WORKLOAD_ORIGIN_EXEC
+CLAIM: Final = workload_pb2.WORKLOAD_ORIGIN_CLAIM
+ADOPT: Final = workload_pb2.WORKLOAD_ORIGIN_ADOPT
+LET_GO: Final = frozenset({CLAIM, ADOPT})
+"""Origins of workloads whose processes are not ours to end when the first has ended."""
+
+WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
+ARGUMENTS_LIMIT: Final = 4096
+"""Characters of the arguments of programs that we did not start, which are told and not used."""
+
+OUTPUT_FILE: Final = "output.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What waking a workload needs to know.
+
+    Attributes:
+        gpu_uuids: GPUs that it held, in its order.
+        device_memory_bytes: What it needs again, by the GPU that it was on; missing where NVML couldn't say.
+        policy: How it was parked, which waking undoes.
+        since: When.
+        host_bytes: What of that is in the host's memory. None: all.
+        checkpoint_id: What it is restored from. Empty: its processes, or nothing.
+        disk_bytes: Bytes on disk that it is parked as.
+        hook_notes: What its hooks did on the way down. None: nobody noted it.
+    """
+
+    gpu_uuids: tuple[str, ...]
+    device_memory_bytes: Mapping[str, int]
+    policy: workload_pb2.EvictionPolicy
+    since: datetime
+    host_bytes: int | None = None
+    checkpoint_id: str = ""
+    disk_bytes: int = 0
+    hook_notes: tuple[str, ...] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Workload:
+    """A process tree of this worker. It ends with its first process.
+
+    Its state is changed through :class:`Workloads`, which tells the observer.
+    """
+
+    workload_id: str
+    name: str
+    spec: WorkloadSpec
+    root: ProcessIdentity
+    output_path: Path
+    start_time: datetime
+    lease: Lease | None
+    state: WorkloadState.ValueType = RUNNING
+    generation: int = 1
+    members: tuple[Member, ...] = ()
+    parked: Parked | None = None
+    end_time: datetime | None = None
+    returncode: int | None = None
+    error: OperationError | None = None
+    headless: bool = False
+    """Its first process has ended; others may be left."""
+    ended: trio.Event = field(default_factory=trio.Event)
+    restored: bool = False
+    """Whether members were restored: killing them while they run could hang the host."""
+    ending: trio.Lock = field(default_factory=trio.Lock)
+    """Held by whoever is killing its processes."""
+    origin: WorkloadOrigin.ValueType = RUN
+    user: str = ""
+    """Who its first process runs as."""
+    host: HostReservation | None = None
+    """What it holds of the host beside GPUs, until it has ended."""
+    mark: str = ""
+    """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    kernel: workload_pb2.Kernel | None = None
+    """The kernel that its application serves now."""
+    yielded: bool = False
+    """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
+    watching: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Around the wait for its end."""
+    others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
+    """Says the first processes of the other living workloads; given by the registry."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its processes run, though it is parked and holds no GPU."""
+        return self.parked is not None and self.parked.policy.process_strategy == KEEP_RUNNING
+
+    def processes(self) -> list[ProcessIdentity]:
+        """Its processes that live now, by start time.
+
+        The worker and other workloads are left out with all that is below them, though they may descend from
+        its first process, or have inherited its mark.
+        """
+        return _tree(self.root, self.mark, self.others())
+
+    async def find_processes(self) -> list[ProcessIdentity]:
+        """As :meth:`processes`, and never held up for long: then those that are only marked are left out."""
+        if self.mark:
+            with trio.move_on_after(MARKS_TIMEOUT_S):
+                return await trio.to_thread.run_sync(
+                    _tree, self.root, self.mark, self.others(), abandon_on_cancel=True, limiter=_searches
+                )
+            logger.warning("workload %s: the search for marked processes hangs", self.name)
+        await trio.lowlevel.checkpoint()
+        return _tree(self.root, "", self.others())
+
+
+_searches: Final = trio.CapacityLimiter(4)
+"""Searches for marked processes, those included that hang."""
+
+
+def _tree(root: ProcessIdentity, mark: str, others: Collection[ProcessIdentity]) -> list[ProcessIdentity]:
+    worker = identify(os.getpid())
+    without = [*others, worker] if worker else others
+    return [identity for identity in process_tree(root, mark, without) if identity != worker]
+
+
+def told_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a program that others started, as many as are worth telling."""
+    told: list[str] = []
+    room = ARGUMENTS_LIMIT
+    for argument in arguments:
+        if len(argument) >= room:
+            return [*told, f"{argument[: max(0, room - 1)]}…"]
+        told.append(argument)
+        room -= len(argument) + 1
+    return told
+
+
+def parked_bytes(workload: Workload) -> int:
+    """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
+    if workload.parked is None:
+        return 0
+    if workload.parked.host_bytes is not None:
+        return workload.parked.host_bytes
+    return sum(workload.parked.device_memory_bytes.values())

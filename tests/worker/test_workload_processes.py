@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker import processes, workloads
+from leasehold_worker import processes, workload
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.killing import Killer
@@ -187,8 +187,8 @@ def test_a_worker_and_its_helpers_are_in_no_workload_that_started_them(start: St
 async def test_a_process_that_can_not_be_read_holds_nobody_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workloads, "MARKS_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(workloads, "_searches", trio.CapacityLimiter(1))
+    monkeypatch.setattr(workload, "MARKS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(workload, "_searches", trio.CapacityLimiter(1))
     released = threading.Event()
 
     def hang(*_: object) -> bool:

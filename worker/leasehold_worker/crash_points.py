@@ -12,8 +12,6 @@ CRASH_POINTS: Final = (
     "command-journaled",
     "intent-run",
     "program-started",
-    "intent-hooks",
-    "phase-hooks",
     "intent-lock",
     "phase-lock",
     "intent-checkpoint",
@@ -23,17 +21,6 @@ CRASH_POINTS: Final = (
     "phase-restore",
     "phase-unlock",
     "phase-rollback",
-    "phase-image",
-    "intent-image",
-    "image-final",
-    "phase-resume",
-    "intent-resume",
-    "phase-save",
-    "intent-save",
-    "intent-end",
-    "phase-start",
-    "intent-start",
-    "phase-load",
     "intent-stop",
     "phase-terminate",
     "phase-kill",
@@ -46,7 +33,24 @@ CRASH_POINTS: Final = (
     "workload-probed",
     "command-settled",
 )
-"""Every point, in the order in which a worker may come to them."""
+"""Those that a worker comes to with plain suspends, in their order. `make chaos` reaches them."""
+
+PARKING_CRASH_POINTS: Final = (
+    "phase-hooks",
+    "intent-hooks",
+    "phase-image",
+    "intent-image",
+    "image-final",
+    "phase-resume",
+    "intent-resume",
+    "phase-save",
+    "intent-save",
+    "intent-end",
+    "phase-start",
+    "intent-start",
+    "phase-load",
+)
+"""Those that it comes to with hooks, images and applications that save themselves. `make strategies` does."""
 
 
 class _Armed:

@@ -33,6 +33,7 @@ from leasehold_worker.taking import Taking
 from leasehold_worker.workload import (
     AWAY,
     RUNNING,
+    SLEEPING,
     STOPPED,
     Parked,
     Workload,
@@ -130,7 +131,8 @@ class Applications:
                 kept = saved or await self._newest(workload)
                 await report.intend(_ending(plan, kept))
                 self._workloads.stop_watching(workload)
-                await self._stopping.end_processes(workload, report, parked=before != RUNNING)
+                at_work = before in (RUNNING, SLEEPING)
+                await self._stopping.end_processes(workload, report, parked=not at_work)
         except BaseException:
             with trio.CancelScope(shield=True):
                 if kernel is not None and saved is not None:

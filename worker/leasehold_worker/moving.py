@@ -50,6 +50,8 @@ STALE_BUS_ID: Final = (
 """NVIDIA/cuda-checkpoint issue 48."""
 
 
+_CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was cancelled, and undone")
+
 Keep = Callable[[Plan, Report], Awaitable[Kept]]
 """Puts the parked processes of a plan on disk; they have ended when it returns, and go on when it raises."""
 
@@ -271,7 +273,7 @@ class Moving:
         members, listed = await where_members_are(self._proof, plan, outcomes, done=done)
         if not done:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
-            error = error or next((told for told in errors if told is not None), None)
+            error = error or next((told for told in errors if told is not None), _CANCELLED)
         # No await from here on: the leases and states of all parties are one record on disk.
         if done:
             settlement.done(report)

@@ -304,7 +304,9 @@ class Preflight:
         self._gates.driver(findings, cuda_version)
         await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
         for party in plan.parties:
-            await self._find_members(findings, party)
+            # An image holds any program, and then there is nothing for the driver to do.
+            held = party.workload.lease is not None or party.workload.is_asleep
+            await self._find_members(findings, party, needs_cuda=held or verb != "checkpointed")
         if plan.refused:
             return
         await self._gates.members(findings, plan.members)
@@ -323,7 +325,7 @@ class Preflight:
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             need.check()
 
-    async def _find_members(self, findings: Findings, party: Party) -> None:
+    async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
         party.processes = processes = party.workload.processes()
         if not self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
@@ -332,7 +334,7 @@ class Preflight:
             found = await find_members(self._driver, processes)
             party.members = await self._proof.measured(found)
             party.full_bytes = full_bytes(party)
-            if party.workload.lease is not None or party.workload.is_asleep:
+            if needs_cuda or found:
                 require_members(party.workload, found)
             require_all(processes, found, await self._proof.usage())
 

@@ -40,7 +40,7 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("remap one --to alpha/1,alpha/1", 2, "names a GPU twice"),
         ("remap one --pair alpha/1=alpha/0", 1, "INVALID_ARGUMENT"),
         ("remap one --pair alpha/0=alpha/1 --pair alpha/0=alpha/1", 1, "DUPLICATE_GPU"),
-        ("restore one --to alpha/1", 1, r"one is RUNNING: only one that is SUSPENDED.*\(WRONG_STATE\)"),
+        ("restore one --to alpha/1", 1, r"one is RUNNING: only one that is .*SUSPENDED.*\(WRONG_STATE\)"),
     ],
 )
 def test_refused(small_fleet: Fleet, arguments: str, code: int, match: str) -> None:

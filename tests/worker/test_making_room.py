@@ -1,0 +1,137 @@
+"""A full tier: who was parked longest ago moves down first, on a real worker with a budget of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import checkpoint_pb2, command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import (
+    CheckpointOperation,
+    DeleteCheckpointsOperation,
+    RestoreOperation,
+    SuspendOperation,
+)
+from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery, ConnectResponse
+from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold_simgpu import SimulatedHost, Timing
+
+from .conftest import WorkerProcess
+from .counters import counter_run, counts, read_output, wait_counting
+from .criu_cases import real_criu
+from .scripted_coordinator import ScriptedCoordinator, Session
+from .test_operations import plan_of
+
+SUCCEEDED, REJECTED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED
+CUDA_SUSPEND = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+CHECKPOINT = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+STOP = workload_pb2.PROCESS_STRATEGY_STOP
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+@pytest.fixture
+def session(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> Session:
+    """A worker in whose host memory one counter has room, and not two."""
+    settings = tmp_path / "worker.toml"
+    settings.write_text('parked_memory_limit = "800MiB"\n')
+    start_worker(host, config=str(settings))
+    return coordinator.next_session()
+
+
+def start(session: Session, name: str, escalate_to: workload_pb2.ProcessStrategy.ValueType) -> None:
+    run = counter_run(name)
+    policy = EvictionPolicy(process_strategy=CUDA_SUSPEND, escalate_to=escalate_to)
+    run.spec.eviction.CopyFrom(policy)
+    assert session.run(f"run-{name}", name, run=run).state == SUCCEEDED
+    wait_counting(session, name)
+
+
+def state(session: Session, name: str) -> str:
+    """The workload's state, as it was told last."""
+    found = ""
+    for frame in list(session.frames):
+        told = [*frame.command_update.workloads, frame.workload_event.workload]
+        for workload in told:
+            if workload.workload_id == name:
+                found = workload_pb2.WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
+    return found
+
+
+def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(session: Session) -> None:
+    start(session, "a", STOP)
+    start(session, "b", workload_pb2.PROCESS_STRATEGY_UNSPECIFIED)
+    start(session, "c", workload_pb2.PROCESS_STRATEGY_UNSPECIFIED)
+    assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
+    plan = plan_of(session, "b", suspend=SuspendOperation())
+    assert not plan.refusals
+    moved = "workload a is parked by "
+    assert any(check.detail.startswith(moved) for check in plan.checks if check.name == "host_memory")
+    assert state(session, "a") == "SUSPENDED", "a plan changes nothing"
+
+    # Where images work, they come before the end of its processes.
+    parked = session.run("s-b", "b", suspend=SuspendOperation())
+    assert parked.state == SUCCEEDED, parked.error
+    assert any(warning.startswith(moved) for warning in parked.result.warnings)
+    session.wait(lambda _: state(session, "a") in ("CHECKPOINTED", "STOPPED"))
+
+    refused = session.run("s-c", "c", suspend=SuspendOperation())
+    assert refused.state == REJECTED, "b allows nothing of the kind"
+    assert refused.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
+    assert state(session, "c") == "RUNNING"
+    assert state(session, "b") == "SUSPENDED"
+    for name in ("a", "b"):
+        woken = session.run(f"r-{name}", name, restore=RestoreOperation())
+        assert woken.state == SUCCEEDED, woken.error
+        wait_counting(session, name)
+
+
+def test_who_was_moved_to_disk_goes_on_where_it_was(session: Session, tmp_path: Path) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    start(session, "a", CHECKPOINT)
+    start(session, "b", CHECKPOINT)
+    for name in ("a", "b"):
+        assert session.run(f"s-{name}", name, suspend=SuspendOperation()).state == SUCCEEDED
+    assert state(session, "a") == "CHECKPOINTED"
+    before = counts(read_output(session, "a"))
+
+    listed = checkpoints(session)
+    assert [(each.workload_id, each.in_use) for each in listed.checkpoints] == [("a", True)]
+    assert listed.checkpoints[0].kind == checkpoint_pb2.CHECKPOINT_KIND_IMAGE
+    image_id = listed.checkpoints[0].checkpoint_id
+    kept = session.run("d", "", delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=[image_id]))
+    assert kept.error.reason == errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE
+
+    assert session.run("r-a", "a", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "a")
+    after = counts(read_output(session, "a"))
+    assert after[: len(before)] == before
+    assert after == list(range(after[0], after[0] + len(after))), "no count is lost, and none comes twice"
+    assert not checkpoints(session).checkpoints, "nobody needs the image any more"
+    assert not list((tmp_path / "state/images").rglob("*.partial"))
+
+
+def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(session: Session) -> None:
+    gone = session.run("d", "", delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=["k-1-0"]))
+    assert gone.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT
+    start(session, "a", CHECKPOINT)
+    refused = session.run("c", "a", checkpoint=CheckpointOperation())
+    assert (refused.state, refused.error.reason) == (REJECTED, errors_pb2.ERROR_REASON_KERNEL_NOT_READY)
+    assert "serves no kernel" in refused.error.message
+
+
+def checkpoints(session: Session) -> CheckpointAnswer:
+    """What the worker says that it has on disk."""
+    session.down.put(ConnectResponse(checkpoint_query=CheckpointQuery(query_id=f"q{len(session.frames)}")))
+    number = sum(frame.HasField("checkpoint_answer") for frame in session.frames)
+    session.wait(lambda _: sum(f.HasField("checkpoint_answer") for f in session.frames) > number)
+    return [frame for frame in session.frames if frame.HasField("checkpoint_answer")][-1].checkpoint_answer

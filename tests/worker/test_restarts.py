@@ -21,6 +21,7 @@ from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
+from .criu_cases import real_criu
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 SUCCEEDED, FAILED, REJECTED = (
@@ -153,6 +154,37 @@ def test_after_a_reboot_everything_is_reported_gone(
         assert status.state == workload_pb2.WORKLOAD_STATE_FAILED
         assert status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
         assert held in status.error.message
+
+
+def test_what_is_parked_without_processes_outlives_a_reboot(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    strategies = {"w1": workload_pb2.PROCESS_STRATEGY_STOP}
+    if not isinstance(real_criu(), str):
+        strategies["w2"] = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+    for workload_id, strategy in strategies.items():
+        session.run(f"run-{workload_id}", workload_id, run=counter_run(workload_id))
+        wait_counting(session, workload_id)
+        policy = workload_pb2.EvictionPolicy(process_strategy=strategy)
+        suspend = SuspendOperation(policy=policy, force=True)
+        assert session.run(f"park-{workload_id}", workload_id, suspend=suspend).state == SUCCEEDED
+    worker.kill()
+    with sqlite3.connect(tmp_path / "state/journal.sqlite3") as journal:
+        journal.execute(
+            "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
+            (session.hello.boot_id,),
+        )
+    journal.close()
+    start_worker(host)
+    again = coordinator.next_session()
+    assert slots(again) == [FREE] * 4
+    for workload_id, strategy in strategies.items():
+        assert workload(again, workload_id).status.parked_by.process_strategy == strategy
+        woken = again.run(f"wake-{workload_id}", workload_id, restore=RestoreOperation())
+        assert woken.state == SUCCEEDED, woken.error
+        wait_counting(again, workload_id)
 
 
 def test_a_repeated_command_is_answered_from_the_journal(

@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 # Four even on two cores: tests wait as much as they compute.
 PYTEST_WORKERS ?= 4
+# Some images set it: each of the processes that tests start would compile all of our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check bench faults chaos shared protos lock clean
 
@@ -20,6 +22,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build
+	$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/.installed

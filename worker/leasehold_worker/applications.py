@@ -94,7 +94,7 @@ class Applications:
         require_state(workload, (RUNNING,), "checkpointed")
         kernel = self.kernel_of(workload)
         report.enter("save")
-        self._told(await self._save(workload, kernel, resume=True), report)
+        self._told(await self._save(kernel, report, resume=True), report)
         await self._clean_up(workload)
 
     def kernel_of(self, workload: Workload) -> ServedKernel:
@@ -125,7 +125,7 @@ class Applications:
             if kernel is not None:
                 report.enter("save")
                 await report.intend(intent_of("save", plan, {}, ()))
-                saved = self._told(await self._save(workload, kernel, resume=False), report)
+                saved = self._told(await self._save(kernel, report, resume=False), report)
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
@@ -268,7 +268,11 @@ class Applications:
         report.enter("load")
         kernel = await self._served(workload)
         restored = await kernel_calls.restore(
-            kernel, self._envelopes, workload_id=from_workload_id, checkpoint_id=checkpoint_id
+            kernel,
+            self._envelopes,
+            workload_id=from_workload_id,
+            checkpoint_id=checkpoint_id,
+            progress=report.tell_bytes,
         )
         self._kernels.forget_restore(workload.workload_id)
         report.warnings += restored.warnings
@@ -297,9 +301,11 @@ class Applications:
             )
         return found[0]
 
-    async def _save(self, workload: Workload, kernel: ServedKernel, *, resume: bool) -> kernel_calls.Saved:
+    async def _save(self, kernel: ServedKernel, report: Report, *, resume: bool) -> kernel_calls.Saved:
         room = await trio.to_thread.run_sync(self._disk.available_bytes)
-        return await kernel_calls.save(kernel, self._envelopes, available_bytes=room, resume=resume)
+        return await kernel_calls.save(
+            kernel, self._envelopes, available_bytes=room, resume=resume, progress=report.tell_bytes
+        )
 
     def _told(self, saved: kernel_calls.Saved, report: Report) -> StoredCheckpoint:
         report.warnings += saved.warnings

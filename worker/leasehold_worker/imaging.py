@@ -35,7 +35,6 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
-from leasehold_worker.sizes import size_text
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import DISK
 from leasehold_worker.workload import CHECKPOINTED, Parked, Workload
@@ -150,12 +149,15 @@ class Imaging:
             crash_point("image-final")
             kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
 
-        def tell(size_bytes: int) -> None:
-            report.observer(f"image, {size_text(size_bytes)} written")
-
         self._workloads.stop_watching(workload)
         try:
-            await dump(criu, workload.root.pid, partial_image.path, commit, progress=tell)
+            await dump(
+                criu,
+                workload.root.pid,
+                partial_image.path,
+                commit,
+                progress=partial(report.tell_bytes, "image"),
+            )
         except BaseException as error:
             if not kept:
                 self._workloads.watch_again(workload, self._nursery)
@@ -242,7 +244,7 @@ class Imaging:
         report.enter("verify")
         image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)
-        await verify(self._store, image)
+        await verify(self._store, image, partial(report.tell_bytes, "verify"))
         intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
         await report.intend(intent)
         report.enter("resume")

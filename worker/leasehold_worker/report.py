@@ -3,12 +3,17 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.members import MemberOutcome
 from leasehold_worker.intents import Intent
+from leasehold_worker.sizes import size_text
+
+TELL_INTERVAL_S: Final = 0.5
+"""Between two words on how far a phase is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Report:
     disk_bytes: int = 0
     _current: tuple[str, float] | None = None
     _going_back: bool = False
+    _told_s: float = 0.0
 
     def enter(self, phase: str) -> None:
         """Begins a phase, which ends the one before."""
@@ -65,6 +71,13 @@ class Report:
         self._going_back = phase == "rollback"
         self._current = (phase, time.monotonic())
         self.observer(phase)
+
+    def tell_bytes(self, phase: str, size_bytes: int) -> None:
+        """Tells how far a phase is, and not too often."""
+        now = time.monotonic()
+        if size_bytes and now - self._told_s >= TELL_INTERVAL_S:
+            self._told_s = now
+            self.observer(f"{phase}, {size_text(size_bytes)}")
 
     def close(self, *, failed: bool) -> None:
         """Ends the last phase."""

@@ -21,6 +21,11 @@ from leasehold_worker.workloads import Workloads
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 """How workloads are parked that are only moved."""
 
+SMALL_DEADLINE_S: Final = 10.0
+"""How long device memory may take to fall once a framework says that it sleeps again."""
+
+SMALL_INTERVAL_S: Final = 0.1
+
 Save: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -148,14 +153,32 @@ class Beside:
         if errors:
             raise errors[0]
 
-    async def down_again(self) -> None:
-        """Undoes a way up that failed: what was woken sleeps once more; what fails becomes a warning."""
+    async def down_again(self) -> bool:
+        """Undoes a way up that failed: what was woken sleeps once more; what fails becomes a warning.
+
+        Returns:
+            Whether all of it sleeps as before, by the hooks' and by NVML's word.
+        """
+        asleep = True
         for party in self._parties:
-            record = HookRecord(_notes(party.workload, party))
-            try:
-                await runner.down(self._context(party, record, self._report.warnings))
-            except OperationError as error:
-                self._report.warnings.append(f"and after that, on the way down again: {error.message}")
+            context = self._context(party, HookRecord(_notes(party.workload, party)), self._report.warnings)
+            failures = await runner.down_again(context)
+            asleep = asleep and not failures and await self._is_as_small(party, context)
+        return asleep
+
+    async def _is_as_small(self, party: Party, context: HookContext) -> bool:
+        """Whether a workload holds no more device memory than before. A framework may lag behind its word."""
+        before = sum(member.total_bytes for member in party.members)
+        with trio.move_on_after(SMALL_DEADLINE_S):
+            while True:
+                now = await context.measure()
+                if now is None or now <= before:
+                    return True
+                await trio.sleep(SMALL_INTERVAL_S)
+        self._report.warnings.append(
+            f"workload {party.workload.name} was told to sleep again, and takes more of its GPUs than it did"
+        )
+        return False
 
     async def back(self) -> None:
         """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""

@@ -77,7 +77,8 @@ class Sleeping:
         """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
 
         Raises:
-            OperationError: A hook failed, and the workload sleeps again as far as the report says.
+            OperationError: A hook failed. The workload sleeps again; or where it can't be brought to that, it
+                runs and holds its GPUs, since it takes them.
         """
         workload = plan.party.workload
         beside = self._hook_calls.beside(plan.parties, None, report)
@@ -90,15 +91,22 @@ class Sleeping:
                 try:
                     await beside.up()
                 except OperationError:
-                    await beside.down_again()
+                    if not await beside.down_again():
+                        self._take_over(plan, reserved, report)
                     raise
-            granted = self._pool.reassign(reserved, [(workload.workload_id, plan.party.destination)])
-            workload.lease = granted.get(workload.workload_id)
-            workload.parked = None
-            report.claimed_gpu_uuids = plan.party.destination
-            self._workloads.set_state(workload, RUNNING)
+            self._take_over(plan, reserved, report)
         except BaseException:
-            self._workloads.set_state(workload, SLEEPING)
+            if workload.state == RESTORING:
+                self._workloads.set_state(workload, SLEEPING)
             raise
         finally:
             self._moving.release(reserved)
+
+    def _take_over(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+        """Gives a workload the GPUs on which it is awake. No await in here: one record on disk."""
+        workload = plan.party.workload
+        granted = self._pool.reassign(reserved, [(workload.workload_id, plan.party.destination)])
+        workload.lease = granted.get(workload.workload_id)
+        workload.parked = None
+        report.claimed_gpu_uuids = plan.party.destination
+        self._workloads.set_state(workload, RUNNING)

@@ -88,6 +88,28 @@ async def up(context: HookContext) -> list[str]:
     return context.warnings[told:]
 
 
+async def down_again(context: HookContext) -> list[str]:
+    """Goes down once more after a way up that failed, as far as it may; not to be cancelled in between.
+
+    Nothing of it is undone where it fails, and no memory need fall: what never woke has none to free.
+
+    Returns:
+        What failed, which is among the context's warnings too.
+    """
+    failures: list[str] = []
+    with trio.CancelScope(shield=True):
+        for hook in _downward(context):
+            turn = Turn(hook, context, Phase.BEFORE_SUSPEND, warnings=context.warnings)
+            try:
+                if hook.HasField("drain"):
+                    await _limited(turn, http_hook.drain)
+                await _limited(turn, _act_down)
+            except OperationError as error:
+                failures.append(f"and after that, on the way down again: {error.message}")
+    context.warnings.extend(failures)
+    return failures
+
+
 async def roll_back(context: HookContext) -> list[str]:
     """Undoes a way down, as far as the record says that it went; not to be cancelled in between.
 

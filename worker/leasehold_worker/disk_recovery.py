@@ -19,11 +19,13 @@ from leasehold_worker.plan import Party
 from leasehold_worker.processes import is_alive, wait_ended, why_blocked
 from leasehold_worker.report import Report
 from leasehold_worker.stopping import DEFAULT_GRACE_S
+from leasehold_worker.strategies import CHECKPOINT
 from leasehold_worker.workload import (
     CHECKPOINTED,
     ENDED,
     RUNNING,
     STOPPED,
+    Parked,
     Workload,
 )
 from leasehold_worker.workloads import Workloads
@@ -116,6 +118,21 @@ class DiskRecovery:
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)
         return _interrupted(f"workload {workload.name} is parked as before"), ""
+
+    async def put_back(self, workload: Workload, parked: Parked) -> None:
+        """Ends what was brought back of a workload that had come from an image, and is parked once more.
+
+        Args:
+            workload: The workload.
+            parked: What it was to be woken from.
+        """
+        if parked.policy.process_strategy != CHECKPOINT:
+            return
+        if await self._parts.imaging.find_kept(parked.checkpoint_id) is None:
+            return  # its processes are all that there is of it
+        self._parts.workloads.stop_watching(workload)
+        report = Report(lambda _: None)
+        await self._parts.imaging.put_back(workload, parked, workload.members, report)
 
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """An image was being written. Either it is whole and the processes are gone, or they go on."""

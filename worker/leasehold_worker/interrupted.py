@@ -131,7 +131,8 @@ class Interrupted:
         """Ends an operation that was under way.
 
         Members that are all parked stay parked; where only some are, or some are locked, all are brought to
-        run. That leads to where the operation wanted to be, or back.
+        run. That leads to where the operation wanted to be, or back. Those that were to become an image, and
+        ran before, are brought to run too: parked in memory is neither.
 
         Args:
             intent: What it was about to do last.
@@ -154,6 +155,8 @@ class Interrupted:
         ]
         plan = Plan(parties, pairs=intent.pairs, policy=intent.policy)
         moving = intent.phase == "restore"
+        by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
+        back = kind == "suspend" and not by_suspend and not any(party.parked for party in intent.parties)
         problem: OperationError | None = None
         outcomes: dict[str, list[MemberOutcome]] = {}
         try:
@@ -162,14 +165,14 @@ class Interrupted:
                     party, intent.pairs if moving else ()
                 )
             crash_point("workload-probed")
-            await self._bring_together(plan, outcomes)
+            await self._bring_together(plan, outcomes, back=back)
         except OperationError as error:
             problem = error
         for party in parties:
             # From the checkpoint on, the operation or its way back may have restored members.
-            party.workload.restored = party.workload.restored or intent.phase in ("checkpoint", "restore")
+            begun = back or intent.phase in ("checkpoint", "restore")
+            party.workload.restored = party.workload.restored or begun
             outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
-        by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
@@ -214,15 +217,26 @@ class Interrupted:
             before = found
             await trio.sleep(STILL_S)
 
-    async def _bring_together(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> None:
+    async def _bring_together(
+        self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, back: bool = False
+    ) -> None:
         """Brings members that stand in different places, or are locked, to run where the others are.
+
+        Args:
+            plan: Their workloads.
+            outcomes: Where the members are.
+            back: Those, too, that are all parked.
 
         Raises:
             OperationError: It can't be done.
         """
         everyone = [outcome for mine in outcomes.values() for outcome in mine]
         states = _states(everyone)
-        if not states <= ON_THE_WAY or states in (set(), {RUNNING}, {CHECKPOINTED}):
+        if (
+            not states <= ON_THE_WAY
+            or states in (set(), {RUNNING})
+            or (states == {CHECKPOINTED} and not back)
+        ):
             return
         resident = [outcome for outcome in everyone if outcome.state_after in (RUNNING, LOCKED)]
         moved = [outcome for outcome in resident if outcome.displacement == plan.pairs]

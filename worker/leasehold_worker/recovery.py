@@ -38,6 +38,7 @@ from leasehold_worker.workload import (
     FAILED,
     OUTPUT_FILE,
     STOPPED,
+    SUSPENDED,
     Workload,
 )
 
@@ -268,7 +269,12 @@ class Recovery:
         left = msgspec.structs.replace(
             intent, parties=tuple(party for party in intent.parties if party.workload_id in living)
         )
+        images = {each.workload_id: each.parked for each in living.values()} if kind == "restore" else {}
         error, warning = await self._interrupted.settle(left, list(living.values()), kind)
+        for workload in living.values():
+            parked = images.get(workload.workload_id)
+            if parked is not None and workload.state == SUSPENDED:
+                await self._on_disk.put_back(workload, parked)
         await self._on_disk.call_hooks(left, list(living.values()), kind)
         if not gone:
             return error, warning

@@ -28,6 +28,7 @@ from tests.worker.conftest import end_leftovers
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
 LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
 TIMEOUT_S = 30
+CRASH_POINT = "LEASEHOLD_CRASH_POINT"
 
 
 @dataclass
@@ -68,16 +69,31 @@ class Fleet:
         assert process.stdout is not None
         process.stdout.close()
 
-    def start_worker(self, name: str, gpus: int = 4) -> SimulatedHost:
-        """Starts a worker on a simulated host of its own, and waits until its GPUs are known."""
+    def start_worker(
+        self, name: str, gpus: int = 4, *, settings: str = "", crash_point: str = ""
+    ) -> SimulatedHost:
+        """Starts a worker on a simulated host of its own, and waits until its GPUs are known.
+
+        Args:
+            name: What it is called.
+            gpus: How many its host has.
+            settings: Its configuration, as TOML.
+            crash_point: Where it is killed. Empty: nowhere.
+        """
         if name not in self.hosts:
             folder = self.folder / f"{name}-host"
             self.hosts[name] = SimulatedHost.create(folder, gpus=gpus, chip="H100", timing=Timing.instant())
         host = self.hosts[name]
         state = str(self.folder / name)
         options = ["--coordinator", self.address, "--state-dir", state, "--name", name]
-        options += ["--stop-workloads", "stop"]
-        self._start(name, "worker", *options, environment=host.environment())
+        if "stop_workloads" not in settings:
+            options += ["--stop-workloads", "stop"]
+        if settings:
+            config = self.folder / f"{name}.toml"
+            config.write_text(settings)
+            options += ["--config", str(config)]
+        environment = {**host.environment(), CRASH_POINT: crash_point}
+        self._start(name, "worker", *options, environment=environment)
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
 
@@ -182,15 +198,22 @@ class Fleet:
             assert "Traceback" not in self.log(name)
 
 
-@pytest.fixture
-def empty_fleet(tmp_path: Path) -> Iterator[Fleet]:
+@contextlib.contextmanager
+def make_fleet(folder: Path) -> Iterator[Fleet]:
     """A coordinator without workers."""
-    started = Fleet(tmp_path)
+    started = Fleet(folder)
     started.start_coordinator()
     yield started
     started.stop()
     for name in started.hosts:
-        end_leftovers(tmp_path / name)
+        end_leftovers(folder / name)
+
+
+@pytest.fixture
+def empty_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A coordinator without workers."""
+    with make_fleet(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

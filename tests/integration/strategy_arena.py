@@ -1,0 +1,261 @@
+"""Plays cases of :mod:`.strategy_cases` on a real fleet.
+
+Something goes wrong on the way down or up, and afterwards the workload is as before or as asked, never in
+between: its state, its lease, the pool, NVML, its server, and what is on disk.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from leasehold.v1.command_pb2 import Command
+from leasehold_client.client import Client
+from leasehold_client.policies import parse_policy
+
+from .conftest import Fleet
+from .models import STATES, WORKER, Model, reason, told
+from .strategy_cases import DOWN, Case, Kind
+
+SETTINGS: Final = """
+stop_workloads = "leave"
+driver_call_floor_s = 1.0
+proof_timeout_s = 1.0
+criu = "{criu}"
+"""
+
+WRAPPER: Final = """#!/bin/sh
+# A criu that does what {mode} says, while that is there.
+case "$(cat {mode} 2>/dev/null)" in
+fails) echo 'Error (told to fail)' >&2; exit 1 ;;
+full) trap '' XFSZ; ulimit -f 256 ;;
+killed) {criu} "$@" & sleep 0.03; kill -9 $!; exit 1 ;;
+esac
+exec {criu} "$@"
+"""
+"""``full``: no file may be larger than 128 KiB, which is how a full disk looks."""
+
+
+@dataclass
+class Tally:
+    """What has become of the cases.
+
+    Attributes:
+        outcomes: How commands ended, with how many did.
+        problems: What was not as it must be.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+class Arena:
+    """A fleet, and a model server of each kind, which cases are played on one after the other."""
+
+    def __init__(self, fleet: Fleet, criu: str = "") -> None:
+        self.fleet = fleet
+        self.criu_mode = fleet.folder / "criu.mode"
+        wrapper = fleet.folder / "criu"
+        real = criu or os.environ.get("LEASEHOLD_TEST_CRIU") or shutil.which("criu") or "criu"
+        wrapper.write_text(WRAPPER.format(mode=self.criu_mode, criu=real))
+        wrapper.chmod(0o755)
+        self.settings = SETTINGS.format(criu=wrapper)
+        fleet.start_worker(WORKER, settings=self.settings)
+        self.models: dict[bool, Model] = {}
+        self._made = 0
+
+    @property
+    def client(self) -> Client:
+        return self.fleet.client
+
+    def why_no_images(self) -> str:
+        """Why its worker writes none. Empty: it does."""
+        (worker,) = self.client.workers()
+        capability = next(each for each in worker.capabilities if each.name == "checkpoint_image")
+        return "" if capability.available else capability.reason or "the worker writes no images"
+
+    def model_of(self, case: Case) -> Model:
+        """The model server of a case, which runs."""
+        kernel = case.process == "stop"
+        if kernel not in self.models:
+            self._made += 1
+            model = Model(self.fleet, f"{'saver' if kernel else 'chat'}-{self._made}", kernel=kernel)
+            model.start(timeout="1s")
+            self.models[kernel] = model
+        return self.models[kernel]
+
+    def play(self, case: Case, tally: Tally) -> None:
+        """Plays one case. What is not as it must be ends its model server, and is told."""
+        model = self.model_of(case)
+        try:
+            with told(case):
+                tally.outcomes[self._play(model, case)] += 1
+        except Exception as error:  # the other cases are played all the same
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            tally.problems.append(f"{case}: {where.name}, {where.line}: {error!r}"[:3000])
+            self._give_up(model)
+
+    def stop(self) -> None:
+        """Ends its workloads."""
+        for model in self.models.values():
+            self.client.wait(self.client.stop(model.name, grace_s=0))
+
+    def _give_up(self, model: Model) -> None:
+        del self.models[model.kernel]
+        self.criu_mode.unlink(missing_ok=True)
+        if WORKER not in self.fleet.processes or self.fleet.processes[WORKER].poll() is not None:
+            self._restart()
+        model.clear_faults()
+        with contextlib.suppress(Exception):
+            self.client.wait(self.client.stop(model.name, grace_s=0, force=True))
+
+    def _play(self, model: Model, case: Case) -> str:
+        if case.way != DOWN:
+            parked = model.suspend(case.policy, force=True)
+            assert reason(parked) == "SUCCEEDED", parked
+            self._require(model, case, parked=True)
+        with ExitStack() as undo:
+            undo.callback(model.clear_faults)
+            undo.enter_context(self._trouble(model, case))
+            command = self._begin(model, case)
+            if case.trouble.kind is Kind.KILL:
+                self._see_it_die()
+                self._restart()
+            ended = self.client.wait(command)
+        outcome = reason(ended)
+        done = outcome == "SUCCEEDED"
+        assert not (case.trouble.harmless and not done), ended
+        assert not (done and not case.trouble.harmless and not case.trouble.may_succeed), ended
+        parked_now = done == (case.way == DOWN)
+        self._require(model, case, parked=parked_now)
+        if parked_now:
+            woken = model.wake()
+            assert reason(woken) == "SUCCEEDED", woken
+            self._require(model, case, parked=False)
+        return outcome
+
+    def _begin(self, model: Model, case: Case) -> Command:
+        if case.way == DOWN:
+            return self.client.suspend(model.name, policy=parse_policy(case.policy), force=True)
+        return self.client.restore(model.name)
+
+    def _require(self, model: Model, case: Case, *, parked: bool) -> None:
+        if not parked:
+            model.wait_served()
+            model.require_running()
+            model.pid = model.state()["pid"]
+            return
+        freed = "all"
+        if case.process == "keep_running":
+            freed = "nothing" if case.weights == "retain" else "weights"
+        assert model.state_name == STATES[case.process], model.log()
+        model.require_parked(case.process, freed=freed)
+
+    # --- Trouble
+
+    @contextmanager
+    def _trouble(self, model: Model, case: Case) -> Iterator[None]:
+        trouble = case.trouble
+        match trouble.kind:
+            case Kind.SERVER:
+                model.fail_at(trouble.where, trouble.fault, trouble.times)
+                yield
+            case Kind.DRIVER:
+                # A process that comes back from disk has its pid again.
+                model.host.set_fault(trouble.where, model.pid, times=trouble.times, **trouble.driver)
+                yield
+            case Kind.CRIU:
+                self.criu_mode.write_text(trouble.where)
+                yield
+                self.criu_mode.unlink()
+            case Kind.DISK:
+                with self._disk(model, trouble.where):
+                    yield
+            case Kind.PID:
+                with occupied_pid(model.pid):
+                    yield
+            case Kind.PORT:
+                with socket.create_server(("127.0.0.1", model.port)):
+                    yield
+            case Kind.PROGRAM:
+                model.program.rename(model.program.with_suffix(".away"))
+                yield
+                model.program.with_suffix(".away").rename(model.program)
+            case Kind.KILL:
+                self._restart(trouble.where)
+                yield
+
+    @contextmanager
+    def _disk(self, model: Model, what: str) -> Iterator[None]:
+        """Alters or takes away what a workload is woken from, for a while."""
+        folder = model.images / model.workload.workload_id
+        if what == "gone":
+            away = self.fleet.folder / "away"
+            folder.rename(away)
+            yield
+            shutil.rmtree(folder, ignore_errors=True)
+            away.rename(folder)
+            return
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+        before = {path: path.read_bytes() for path in files}
+        for path in files if model.kernel else [max(files, key=lambda path: path.stat().st_size)]:
+            altered = bytearray(before[path])
+            altered[-1] ^= 1
+            path.write_bytes(altered)
+        yield
+        for path in files:
+            path.write_bytes(before[path])
+
+    def _see_it_die(self) -> None:
+        process = self.fleet.processes[WORKER]
+        self.fleet.wait(lambda: process.poll() is not None)
+
+    def _restart(self, crash_point: str = "") -> None:
+        process = self.fleet.processes.pop(WORKER, None)
+        if process is not None:
+            if process.poll() is None:
+                process.kill()
+            process.wait(30)
+            assert process.stdout is not None
+            process.stdout.close()
+        self.fleet.start_worker(WORKER, settings=self.settings, crash_point=crash_point)
+        for model in self.models.values():
+            if model.kernel and model.state_name == "RUNNING":
+                model.wait_served()
+
+
+@contextmanager
+def occupied_pid(pid: int) -> Iterator[None]:
+    """Gives a pid to a process of ours. Needs root."""
+    last_pid = Path("/proc/sys/kernel/ns_last_pid")
+    for _ in range(200):
+        last_pid.write_text(str(pid - 1))
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+        if process.pid == pid:
+            break
+        process.communicate()
+    assert process.pid == pid
+    try:
+        yield
+    finally:
+        process.communicate()
+
+
+def play_all(arena: Arena, cases: list[Case]) -> Tally:
+    """Plays cases, and tells what became of them."""
+    tally = Tally()
+    without_images = arena.why_no_images()
+    for case in cases:
+        if case.process == "checkpoint" and without_images:
+            tally.outcomes["not played: no images"] += 1
+            continue
+        arena.play(case, tally)
+    return tally

@@ -1,0 +1,201 @@
+"""What can go wrong on the way down and up of every policy: each step with each of its faults. Pure."""
+
+import enum
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+DOWN, UP = "down", "up"
+WEIGHTS: Final = ("retain", "offload", "discard")
+PROCESSES: Final = ("keep_running", "cuda_suspend", "checkpoint", "stop")
+ALWAYS: Final = 99
+ATTEMPTS: Final = 3
+"""How often a hook makes a call that gets an answer of 500."""
+
+
+class Kind(enum.StrEnum):
+    """Who does something wrong."""
+
+    SERVER = "server"
+    DRIVER = "driver"
+    CRIU = "criu"
+    DISK = "disk"
+    PID = "pid"
+    PORT = "port"
+    PROGRAM = "program"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: Who does it.
+        where: The route, call, point or mode.
+        fault: What it does; how a driver's call goes wrong are fields of simgpu's Fault.
+        times: How often.
+        harmless: The operation succeeds all the same.
+        may_succeed: It may succeed, where that is true.
+    """
+
+    kind: Kind
+    where: str
+    fault: str = ""
+    times: int = 1
+    driver: dict[str, Any] = field(default_factory=dict, hash=False)
+    harmless: bool = False
+    may_succeed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way of one policy, with one trouble.
+
+    Attributes:
+        weights: The weight strategy.
+        process: The process strategy.
+        way: Down or up.
+        trouble: What goes wrong.
+    """
+
+    weights: str
+    process: str
+    way: str
+    trouble: Trouble
+
+    @property
+    def policy(self) -> str:
+        return f"{self.weights}+{self.process}"
+
+    def __str__(self) -> str:
+        trouble = self.trouble
+        driver = [f"{name}={value}" for name, value in trouble.driver.items()]
+        what = " ".join(filter(None, [trouble.kind, trouble.where, trouble.fault, *driver]))
+        return f"{self.policy} {self.way}: {what} x{trouble.times}"
+
+
+def hooks_down(weights: str) -> Iterator[Trouble]:
+    """What a framework does wrong as it is put to sleep."""
+    if weights == "retain":
+        return
+    yield Trouble(Kind.SERVER, "/sleep", "500", ATTEMPTS)
+    yield Trouble(Kind.SERVER, "/sleep", "500", 1, harmless=True)
+    yield Trouble(Kind.SERVER, "/sleep", "break", ATTEMPTS)
+    yield Trouble(Kind.SERVER, "/sleep", "hang")
+    yield Trouble(Kind.SERVER, "/sleep", "not_freed")
+    yield Trouble(Kind.SERVER, "/is_sleeping", "500", ATTEMPTS)
+
+
+def hooks_up(weights: str) -> Iterator[Trouble]:
+    """What a framework does wrong as it is woken."""
+    if weights == "retain":
+        return
+    yield Trouble(Kind.SERVER, "/wake_up", "500", ATTEMPTS)
+    yield Trouble(Kind.SERVER, "/wake_up", "break", 1, harmless=True)
+    yield Trouble(Kind.SERVER, "/wake_up", "hang")
+    yield Trouble(Kind.SERVER, "/is_sleeping", "500", ATTEMPTS)
+    yield Trouble(Kind.SERVER, "/reset_prefix_cache", "500", ATTEMPTS, harmless=True)
+    if weights == "discard":
+        yield Trouble(Kind.SERVER, "/collective_rpc", "500", ATTEMPTS)
+
+
+def driver(call: str) -> Iterator[Trouble]:
+    """What a driver's call does wrong; some of it is mended on the way."""
+    yield Trouble(Kind.DRIVER, call, driver={"error": 999}, may_succeed=True)
+    yield Trouble(Kind.DRIVER, call, driver={"skip": True}, may_succeed=True)
+    yield Trouble(Kind.DRIVER, call, driver={"hang": True}, may_succeed=True)
+    if call == "checkpoint":
+        yield Trouble(Kind.DRIVER, call, driver={"keep_memory": True}, may_succeed=True)
+
+
+def kernel_down() -> Iterator[Trouble]:
+    """What an application does wrong that is to save itself."""
+    yield Trouble(Kind.SERVER, "kernel.can_checkpoint", "no")
+    yield Trouble(Kind.SERVER, "kernel.checkpoint_size_estimate", "huge")
+    for name in ("can_checkpoint", "checkpoint_size_estimate", "prepare", "is_quiescent", "checkpoint"):
+        yield Trouble(Kind.SERVER, f"kernel.{name}", "raise")
+
+
+KILLED_IN_HOOKS: Final = ("phase-hooks", "intent-hooks")
+KILLED_DOWN: Final = {
+    "keep_running": ("command-journaled",),
+    "cuda_suspend": (
+        *("intent-lock", "phase-lock", "intent-checkpoint", "phase-checkpoint", "phase-verify"),
+        *("operation-ended", "outcome-journaled"),
+    ),
+    "checkpoint": (
+        "intent-lock",
+        "phase-verify",
+        "phase-image",
+        "intent-image",
+        "image-final",
+        "operation-ended",
+    ),
+    "stop": ("phase-save", "intent-save", "intent-end", "phase-terminate", "phase-kill", "operation-ended"),
+}
+KILLED_UP: Final = {
+    "keep_running": ("operation-ended",),
+    "cuda_suspend": ("intent-restore", "phase-restore", "phase-unlock", "phase-verify", "operation-ended"),
+    "checkpoint": (
+        *("phase-resume", "intent-resume", "intent-restore", "phase-restore", "phase-unlock"),
+        "operation-ended",
+    ),
+    "stop": ("phase-start", "intent-start", "program-started", "phase-load", "operation-ended"),
+}
+"""Crash points that the way passes, by process strategy."""
+
+
+def kills(weights: str, process: str, way: str) -> Iterator[Trouble]:
+    """Where the worker is killed."""
+    points = (KILLED_DOWN if way == DOWN else KILLED_UP)[process]
+    if process != "stop":
+        points = (*KILLED_IN_HOOKS[: None if weights != "retain" and way == DOWN else 1], *points)
+    for point in points:
+        yield Trouble(Kind.KILL, point, may_succeed=True)
+
+
+def troubles(weights: str, process: str, way: str) -> Iterator[Trouble]:
+    """Everything that can go wrong on one way of one policy."""
+    yield from kills(weights, process, way)
+    if process != "stop":
+        yield from hooks_down(weights) if way == DOWN else hooks_up(weights)
+    if process in ("cuda_suspend", "checkpoint"):
+        for call in ("lock", "checkpoint") if way == DOWN else ("restore", "unlock"):
+            yield from driver(call)
+    if process == "checkpoint":
+        yield Trouble(Kind.CRIU, "fails")
+        yield Trouble(Kind.CRIU, "full" if way == DOWN else "killed")
+        if way == UP:
+            yield Trouble(Kind.DISK, "altered")
+            yield Trouble(Kind.DISK, "gone")
+            yield Trouble(Kind.PID, "taken")
+            yield Trouble(Kind.PORT, "taken")
+    if process == "stop":
+        if way == DOWN:
+            yield from kernel_down()
+        else:
+            yield Trouble(Kind.SERVER, "start", "ends")
+            yield Trouble(Kind.PROGRAM, "gone")
+            yield Trouble(Kind.SERVER, "kernel.restore", "raise", ALWAYS)
+            yield Trouble(Kind.DISK, "altered")
+
+
+def grid() -> list[Case]:
+    """Every case, in a fixed order."""
+    return [
+        Case(weights, process, way, trouble)
+        for process in PROCESSES
+        for weights in WEIGHTS
+        if (weights, process) != ("retain", "keep_running")
+        for way in (DOWN, UP)
+        for trouble in troubles(weights, process, way)
+    ]
+
+
+def sample(count: int, seed: int) -> list[Case]:
+    """So many cases of the grid, or all, in an order that the seed fixes."""
+    cases = grid()
+    random.Random(seed).shuffle(cases)
+    return cases[:count]

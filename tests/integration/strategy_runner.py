@@ -1,0 +1,49 @@
+"""Plays the grid of what goes wrong with policies: `python -m tests.integration.strategy_runner`.
+
+Prints the counts as one JSON document. Exit status 0 if every case left its workload as before or as asked.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .conftest import make_fleet
+from .strategy_arena import Arena, play_all
+from .strategy_cases import grid, sample
+
+SHOWN_PROBLEMS = 40
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Let things go wrong while workloads are parked and woken.")
+    parser.add_argument("--cases", type=int, help="how many, in the order of the seed (default: all)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--match", default="", help="only cases with this text")
+    options = parser.parse_args()
+    cases = [case for case in sample(len(grid()), options.seed) if options.match in str(case)]
+    cases = cases[: options.cases]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
+        arena = Arena(fleet)
+        tally = play_all(arena, cases)
+        why = arena.why_no_images()
+        arena.stop()
+    told = {
+        "cases": len(cases),
+        "grid": len(grid()),
+        "seed": options.seed,
+        "no_images": why,
+        "seconds": round(time.monotonic() - began, 1),
+        "outcomes": dict(tally.outcomes.most_common()),
+        "problems": tally.problems[:SHOWN_PROBLEMS],
+    }
+    print(json.dumps(told, indent=2))
+    return 1 if tally.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

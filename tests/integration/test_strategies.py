@@ -281,3 +281,15 @@ def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number
             assert (model.state()["pid"] == model.pid) == (process != "stop")
     fleet.end_worker(WORKER, signal.SIGTERM)
     fleet.start_worker(WORKER)
+
+
+def test_who_ends_of_sigterm_needs_no_suspend_before_being_killed(shared_fleet: Fleet) -> None:
+    """It was woken, so it is suspended before it is killed; and the driver can't suspend what is ending."""
+    model = Model(shared_fleet, "ending")
+    model.start()
+    assert model.suspend("retain+cuda_suspend").result.policy
+    model.fleet.cli("wake", model.name)
+    model.host.set_fault("lock", model.pid, error=304)
+    model.fleet.cli("stop", model.name, "--grace", "0")
+    model.clear_faults()
+    model.fleet.wait(lambda: not model.fleet.leases())

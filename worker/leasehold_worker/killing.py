@@ -6,8 +6,9 @@ and left alone where that fails.
 """
 
 import signal
-from typing import final
+from typing import Final, final
 
+import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoint.driver import Driver
@@ -21,6 +22,11 @@ from leasehold_worker.processes import send_signal, why_blocked
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workload import Workload
+
+ENDING_S: Final = 1.0
+"""How long a process may take to be gone that was told to end and can't be suspended any more."""
+
+POLL_INTERVAL_S: Final = 0.05
 
 
 @final
@@ -60,6 +66,8 @@ class Killer:
             report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
             await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
         except OperationError as error:
+            if await _ends_by_itself(workload):
+                return
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNSAFE_KILL,
                 f"workload {workload.name} was restored and still runs, and can't be suspended before it is "
@@ -76,6 +84,15 @@ class Killer:
                 )
         members = await find_members(self._driver, processes)
         return [member for member in members if member.state in (RUNNING, LOCKED)]
+
+
+async def _ends_by_itself(workload: Workload) -> bool:
+    """Whether the processes are ending: the driver can't suspend one that is about to be gone."""
+    with trio.move_on_after(ENDING_S):
+        while await workload.find_processes():  # noqa: ASYNC110 - nothing else tells
+            await trio.sleep(POLL_INTERVAL_S)
+        return True
+    return False
 
 
 async def _nobody() -> tuple[Member, ...]:

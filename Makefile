@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 4
 # Some images set it: each of the processes that tests start would compile all of our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench faults chaos shared protos lock clean
+.PHONY: demo test check bench faults chaos shared strategies protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python bench/coordinator_restart.py
 	$(BIN)/python bench/pool.py
 	$(BIN)/python -m bench.fleet --workers 1000
+	$(BIN)/python -m bench.strategies
 
 # The whole grid and some sequences: make faults N=10000.
 N ?= 300
@@ -58,6 +59,13 @@ shared: N = 200
 shared: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build
 	$(BIN)/python -m tests.chaos.shared_runner --steps $(N)
+
+# Everything that can go wrong while workloads are parked and woken by each policy; images need root and criu.
+# Some of it, as one that failed: make strategies MATCH='checkpoint up: kill'.
+MATCH ?=
+strategies: $(VENV)/.installed
+	$(BIN)/leasehold simgpu build
+	$(BIN)/python -m tests.integration.strategy_runner --match '$(MATCH)'
 
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write

@@ -178,9 +178,9 @@ class Fleet:
             if gpu.workload_name
         }
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Polls until the condition holds."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.processes}
             time.sleep(0.05)
@@ -203,10 +203,14 @@ def make_fleet(folder: Path) -> Iterator[Fleet]:
     """A coordinator without workers."""
     started = Fleet(folder)
     started.start_coordinator()
-    yield started
-    started.stop()
-    for name in started.hosts:
-        end_leftovers(folder / name)
+    try:
+        yield started
+        started.stop()
+    finally:
+        for process in started.processes.values():
+            process.kill()  # those that were not stopped, since something failed
+        for name in started.hosts:
+            end_leftovers(folder / name)
 
 
 @pytest.fixture

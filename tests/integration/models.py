@@ -80,6 +80,8 @@ class Model:
     fleet: Fleet
     name: str
     kernel: bool = False
+    weights_bytes: int = WEIGHTS_BYTES
+    cache_bytes: int = CACHE_BYTES
     requests: int = 0
     port: int = field(default_factory=free_port)
     pid: int = 0
@@ -107,7 +109,7 @@ class Model:
         """Where its worker keeps what is on disk."""
         return self.fleet.folder / WORKER / "images"
 
-    def start(self, *options: str, gpu: str = "", timeout: str = "2s") -> None:
+    def start(self, *options: str, gpu: str = "", timeout: str = "2s", wait_s: float = TIMEOUT_S) -> None:
         """Runs it, and waits until it serves."""
         hooks = self.fleet.folder / f"{self.name}.hooks"
         url = f"http://127.0.0.1:{self.port}"
@@ -115,7 +117,7 @@ class Model:
         port_file = self.fleet.folder / f"{self.name}.port"
         options_of_program = ["--port", str(self.port), "--port-file", str(port_file)]
         options_of_program += ["--faults", str(self.faults), *(["--kernel"] if self.kernel else [])]
-        options_of_program += ["--weights", f"{WEIGHTS_BYTES}", "--kv", f"{CACHE_BYTES}"]
+        options_of_program += ["--weights", f"{self.weights_bytes}", "--kv", f"{self.cache_bytes}"]
         self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.integration.model_server "$@"\n')
         self.program.chmod(0o755)
         where = ["--gpu", gpu] if gpu else ["--gpus", "1", "--worker", WORKER]
@@ -123,18 +125,18 @@ class Model:
             *("run", "--name", self.name, *where, "--hooks", str(hooks), *options),
             *("--env", f"PYTHONPATH={ROOT}", "--", str(self.program), *options_of_program),
         )
-        self.wait_served()
-        self.pid = self.state()["pid"]
+        self.wait_served(wait_s)
+        self.pid = self.workload.status.root_pid
 
-    def wait_served(self) -> None:
+    def wait_served(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until it answers, and its worker knows its kernel."""
-        self.fleet.wait(self._serves)
+        self.fleet.wait(self._serves, timeout_s)
         if self.kernel:
             self.fleet.wait(lambda: self.workload.status.HasField("kernel"))
 
     def _serves(self) -> bool:
         try:
-            return "pid" in self.state()
+            return self.call("GET", "/health")[0] == 200
         except OSError:
             return False
 

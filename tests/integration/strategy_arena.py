@@ -71,6 +71,7 @@ class Arena:
         fleet.start_worker(WORKER, settings=self.settings)
         self.models: dict[bool, Model] = {}
         self._made = 0
+        self._log_read = 0
 
     @property
     def client(self) -> Client:
@@ -102,6 +103,12 @@ class Arena:
             where = traceback.extract_tb(error.__traceback__)[-1]
             tally.problems.append(f"{case}: {where.name}, {where.line}: {error!r}"[:3000])
             self._give_up(model)
+        log = self.fleet.log(WORKER)[self._log_read :]
+        self._log_read += len(log)
+        if "Traceback" in log:
+            tally.problems.append(
+                f"{case}: a defect in the worker's log: {log[log.index('Traceback') :]}"[:3000]
+            )
 
     def stop(self) -> None:
         """Ends its workloads."""

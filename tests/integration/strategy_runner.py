@@ -30,18 +30,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
         arena = Arena(fleet)
         tally = play_all(arena, cases)
-        why = arena.why_no_images()
+        told = {
+            "cases": len(cases),
+            "grid": len(grid()),
+            "seed": options.seed,
+            "no_images": arena.why_no_images(),
+            "seconds": round(time.monotonic() - began, 1),
+            "outcomes": dict(tally.outcomes.most_common()),
+            "problems": tally.problems[:SHOWN_PROBLEMS],
+        }
+        print(json.dumps(told, indent=2), flush=True)
         arena.stop()
-    told = {
-        "cases": len(cases),
-        "grid": len(grid()),
-        "seed": options.seed,
-        "no_images": why,
-        "seconds": round(time.monotonic() - began, 1),
-        "outcomes": dict(tally.outcomes.most_common()),
-        "problems": tally.problems[:SHOWN_PROBLEMS],
-    }
-    print(json.dumps(told, indent=2))
     return 1 if tally.problems else 0
 
 

@@ -1,0 +1,185 @@
+"""What parking and waking one model server costs by each policy: seconds, and where its bytes are meanwhile.
+
+A real coordinator and a real worker park and wake `tests/integration/model_server.py` by every policy of the
+table: weights and a KV cache in device memory, and vLLM's routes, through the hook for vLLM. Prints one JSON
+document.
+
+Simulated: the GPU. Device memory is the program's own memory, filled and resident, so that an image of the
+processes really holds it; the driver's checkpoint and restore copy nothing, and take as long as real ones
+were seen to (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in); the CUDA context's half a GiB is only counted. Real:
+everything else. Sleep level 1 copies memory to memory, where a real one goes over PCIe; level 2 makes the
+weights anew where a real one reads them from disk; CRIU and the images use this machine's disk.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold_simgpu import Timing
+
+from tests.integration.conftest import Fleet, make_fleet
+from tests.integration.model_server import expected_checksum, parse_size
+from tests.integration.models import CONTEXT_BYTES, WORKER, Model, reason
+
+GIB: Final = 2**30
+WEIGHTS: Final = ("retain", "offload", "discard")
+PROCESSES: Final = ("keep_running", "cuda_suspend", "checkpoint", "stop")
+WEIGHTS_SHARE: Final = 0.8
+"""Of what is beside the context; the rest is the KV cache."""
+
+START_TIMEOUT_S: Final = 300.0
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class BenchmarkError(Exception):
+    """What was to be measured did not work."""
+
+
+def machine(folder: Path) -> dict[str, object]:
+    """Facts of the machine that figures depend on."""
+    return {
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cuda_bindings": version("cuda-bindings"),
+        "disk_write_gb_per_s": round(disk_gb_per_s(folder), 2),
+    }
+
+
+def disk_gb_per_s(folder: Path, size: int = 512 * 2**20) -> float:
+    """How fast a file is written here, with an fsync at its end."""
+    piece = os.urandom(2**20) * 16
+    path = folder / "probe"
+    began = time.perf_counter()
+    with path.open("wb") as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    taken_s = time.perf_counter() - began
+    path.unlink()
+    return size / taken_s / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in host memory. 0: it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except FileNotFoundError:
+        return 0
+
+
+def done(command: Command, what: str) -> Command:
+    """The command, which must have succeeded."""
+    if command.state != CommandState.COMMAND_STATE_SUCCEEDED:
+        raise BenchmarkError(f"{what}: {reason(command)}, {command.error.message}")
+    return command
+
+
+def timed(action: Callable[[], Command], what: str) -> dict[str, Any]:
+    """How long a command took for who asked, and its phases on the worker."""
+    began = time.perf_counter()
+    result = done(action(), what).result
+    asked_s = time.perf_counter() - began
+    phases: dict[str, float] = {}
+    for phase in result.phases:
+        phases[phase.phase] = phases.get(phase.phase, 0) + phase.duration.ToNanoseconds() / 1e9
+    return {
+        "seconds": round(asked_s, 3),
+        "phases_s": {name: round(taken_s, 3) for name, taken_s in phases.items()},
+        "warnings": list(result.warnings),
+    }
+
+
+def measure(model: Model, policy: str, checksum: int) -> dict[str, Any]:
+    """Parks and wakes by one policy."""
+    full_bytes, rss_bytes = model.device_bytes(), resident_bytes(model.workload.status.root_pid)
+    down = timed(lambda: model.suspend(policy, force=True), f"suspend by {policy}")
+    status = model.workload.status
+    found: dict[str, Any] = {
+        "policy": policy,
+        "down": down,
+        "device_bytes_before": full_bytes,
+        "device_bytes_left": model.device_bytes(),
+        "host_bytes": status.parked_bytes,
+        "disk_bytes": status.disk_bytes,
+        "process_rss_bytes_before": rss_bytes,
+        "process_rss_bytes": resident_bytes(status.root_pid),
+    }
+    found["up"] = timed(model.wake, f"wake from {policy}")
+    began = time.perf_counter()
+    model.wait_served()
+    found["up"]["until_it_answers_s"] = round(time.perf_counter() - began, 3)
+    if model.state()["checksum"] != checksum:
+        raise BenchmarkError(f"its weights are not what they were, after {policy}")
+    return found
+
+
+def measure_all(fleet: Fleet, size: int, only: str) -> dict[str, Any]:
+    """Every policy, one after the other, on one server, or one that saves itself for those that stop it."""
+    fleet.start_worker(WORKER, gpus=2)
+    fleet.hosts[WORKER].set_timing(Timing.typical())
+    (worker,) = fleet.client.workers()
+    images = next(each for each in worker.capabilities if each.name == "checkpoint_image")
+    weights_bytes = round((size - CONTEXT_BYTES) * WEIGHTS_SHARE) // 2**20 * 2**20
+    cache_bytes = size - CONTEXT_BYTES - weights_bytes
+    checksum = expected_checksum(weights_bytes)
+    cells: list[dict[str, Any]] = []
+    for kernel in (False, True):
+        model = Model(
+            fleet,
+            "saver" if kernel else "chat",
+            kernel=kernel,
+            weights_bytes=weights_bytes,
+            cache_bytes=cache_bytes,
+        )
+        model.start(timeout="300s", wait_s=START_TIMEOUT_S)
+        for weights in WEIGHTS:
+            for process in PROCESSES:
+                policy = f"{weights}+{process}"
+                if (process == "stop") != kernel or only not in policy:
+                    continue
+                if process == "checkpoint" and not images.available:
+                    cells.append({"policy": policy, "not_measured": images.reason})
+                    continue
+                cells.append(measure(model, policy, checksum))
+                print(f"strategies: {policy} is measured", file=sys.stderr)
+        done(fleet.client.wait(fleet.client.stop(model.name, grace_s=60)), "stop")
+    return {"weights_bytes": weights_bytes, "cache_bytes": cache_bytes, "cells": cells}
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--size", type=parse_size, default=8 * GIB, help="device memory in all (8GiB)")
+    parser.add_argument("--only", default="", help="policies with this text")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
+        found = {
+            "benchmark": "strategies",
+            "machine": machine(Path(folder)),
+            "size_bytes": options.size,
+            "context_bytes": CONTEXT_BYTES,
+            "simulated": "the GPU and the time of its driver's copies (Timing.typical); see the docstring",
+        }
+        try:
+            found |= measure_all(fleet, options.size, options.only)
+        except BenchmarkError as error:
+            sys.exit(f"strategies: {error}")
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

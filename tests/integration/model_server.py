@@ -15,6 +15,7 @@ What goes wrong is said by a JSON file (``--faults``): ``{"/sleep": ["500", 1]}`
 """
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -58,10 +59,15 @@ def parse_size(text: str) -> int:
     return int(digits) * _UNITS[text[len(digits) :]]
 
 
-def pattern(size: int, start: int) -> bytes:
+@functools.lru_cache(maxsize=1)
+def _cycle(size: int) -> memoryview:
+    return memoryview(bytes(range(_PERIOD)) * (size // _PERIOD + 2))
+
+
+def pattern(size: int, start: int) -> memoryview:
     """The weights from a place on: what loading them yields."""
     shift = start % _PERIOD
-    return (bytes(range(_PERIOD)) * ((size + _PERIOD) // _PERIOD + 1))[shift : shift + size]
+    return _cycle(size)[shift : shift + size]
 
 
 def expected_checksum(size: int) -> int:

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -264,5 +265,8 @@ def play_all(arena: Arena, cases: list[Case]) -> Tally:
         if case.process == "checkpoint" and without_images:
             tally.outcomes["not played: no images"] += 1
             continue
+        known = len(tally.problems)
         arena.play(case, tally)
+        for problem in tally.problems[known:]:
+            print(problem, file=sys.stderr, flush=True)
     return tally

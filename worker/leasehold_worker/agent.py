@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
 from leasehold_worker import journal_file, wire
@@ -16,7 +17,6 @@ from leasehold_worker.arbiter import Arbiter
 from leasehold_worker.claim_turns import ClaimTurns
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import StopWorkloads, WorkerConfig
-from leasehold_worker.errors import OperationError
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
 from leasehold_worker.leases import Standing
@@ -30,7 +30,6 @@ from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.planning import Planning
 from leasehold_worker.processes import boot_id
 from leasehold_worker.recovery import Recovery
-from leasehold_worker.report import Report
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
 from leasehold_worker.workload import (
@@ -140,7 +139,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
                 claims.suspend_streams()
                 # Applications that save themselves are reached by the local API.
                 await _finish_commands(commands)
-                await _end_workloads(parts, config.stop_workloads)
+                await _end_workloads(parts, commands, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
                 await journal.wait_settled()
             await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
@@ -165,19 +164,17 @@ async def _finish_commands(commands: Commands) -> None:
         await commands.wait_finished()
 
 
-async def _end_workloads(parts: Parts, how: StopWorkloads) -> None:
-    """Leaves the workloads as they are, parks those that run, or stops them all."""
+async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -> None:
+    """Leaves the workloads as they are, or parks those that run, or stops all, by commands of our own."""
 
     async def end(workload: Workload) -> None:
-        report = Report(lambda _: None)
-        try:
-            if how == "stop":
-                await parts.stopping.stop(workload.workload_id, command_pb2.StopOperation(), report)
-            else:
-                suspend = command_pb2.SuspendOperation()
-                await parts.operations.suspend(workload.workload_id, suspend, report)
-        except OperationError as error:
-            logger.error("%s", error.message)
+        if how == "stop":
+            operation = Operation(stop=command_pb2.StopOperation())
+        else:
+            operation = Operation(suspend=command_pb2.SuspendOperation())
+        outcome = await commands.carry_out(workload.workload_id, operation)
+        if outcome.HasField("error"):
+            logger.error("%s", outcome.error.message)
 
     async with trio.open_nursery() as nursery:
         for workload in parts.workloads.all():

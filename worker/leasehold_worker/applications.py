@@ -26,15 +26,16 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import require_state
 from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
+from leasehold_worker.resources import Allocation
 from leasehold_worker.served_kernel import ServedKernel
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import RETAIN, STOP
 from leasehold_worker.taking import Taking
 from leasehold_worker.workload import (
-    AWAY,
     RUNNING,
     SLEEPING,
     STOPPED,
+    UNKNOWN,
     Parked,
     Workload,
 )
@@ -120,6 +121,8 @@ class Applications:
         before = workload.state
         saved: StoredCheckpoint | None = None
         kernel = self._kernels.of(workload.workload_id) if before == RUNNING else None
+        if plan.saves and kernel is None:
+            raise no_kernel(workload)
         self._workloads.set_state(workload, SUSPENDING)
         try:
             if kernel is not None:
@@ -144,7 +147,7 @@ class Applications:
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts a workload back whose processes were to end and have not."""
-        if workload.watching.cancel_called and state not in AWAY:
+        if workload.watching.cancel_called and not workload.absent:
             self._workloads.watch_again(workload, self._nursery)
         self._workloads.set_state(workload, state)
 
@@ -167,6 +170,7 @@ class Applications:
         self._workloads.give_back_host(workload)
         workload.members = ()
         workload.restored = workload.headless = False
+        workload.absent, workload.hooked = True, None
         workload.parked = Parked(
             gpu_uuids=party.home,
             device_memory_bytes={},
@@ -201,10 +205,7 @@ class Applications:
         except BaseException:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
-                await self._end_again(workload, report)
-                workload.host = None
-                allocation.release()
-                self._workloads.set_state(workload, STOPPED)
+                await self._go_back(workload, allocation, report)
             raise
         self.settle_started(workload, allocation.hand_over_lease(), report)
 
@@ -218,11 +219,21 @@ class Applications:
         self._workloads.watch_again(workload, self._nursery)
         self._workloads.set_state(workload, RUNNING)
 
-    async def _end_again(self, workload: Workload, report: Report) -> None:
+    async def _go_back(self, workload: Workload, allocation: Allocation, report: Report) -> None:
+        """Ends what was started of a workload: it is stopped as before, or keeps what it has."""
         try:
             await self._stopping.end_processes(workload, report, parked=True)
         except OperationError as error:
             report.warnings.append(f"and what was started could not be ended: {error.message}")
+            workload.lease = allocation.hand_over_lease()
+            workload.error = error
+            self._workloads.watch_again(workload, self._nursery)
+            self._workloads.set_state(workload, UNKNOWN)
+            return
+        workload.absent = True
+        workload.host = None
+        allocation.release()
+        self._workloads.set_state(workload, STOPPED)
 
     def expect(self, workload_id: str, checkpoint_id: str) -> None:
         """Says whether an application that is about to be started is to wait until it is restored."""

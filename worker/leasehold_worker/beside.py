@@ -15,7 +15,7 @@ from leasehold_worker.plan import Party
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CUDA_SUSPEND, RETAIN
-from leasehold_worker.workload import Workload
+from leasehold_worker.workload import Hooked
 from leasehold_worker.workloads import Workloads
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
@@ -62,6 +62,8 @@ class HookCalls:
     ) -> HookContext:
         workload = party.workload
         parked_by = workload.parked.policy if workload.parked else PLAIN
+        if workload.hooked is not None:
+            parked_by = workload.hooked.policy
         folder = self._workloads.folder(workload.workload_id)
         return HookContext(
             workload_id=workload.workload_id,
@@ -105,6 +107,7 @@ class Beside:
         self._parties = parties
         self._context = context
         self._report = report
+        self._before: dict[str, Hooked | None] = {}
 
     @property
     def is_needed(self) -> bool:
@@ -132,7 +135,7 @@ class Beside:
 
     async def _down(self, party: Party, save: Save) -> None:
         async def keep(notes: frozenset[str]) -> None:
-            party.hook_notes = tuple(sorted(notes))
+            party.workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
             await save()
 
         context = self._context(party, HookRecord((), keep), self._report.warnings)
@@ -146,6 +149,7 @@ class Beside:
         """
         errors: list[OperationError] = []
         for party in self._parties:
+            self._before[party.workload.workload_id] = party.workload.hooked
             try:
                 await runner.up(self._undoing(party))
             except OperationError as error:
@@ -161,8 +165,11 @@ class Beside:
         """
         asleep = True
         for party in self._parties:
-            context = self._context(party, HookRecord(_notes(party.workload, party)), self._report.warnings)
+            before = self._before.get(party.workload.workload_id)
+            party.workload.hooked = before
+            context = self._undoing(party)
             failures = await runner.down_again(context)
+            party.workload.hooked = before
             asleep = asleep and not failures and await self._is_as_small(party, context)
         return asleep
 
@@ -183,18 +190,21 @@ class Beside:
     async def back(self) -> None:
         """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
         with trio.CancelScope(shield=True):
-            await self._back(self._parties)
+            await self._back([party for party in self._parties if party.workload.parked is None])
 
     async def _back(self, parties: Sequence[Party]) -> None:
         for party in reversed(parties):
             await runner.roll_back(self._undoing(party))
 
     def _undoing(self, party: Party) -> HookContext:
-        return self._context(party, HookRecord(_notes(party.workload, party)), self._report.warnings)
+        """What the hooks of one are called with to undo what is noted, which then is noted no longer."""
+        workload = party.workload
+        hooked = workload.hooked
 
+        async def keep(notes: frozenset[str]) -> None:
+            workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
+            await trio.lowlevel.checkpoint()
 
-def _notes(workload: Workload, party: Party) -> Sequence[str] | None:
-    """What is noted of the way down. None: somebody may have done something, and nobody wrote it down."""
-    if party.hook_notes is not None:
-        return party.hook_notes
-    return workload.parked.hook_notes if workload.parked is not None else None
+        record = HookRecord(hooked.notes if hooked is not None else (), keep)
+        context = self._context(party, record, self._report.warnings)
+        return context

@@ -136,7 +136,7 @@ class Commands:
         """Who waits for the end of a command of the worker's own, by its id."""
 
     def close(self) -> None:
-        """Refuses new commands from now on."""
+        """Refuses new commands of the coordinator from now on."""
         self._closed = True
 
     async def wait_finished(self) -> None:
@@ -170,10 +170,17 @@ class Commands:
         refusal = self._refusal(frame.command)
         self._carry_out(self._ledger.receive(frame, epoch, time.time(), refusal))
 
-    async def carry_out(self, workload_id: str, operation: Operation) -> CommandUpdate:
+    async def carry_out(
+        self, workload_id: str, operation: Operation, expected_generation: int | None = None
+    ) -> CommandUpdate:
         """Carries out a command of the worker's own, as one of the coordinator's, and waits for its end.
 
         The coordinator hears of what it does to the workload, and not of the command.
+
+        Args:
+            workload_id: The workload.
+            operation: What to do.
+            expected_generation: The workload must not have changed since. None: it may.
 
         Returns:
             Its outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
@@ -182,6 +189,8 @@ class Commands:
         command = Command(
             command_id=command_id, workload_id=workload_id, operation=operation, timeout=LOCAL_TIMEOUT
         )
+        if expected_generation is not None:
+            command.expected_generation = expected_generation
         ended = trio.Event()
         outcomes: list[CommandUpdate] = []
 
@@ -220,7 +229,7 @@ class Commands:
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, report, 0.0)
 
     def _refusal(self, command: Command) -> OperationError | None:
-        if self._closed:
+        if self._closed and not is_local(command.command_id):
             return OperationError(
                 errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
             )

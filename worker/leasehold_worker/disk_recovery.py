@@ -4,12 +4,15 @@ An image or a saved application is there whole, or not at all; processes live, o
 both is where the operation wanted to be, or where it came from.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
 
+from leasehold_worker.beside import PLAIN
 from leasehold_worker.errors import OperationError
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
@@ -18,17 +21,21 @@ from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party
 from leasehold_worker.processes import is_alive, wait_ended, why_blocked
 from leasehold_worker.report import Report
+from leasehold_worker.settling import PROCESS_STRATEGIES
 from leasehold_worker.stopping import DEFAULT_GRACE_S
 from leasehold_worker.strategies import CHECKPOINT
 from leasehold_worker.workload import (
     CHECKPOINTED,
-    ENDED,
     RUNNING,
     STOPPED,
+    UNKNOWN,
+    Hooked,
     Parked,
     Workload,
 )
 from leasehold_worker.workloads import Workloads
+
+logger = logging.getLogger(__name__)
 
 FREED_TIMEOUT_S: Final = 60.0
 """How long CRIU may take to let processes go on once it notices that the worker is gone."""
@@ -70,10 +77,9 @@ class DiskRecovery:
                 case _:
                     return await self._settle_image(workload, intent)
         finally:
+            # What was used has been exchanged, and is not released by this.
             for lease in intent.reserved:
-                self._parts.pool.release(
-                    lease
-                )  # what was used has been exchanged, and is not released by this
+                self._parts.pool.release(lease)
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """Its processes were being told to end. If they do, it is stopped.
@@ -82,57 +88,66 @@ class DiskRecovery:
         either, what it has done since would be lost: then it runs, as before.
         """
         parts, (party,) = self._parts, intent.parties
-        parts.workloads.stop_watching(workload)
-        if intent.checkpoint_id:
+        before = _state_before(workload) if party.parked else RUNNING
+        if intent.checkpoint_id and not party.parked:
             with trio.move_on_after(DEFAULT_GRACE_S):
                 await wait_ended(workload.root)
             if is_alive(workload.root):
-                parts.applications.keep_alive(workload, RUNNING)
+                self._go_on(workload, RUNNING)
                 return _interrupted(f"workload {workload.name} goes on"), ""
-        if workload.state in ENDED:
-            return _interrupted(f"workload {workload.name} has ended"), ""
         try:
             await parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
         except OperationError as error:
-            parts.applications.keep_alive(workload, RUNNING)
+            self._go_on(workload, before)
             return error, ""
         saved = await parts.applications.find(intent.checkpoint_id)
         ended = Party(workload, home=party.home)
         parts.applications.settle_stopped(ended, intent.policy, saved, Report(lambda _: None))
         return None, "the worker restarted meanwhile, and ended its processes then"
 
+    def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
+        """A workload whose processes live is where it was, and watched again."""
+        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        self._parts.workloads.set_state(workload, state)
+
     async def _undo_start(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """Its program was being started or brought back: what of it runs is ended; it is parked as before."""
         folder = self._parts.workloads.folder(workload.workload_id)
-        self._parts.workloads.stop_watching(workload)
         if not await trio.to_thread.run_sync(abandon, folder):
             who = launched(folder)
             if who is not None and is_alive(who.program):
-                workload.root = who.program
+                workload.root, workload.absent = who.program, False
         try:
             await self._parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
         except OperationError as error:
+            workload.error = error
+            self._go_on(workload, UNKNOWN)
             return error, ""
+        workload.absent = True
         self._parts.workloads.give_back_host(workload)
         self._parts.kernels.forget_restore(workload.workload_id)
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)
         return _interrupted(f"workload {workload.name} is parked as before"), ""
 
-    async def put_back(self, workload: Workload, parked: Parked) -> None:
+    async def put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
         """Ends what was brought back of a workload that had come from an image, and is parked once more.
 
         Args:
             workload: The workload.
             parked: What it was to be woken from.
+
+        Returns:
+            What is said of the command. None: it had not come from an image, or there is none any more.
         """
         if parked.policy.process_strategy != CHECKPOINT:
-            return
+            return None
         if await self._parts.imaging.find_kept(parked.checkpoint_id) is None:
-            return  # its processes are all that there is of it
+            return None  # its processes are all that there is of it
         self._parts.workloads.stop_watching(workload)
         report = Report(lambda _: None)
         await self._parts.imaging.put_back(workload, parked, workload.members, report)
+        return _interrupted(f"workload {workload.name} is parked as before")
 
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """An image was being written. Either it is whole and the processes are gone, or they go on."""
@@ -140,27 +155,50 @@ class DiskRecovery:
         await _wait_free(workload)
         kept = await imaging.find_kept(intent.checkpoint_id)
         if kept is not None and not is_alive(workload.root):
-            self._parts.workloads.stop_watching(workload)
             imaging.settle_kept(workload, intent, kept)
             return None, "the worker restarted meanwhile, and found it done"
+        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        if not is_alive(workload.root):
+            return _interrupted(f"the processes of workload {workload.name} have ended"), ""
         if kept is not None:
             await imaging.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")
-        await self.call_hooks(intent, [workload], "suspend")
-        return error, warning
+        return await self.call_hooks(intent, [workload], "suspend") or error, warning
 
-    async def call_hooks(self, intent: Intent, workloads: Sequence[Workload], kind: str) -> None:
-        """Calls the hooks of workloads that run again: of the way up, or to undo the way down."""
+    async def call_hooks(
+        self, intent: Intent, workloads: Sequence[Workload], kind: str
+    ) -> OperationError | None:
+        """Calls the hooks of workloads that run again: of the way up, or to undo the way down.
+
+        Returns:
+            Why a workload runs that was to be woken, and is not awake. It may be woken again.
+        """
         parties = {party.workload_id: party for party in intent.parties}
+        failed: OperationError | None = None
         for workload in workloads:
-            if workload.state != RUNNING or not workload.spec.hooks:
+            notes = parties[workload.workload_id].hook_notes
+            if workload.hooked is None and notes:
+                workload.hooked = Hooked(intent.policy or PLAIN, notes)
+            if workload.state != RUNNING or workload.hooked is None:
                 continue
-            party = Party(workload, members=workload.members)
-            if kind != "restore":
-                party.hook_notes = parties[workload.workload_id].hook_notes
             report = Report(lambda _: None)
-            beside = self._parts.hook_calls.beside([party], intent.policy, report)
-            await beside.back()
+            party = Party(workload, members=workload.members)
+            beside = self._parts.hook_calls.beside([party], None, report)
+            try:
+                await (beside.up() if kind == "restore" else beside.back())
+            except OperationError as error:
+                failed = error
+            for warning in report.warnings:
+                logger.warning("workload %s: %s", workload.name, warning)
+            self._parts.workloads.set_state(workload, RUNNING)
+        return failed
+
+
+def _state_before(workload: Workload) -> WorkloadState.ValueType:
+    """Where a parked workload stands, by what it was parked by."""
+    strategy = workload.parked.policy.process_strategy if workload.parked else None
+    states = [state for state, by in PROCESS_STRATEGIES.items() if by == strategy]
+    return states[0] if states else RUNNING
 
 
 async def _wait_free(workload: Workload) -> None:

@@ -79,7 +79,7 @@ def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
     return [
         _Holder(each.workload_id, each.root, each.parked.gpu_uuids if each.parked and each.is_asleep else ())
         for each in workloads
-        if each.state not in ENDED
+        if each.state not in ENDED and not each.absent
     ]
 
 

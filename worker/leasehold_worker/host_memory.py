@@ -98,11 +98,16 @@ class HostMemory:
         """What all of them were promised."""
         return sum(charge.needed_bytes for charge in self._charges)
 
-    def need(self, bytes_by_pid: Mapping[int, int]) -> MemoryNeed:
-        """What parking these processes takes, beside what there is now."""
+    def need(self, bytes_by_pid: Mapping[int, int], *, parks: bool = True) -> MemoryNeed:
+        """What parking these processes takes, beside what there is now.
+
+        Args:
+            bytes_by_pid: What each takes.
+            parks: It counts as parked. Else it is only on its way to the GPUs.
+        """
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
-        if self._limit_bytes:
+        if self._limit_bytes and parks:
             of_limit = max(0, self._limit_bytes - self._parked_bytes() - self.promised_bytes)
             left = of_limit if left is None else min(left, of_limit)
         limits = self._limits(bytes_by_pid)
@@ -120,13 +125,17 @@ class HostMemory:
         return {limit.path: limit for limit in found if not self._makes_room(limit.path)}
 
     @contextmanager
-    def charged(self, bytes_by_pid: Mapping[int, int]) -> Iterator[None]:
+    def charged(self, bytes_by_pid: Mapping[int, int], *, parks: bool = True) -> Iterator[None]:
         """Promises host memory to an operation while it lasts; the check and the charge are one step.
+
+        Args:
+            bytes_by_pid: What each process takes.
+            parks: As of :meth:`need`.
 
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY.
         """
-        need = self.need(bytes_by_pid)
+        need = self.need(bytes_by_pid, parks=parks)
         need.check()
         charge = _Charge(need.needed_bytes, _bytes_by_group(bytes_by_pid, self._limits(bytes_by_pid)))
         self._charges.append(charge)

@@ -5,6 +5,8 @@ were read. So an image holds everything, and wakes on any GPUs alike.
 """
 
 import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, final
@@ -19,13 +21,15 @@ from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_memb
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import HostMemory, MemoryNeed
 from leasehold_worker.image_host import ImageHost
 from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.images.dumping import dump
+from leasehold_worker.images.manifest import ImageSubject
 from leasehold_worker.images.obstacles import obstacles
 from leasehold_worker.images.publishing import publish, verify
 from leasehold_worker.images.restoring import new_identities, restore, taken_pids
-from leasehold_worker.images.store import ImageStore
+from leasehold_worker.images.store import ImageStore, PartialImage
 from leasehold_worker.intents import Intent
 from leasehold_worker.launching import forget_start
 from leasehold_worker.leases import Lease
@@ -37,7 +41,7 @@ from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import DISK
-from leasehold_worker.workload import CHECKPOINTED, Parked, Workload
+from leasehold_worker.workload import CHECKPOINTED, UNKNOWN, Parked, Workload
 from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ class Imaging:
         criu: The CRIU that works here, or why there is none.
         store: Where images are kept.
         disk: Deletes those that nobody needs any more.
+        host_memory: The ledger of promised host memory.
         host: Says what an image is for, and whether one is for this host.
         driver: Finds the CUDA processes of what was brought back.
         pool: The GPUs.
@@ -71,6 +76,7 @@ class Imaging:
         criu: CriuFacts | str,
         store: ImageStore,
         disk: CheckpointDisk,
+        host_memory: HostMemory,
         host: ImageHost,
         driver: Driver,
         pool: GpuPool,
@@ -82,6 +88,7 @@ class Imaging:
         self._criu = criu
         self._store = store
         self._disk = disk
+        self._host_memory = host_memory
         self._host = host
         self._driver = driver
         self._pool = pool
@@ -122,6 +129,10 @@ class Imaging:
         image = await trio.to_thread.run_sync(self._store.find, image_id)
         self._host.check(image.manifest, self.require_criu())
 
+    def need(self, workload: Workload) -> MemoryNeed:
+        """What bringing a workload back takes of the host's memory: all of its image, until it is awake."""
+        return self._host_memory.need(_as_worker(workload), parks=False)
+
     async def keep(self, plan: Plan, report: Report) -> Kept:
         """Writes the parked processes of a workload to disk, and sees them end.
 
@@ -138,10 +149,29 @@ class Imaging:
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
         partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
-        report.enter("image")
-        intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
-        await report.intend(intent)
-        subject = self._host.subject(plan.party, processes, criu)
+        try:
+            report.enter("image")
+            intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
+            await report.intend(intent)
+            subject = self._host.subject(plan.party, processes, criu)
+            kept = await self._write(workload, partial_image, subject, report)
+        finally:
+            partial_image.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, partial_image.path, ignore_errors=True))
+        with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
+            for identity in processes:
+                await wait_ended(identity)
+            pids = [identity.pid for identity in processes]
+            while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
+                await trio.sleep(POLL_INTERVAL_S)
+        report.checkpoint_id, report.disk_bytes = kept.checkpoint_id, kept.disk_bytes
+        return kept
+
+    async def _write(
+        self, workload: Workload, partial_image: PartialImage, subject: ImageSubject, report: Report
+    ) -> Kept:
+        """Has CRIU write the processes, and end them once the image is final."""
         kept: list[Kept] = []
 
         async def commit() -> None:
@@ -149,36 +179,33 @@ class Imaging:
             crash_point("image-final")
             kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
 
+        progress = partial(report.tell_bytes, "image")
         self._workloads.stop_watching(workload)
         try:
-            await dump(
-                criu,
-                workload.root.pid,
-                partial_image.path,
-                commit,
-                progress=partial(report.tell_bytes, "image"),
-            )
+            await dump(self.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress)
         except BaseException as error:
             if not kept:
                 self._workloads.watch_again(workload, self._nursery)
                 raise
             with trio.CancelScope(shield=True):
-                await self._end_written(workload, error, report)
-        finally:
-            partial_image.close()
-        with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
-            for identity in processes:
-                await wait_ended(identity)
-            pids = [identity.pid for identity in processes]
-            while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
-                await trio.sleep(POLL_INTERVAL_S)
-        report.checkpoint_id, report.disk_bytes = kept[0].checkpoint_id, kept[0].disk_bytes
+                await self._end_written(workload, kept[0].checkpoint_id, error, report)
         return kept[0]
 
-    async def _end_written(self, workload: Workload, error: BaseException, report: Report) -> None:
-        """Ends processes of which there is an image, and that CRIU has not ended as it should."""
+    async def _end_written(
+        self, workload: Workload, image_id: str, error: BaseException, report: Report
+    ) -> None:
+        """Ends processes of which there is an image, and that CRIU has not ended as it should.
+
+        Raises:
+            OperationError: They live, and the image is deleted.
+        """
         report.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
-        await self._stopping.end_processes(workload, report, parked=True)
+        try:
+            await self._stopping.end_processes(workload, report, parked=True)
+        except OperationError:
+            await self.forget(image_id)
+            self._workloads.watch_again(workload, self._nursery)
+            raise
 
     async def find_kept(self, image_id: str) -> Kept | None:
         """An image that is whole, as far as its name says. None: there is none."""
@@ -206,7 +233,6 @@ class Imaging:
             members=found.members,
             home=found.home,
             full_bytes=found.full_bytes,
-            hook_notes=found.hook_notes,
         )
         outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
         members = tuple(outcome.member_after() for outcome in outcomes)
@@ -225,7 +251,8 @@ class Imaging:
         self._workloads.set_state(workload, RESTORING)
         try:
             self._workloads.take_host(workload)
-            await self._resume(plan, parked, reserved, report)
+            with self._host_memory.charged(_as_worker(workload), parks=False):
+                await self._resume(plan, parked, reserved, report)
             plan.party.wakes = True
             await self._moving.wake(plan, reserved, report)
         except BaseException:
@@ -235,7 +262,8 @@ class Imaging:
         finally:
             self._moving.release(reserved)
         self._workloads.watch_again(workload, self._nursery)
-        await trio.to_thread.run_sync(self._disk.clean_up, workload)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._disk.clean_up, workload)
 
     async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""
@@ -249,16 +277,19 @@ class Imaging:
         await report.intend(intent)
         report.enter("resume")
         folder = self._workloads.folder(workload.workload_id)
+        group = self._workloads.group_of(workload)
         forget_start(folder)
+        self._workloads.limit_memory(workload, sum(parked.device_memory_bytes.values()))
         workload.root = await restore(
             criu,
             image.path,
             image.manifest.subject.root_pid,
             image.manifest.pids,
             folder,
-            group=self._workloads.group_of(workload),
+            group=group,
             nursery=self._nursery,
         )
+        workload.absent = False
         report.checkpoint_id, report.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
         plan.party.members = workload.members = await self._members(workload, workload.members)
         self._workloads.set_state(workload, RESTORING)
@@ -294,7 +325,11 @@ class Imaging:
             await self._stopping.end_processes(workload, report, parked=True)
         except OperationError as error:
             report.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            workload.error = error
+            self._workloads.watch_again(workload, self._nursery)
+            self._workloads.set_state(workload, UNKNOWN)
             return
+        workload.absent = True
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
@@ -302,3 +337,8 @@ class Imaging:
         workload.members, workload.parked = members, parked
         workload.restored, workload.error = False, None
         self._workloads.set_state(workload, CHECKPOINTED)
+
+
+def _as_worker(workload: Workload) -> dict[int, int]:
+    """What an image takes of the host's memory, as if by this process: its control group is there already."""
+    return {os.getpid(): workload.parked.disk_bytes if workload.parked else 0}

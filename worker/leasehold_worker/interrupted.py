@@ -149,7 +149,6 @@ class Interrupted:
                 home=party.home,
                 destination=party.destination,
                 full_bytes=party.full_bytes,
-                hook_notes=party.hook_notes,
             )
             for party, workload in zip(intent.parties, workloads, strict=True)
         ]

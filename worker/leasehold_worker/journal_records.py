@@ -12,7 +12,7 @@ from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.intents import Intent
 from leasehold_worker.leases import Lease, Standing
 from leasehold_worker.processes import ProcessIdentity
-from leasehold_worker.workload import Parked, Workload
+from leasehold_worker.workload import Hooked, Parked, Workload
 
 _MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, errors_pb2.Error)
 
@@ -42,6 +42,8 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     user: str = ""
     mark: str = ""
     yielded: bool = False
+    absent: bool = False
+    hooked: Hooked | None = None
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
@@ -66,6 +68,8 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         user=workload.user,
         mark=workload.mark,
         yielded=workload.yielded,
+        absent=workload.absent,
+        hooked=workload.hooked,
     )
 
 

@@ -37,7 +37,7 @@ from leasehold_worker.preconditions import is_sequential, require_alive
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
-from leasehold_worker.workload import parked_bytes
+from leasehold_worker.workload import Workload, parked_bytes
 from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -191,6 +191,11 @@ class Moving:
                         self._workloads.set_state(workload, former)
             raise
 
+    async def members_of(self, workload: Workload) -> tuple[Member, ...]:
+        """The members of a workload as they are now, measured."""
+        found = await find_members(self._driver, await workload.find_processes())
+        return await self._proof.measured(found)
+
     async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:
         """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.
 
@@ -201,8 +206,7 @@ class Moving:
         await beside.down(lambda: report.intend(intent_of("hooks", plan, {}, reserved)))
         try:
             for party in plan.parties:
-                found = await find_members(self._driver, await party.workload.find_processes())
-                party.members = await self._proof.measured(found)
+                party.members = await self.members_of(party.workload)
         except BaseException:
             await beside.back()
             raise
@@ -414,7 +418,7 @@ def intent_of(
             home=party.home,
             destination=party.destination,
             parked=party.workload.parked is not None,
-            hook_notes=tuple(party.hook_notes or ()),
+            hook_notes=party.workload.hooked.notes if party.workload.hooked else (),
             full_bytes=dict(party.full_bytes),
         )
         for party in plan.parties

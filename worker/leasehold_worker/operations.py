@@ -23,10 +23,10 @@ from leasehold_worker.preconditions import invalid
 from leasehold_worker.preflight import Preflight, lock_timeout_s
 from leasehold_worker.report import Report
 from leasehold_worker.sleeping import Sleeping
-from leasehold_worker.strategies import policy_text
+from leasehold_worker.strategies import ladder, policy_text, resolve
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workload import CHECKPOINTED, SLEEPING, STOPPED
+from leasehold_worker.workload import CHECKPOINTED, RUNNING, SLEEPING, STOPPED
 from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -77,7 +77,7 @@ class Operations:
         spec = operation.spec
         if not spec.arguments:
             raise invalid("arguments", "a workload needs a program: give its arguments")
-        strategies.resolve(None, spec.eviction)
+        resolve(None, spec.eviction)
         check_hooks(spec.hooks)
         if operation.checkpoint_id:
             await self._applications.require_checkpoint(operation.checkpoint_id)
@@ -109,31 +109,34 @@ class Operations:
             OperationError: What the first one failed with; the report's warnings say the others.
         """
         workload = self._workloads.get(workload_id)
-        state = workload.state
+        asked = operation.policy if operation.HasField("policy") else None
+        rungs = [rung.process_strategy for rung in ladder(resolve(asked, workload.spec.eviction))]
+        before = (workload.state, workload.hooked)
         tried: list[ProcessStrategy.ValueType] = []
         first: OperationError | None = None
         while True:
             report.enter("preflight")
             plan = await self.preflight.suspend(workload_id, operation, tried)
-            if plan.moves_down and not plan.refused:
-                await self._tiers.make_room(plan, report)
-                plan = await self.preflight.suspend(workload_id, operation, tried)
-                plan.require_room()
             try:
+                if plan.moves_down and not plan.refused:
+                    await self._tiers.make_room(plan, report)
+                    plan = await self.preflight.suspend(workload_id, operation, tried)
+                    plan.require_room()
                 if not self._is_settled(plan, report):
-                    workload.yielded = operation.gives_way  # kept with the states that follow
+                    # Kept with the states that follow; who was parked as a helper stays one.
+                    workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
                     await self._park(plan, operation, report)
                 report.policy = plan.policy
                 return
             except OperationError as error:
                 first = first or error
-                policy = plan.policy
-                if policy is None or workload.state != state or error.reason in NOT_ESCALATED:
+                is_as_before = (workload.state, workload.hooked) == before
+                if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
                     raise
-                tried += strategies.STRENGTHS[: strategies.STRENGTHS.index(policy.process_strategy) + 1]
-                if not policy.escalate_to or policy.escalate_to in tried:
+                tried += rungs[: rungs.index(plan.policy.process_strategy) + 1]
+                if rungs[-1] in tried:
                     raise first from None
-                report.warnings.append(f"{policy_text(policy)} failed and was undone: {error.message}")
+                report.warnings.append(f"{policy_text(plan.policy)} failed and was undone: {error.message}")
 
     async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Report) -> None:
         policy = plan.policy
@@ -159,6 +162,10 @@ class Operations:
         """
         report.enter("preflight")
         workload = self._workloads.get(workload_id)
+        named = bool(operation.gpu_uuids or operation.pairs)
+        if workload.state == RUNNING and workload.hooked is not None and not named:
+            await self._sleeping.call_up(workload, report)
+            return
         if workload.state == STOPPED:
             plan = await self.preflight.restore(workload_id, operation)
             if not self._is_settled(plan, report):
@@ -178,7 +185,6 @@ class Operations:
                 reserved = self._moving.reserve(plan)
                 break
             except OperationError:  # somebody else was quicker
-                named = bool(operation.gpu_uuids or operation.pairs)
                 if named or attempt == PLACEMENT_ATTEMPTS - 1:
                     raise
         await self._wake(plan, reserved, report)

@@ -199,6 +199,7 @@ async def open_parts(
             await probe(config.criu or None),
             images,
             disk,
+            host_memory,
             ImageHost(worker_id, inventory),
             driver,
             pool,

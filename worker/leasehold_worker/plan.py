@@ -112,12 +112,14 @@ class MoveDown:
         name: What people call it.
         policy: What it is parked by afterwards.
         freed_bytes: What is free in its tier then.
+        generation: The workload as it was when it was chosen: one that has changed stays.
     """
 
     workload_id: str
     name: str
     policy: EvictionPolicy
     freed_bytes: int
+    generation: int
 
     @property
     def text(self) -> str:
@@ -138,7 +140,6 @@ class Party:
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
         full_bytes: What it needs on its GPUs once it is awake, by GPU.
-        hook_notes: What its hooks did on the way down. None: nothing was noted by this operation.
         wakes: It is to run afterwards, though it may hold no GPU.
     """
 
@@ -148,7 +149,6 @@ class Party:
     home: tuple[str, ...] = ()
     destination: tuple[str, ...] = ()
     full_bytes: Mapping[str, int] = field(default_factory=dict)
-    hook_notes: Sequence[str] | None = None
     wakes: bool = False
 
 
@@ -170,6 +170,7 @@ class Plan:
         tiers: Where bytes would go, or come from.
         checkpoint_id: What on disk it is woken from. Empty: nothing.
         moves_down: Parked workloads that make room first.
+        saves: Nothing is lost, because its application saves itself.
     """
 
     parties: list[Party] = field(default_factory=list)
@@ -185,6 +186,7 @@ class Plan:
     tiers: list[TierNeed] = field(default_factory=list)
     checkpoint_id: str = ""
     moves_down: list[MoveDown] = field(default_factory=list)
+    saves: bool = False
 
     @property
     def members(self) -> list[Member]:

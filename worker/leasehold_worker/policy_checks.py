@@ -82,6 +82,7 @@ class PolicyChecks:
                     f"park it by cuda_suspend instead of {process_text(policy.process_strategy)}",
                 )
             refusal = strategy_of(policy).refusal
+            plan.saves = bool(refusal) and self._is_harmless(workload, refusal)
             if refusal and not self._is_harmless(workload, refusal):
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
@@ -166,6 +167,12 @@ class PolicyChecks:
             self._imaging.require_criu()
         with plan.findings.check("image", f"{plan.checkpoint_id} is there, and for this host"):
             await self._imaging.check_kept(plan.checkpoint_id)
+        with plan.findings.check("resources", "there"):
+            host = AllocRequest.of(workload.spec.resources).host
+            self._resources.alloc(workload.workload_id, AllocRequest(GpuRequest(0), host), live=False)
+        plan.host_memory = need = self._imaging.need(workload)
+        with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            need.check()
 
     async def look_at_start(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         """What starting a stopped workload again takes: room, and what its application had saved."""

@@ -32,11 +32,11 @@ from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import CHECKPOINT, STOP
 from leasehold_worker.workload import (
-    AWAY,
     CHECKPOINTED,
     ENDED,
     FAILED,
     OUTPUT_FILE,
+    RUNNING,
     STOPPED,
     SUSPENDED,
     Workload,
@@ -50,6 +50,9 @@ MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
 
 HOLDING: Final = MOVES | {"image", "resume", "start"}
 """Phases in which GPUs may be in use that nobody leases yet."""
+
+ENDING: Final = frozenset({"image", "end", "start", "resume"})
+"""Phases in which the processes of a workload end, or come back, and it goes on."""
 
 STATES_ON_DISK: Final = {CHECKPOINT: CHECKPOINTED, STOP: STOPPED}
 """Where a workload stands without processes, by what it was parked by."""
@@ -79,8 +82,9 @@ class Recovery:
         """Takes back workloads and leases, before anybody claims and before hello."""
         for gpu_uuid, standing in self._contents.standings.items():
             self._parts.pool.restore_standing(gpu_uuid, standing)
+        unseen = self._unseen()
         for record in self._contents.workloads:
-            self._take_back(record)
+            self._take_back(record, watched=record.workload_id not in unseen)
         for entry in self._commands.open_entries:
             intent = self._contents.intents.get(entry.command_id)
             if entry.command.operation.run.checkpoint_id or (intent is not None and intent.phase == "start"):
@@ -97,29 +101,41 @@ class Recovery:
                 self._take_back_started(entry, intent)
         crash_point("leases-rebuilt")
 
-    def _take_back(self, record: WorkloadRecord) -> None:
+    def _unseen(self) -> set[str]:
+        """Workloads whose first process may have ended by intent: whoever settles that looks first."""
+        open_ids = {entry.command_id for entry in self._commands.open_entries}
+        return {
+            party.workload_id
+            for command_id, intent in self._contents.intents.items()
+            if command_id in open_ids and intent.phase in ENDING
+            for party in intent.parties
+        }
+
+    def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
         workload = _workload(record, self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE)
         if workload.state in ENDED:
             self._parts.workloads.add(workload, self._parts.nursery)
             return
-        if record.boot_id != boot_id() and not self._is_on_disk(workload):
+        rebooted = record.boot_id != boot_id()
+        if (rebooted or workload.absent) and watched:
+            self._put_on_disk(workload)
+        if rebooted and watched and not workload.absent:
             self._end_by_reboot(workload, record)
             return
         if record.lease is not None:
             workload.lease = self._adopt(workload, record.lease)
-        if workload.state not in AWAY:
+        if not workload.absent:
             self._take_back_host(workload)
         workload.generation += 1
-        self._parts.workloads.add(workload, self._parts.nursery)
+        self._parts.workloads.add(workload, self._parts.nursery, watched=watched)
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
 
-    def _is_on_disk(self, workload: Workload) -> bool:
-        """Whether a workload of an earlier boot is parked without processes, or was being woken from that."""
+    def _put_on_disk(self, workload: Workload) -> None:
+        """A workload that is parked without processes, or was being woken from that, is so again."""
         parked = workload.parked
         state = STATES_ON_DISK.get(parked.policy.process_strategy) if parked is not None else None
         if state is not None:
-            workload.state = state
-        return state is not None
+            workload.state, workload.absent = state, True
 
     def _take_back_host(self, workload: Workload) -> None:
         request = AllocRequest.of(workload.spec.resources).host
@@ -273,9 +289,11 @@ class Recovery:
         error, warning = await self._interrupted.settle(left, list(living.values()), kind)
         for workload in living.values():
             parked = images.get(workload.workload_id)
+            if parked is not None and workload.state == RUNNING:  # an image that it came from is not needed
+                await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
             if parked is not None and workload.state == SUSPENDED:
-                await self._on_disk.put_back(workload, parked)
-        await self._on_disk.call_hooks(left, list(living.values()), kind)
+                error = await self._on_disk.put_back(workload, parked) or error
+        error = await self._on_disk.call_hooks(left, list(living.values()), kind) or error
         if not gone:
             return error, warning
         names = ", ".join(workload.name for workload in gone)
@@ -316,4 +334,6 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         user=record.user,
         mark=record.mark,
         yielded=record.yielded,
+        absent=record.absent,
+        hooked=record.hooked,
     )

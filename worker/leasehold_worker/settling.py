@@ -237,6 +237,7 @@ def settle_state(
         state = SLEEPING
     if kept is not None:
         state = WORKLOAD_CHECKPOINTED
+        workload.absent = True
         workloads.give_back_host(workload)
     if state == SUSPENDED and workload.lease is not None:
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
@@ -266,7 +267,6 @@ def _parked(
     in_host = sum(moved.values())
     if policy.weight_strategy == OFFLOAD:
         in_host = max(in_host, sum(full.values()))
-    notes = party.hook_notes if party.hook_notes is not None else before.hook_notes if before else ()
     return Parked(
         gpu_uuids=party.home,
         device_memory_bytes=full,
@@ -275,7 +275,6 @@ def _parked(
         host_bytes=0 if kept else in_host,
         checkpoint_id=kept.checkpoint_id if kept else "",
         disk_bytes=kept.disk_bytes if kept else 0,
-        hook_notes=tuple(notes) if notes is not None else None,
     )
 
 

@@ -16,11 +16,12 @@ from leasehold_worker.checkpoint.members import bytes_by_gpu
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leases import Lease
 from leasehold_worker.moving import Moving, intent_of
-from leasehold_worker.plan import Plan
+from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.preconditions import require_alive
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import OFFLOAD
-from leasehold_worker.workload import RUNNING, SLEEPING, Parked
+from leasehold_worker.workload import RUNNING, SLEEPING, Parked, Workload
 from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -55,6 +56,7 @@ class Sleeping:
         except BaseException:
             self._workloads.set_state(workload, RUNNING)
             raise
+        require_alive(workload)
         left = bytes_by_gpu(party.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
         # No await from here on: the lease and the state are one record on disk.
@@ -69,7 +71,6 @@ class Sleeping:
             policy=policy,
             since=datetime.now(UTC),
             host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
-            hook_notes=tuple(party.hook_notes or ()),
         )
         self._workloads.set_state(workload, SLEEPING)
 
@@ -102,9 +103,29 @@ class Sleeping:
         finally:
             self._moving.release(reserved)
 
+    async def call_up(self, workload: Workload, report: Report) -> None:
+        """Calls the hooks of the way up for a workload that runs, since not all of them were undone.
+
+        Raises:
+            OperationError: HOOK_FAILED; what is left is tried again the next time.
+        """
+        report.enter("hooks")
+        with trio.CancelScope(shield=True):
+            members = await self._moving.members_of(workload)
+            beside = self._hook_calls.beside([Party(workload, members=members)], None, report)
+            try:
+                await beside.up()
+            finally:
+                self._workloads.set_state(workload, workload.state)
+
     def _take_over(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
-        """Gives a workload the GPUs on which it is awake. No await in here: one record on disk."""
+        """Gives a workload the GPUs on which it is awake. No await in here: one record on disk.
+
+        Raises:
+            OperationError: TARGET_CRASHED: it ended meanwhile.
+        """
         workload = plan.party.workload
+        require_alive(workload)
         granted = self._pool.reassign(reserved, [(workload.workload_id, plan.party.destination)])
         workload.lease = granted.get(workload.workload_id)
         workload.parked = None

@@ -104,6 +104,9 @@ class Stopping:
         Raises:
             OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
         """
+        if workload.absent:
+            await trio.lowlevel.checkpoint()
+            return
         if not parked and self._may_terminate(workload, force=False):
             report.enter("terminate")
             send_signal(workload.root, signal.SIGTERM)

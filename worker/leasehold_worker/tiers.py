@@ -40,8 +40,10 @@ SHORTAGES: Final = {
 class CarryOut(Protocol):
     """Carries out a command of the worker's own."""
 
-    async def __call__(self, workload_id: str, operation: Operation) -> CommandUpdate:
-        """Carries it out, and returns its outcome."""
+    async def __call__(
+        self, workload_id: str, operation: Operation, expected_generation: int | None = None
+    ) -> CommandUpdate:
+        """Carries it out, if the workload has not changed, and returns its outcome."""
 
 
 def choose(
@@ -81,7 +83,7 @@ def _move_down(
                 weight_strategy=policy.weight_strategy, process_strategy=step, escalate_to=policy.escalate_to
             )
             freed = parked_bytes(workload) if tier == HOST else workload.parked.disk_bytes
-            return MoveDown(workload.workload_id, workload.name, stronger, freed)
+            return MoveDown(workload.workload_id, workload.name, stronger, freed, workload.generation)
     return None
 
 
@@ -120,7 +122,7 @@ class Tiers:
             operation = Operation(suspend=command_pb2.SuspendOperation(policy=move.policy, force=True))
             if self.carry_out is None:
                 return
-            outcome = await self.carry_out(move.workload_id, operation)
+            outcome = await self.carry_out(move.workload_id, operation, move.generation)
             if outcome.state != SUCCEEDED:
                 report.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
             else:

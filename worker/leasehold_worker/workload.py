@@ -76,7 +76,6 @@ class Parked:
         host_bytes: What of that is in the host's memory. None: all.
         checkpoint_id: What it is restored from. Empty: its processes, or nothing.
         disk_bytes: Bytes on disk that it is parked as.
-        hook_notes: What its hooks did on the way down. None: nobody noted it.
     """
 
     gpu_uuids: tuple[str, ...]
@@ -86,7 +85,19 @@ class Parked:
     host_bytes: int | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
-    hook_notes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """A way down that the hooks of a workload have gone and have not come back from.
+
+    Attributes:
+        policy: What they were called with.
+        notes: How far they went.
+    """
+
+    policy: workload_pb2.EvictionPolicy
+    notes: tuple[str, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -124,6 +135,10 @@ class Workload:
     """What it holds of the host beside GPUs, until it has ended."""
     mark: str = ""
     """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    absent: bool = False
+    """It is parked without processes: who bears the pid of its first one now is a stranger."""
+    hooked: Hooked | None = None
+    """What its hooks have put away. None: nothing, or all of it is back."""
     kernel: workload_pb2.Kernel | None = None
     """The kernel that its application serves now."""
     yielded: bool = False
@@ -144,10 +159,13 @@ class Workload:
         The worker and other workloads are left out with all that is below them, though they may descend from
         its first process, or have inherited its mark.
         """
-        return _tree(self.root, self.mark, self.others())
+        return [] if self.absent else _tree(self.root, self.mark, self.others())
 
     async def find_processes(self) -> list[ProcessIdentity]:
         """As :meth:`processes`, and never held up for long: then those that are only marked are left out."""
+        if self.absent:
+            await trio.lowlevel.checkpoint()
+            return []
         if self.mark:
             with trio.move_on_after(MARKS_TIMEOUT_S):
                 return await trio.to_thread.run_sync(
@@ -182,7 +200,7 @@ def told_arguments(arguments: Sequence[str]) -> list[str]:
 
 def parked_bytes(workload: Workload) -> int:
     """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
-    if workload.parked is None:
+    if workload.parked is None or workload.state in ENDED:
         return 0
     if workload.parked.host_bytes is not None:
         return workload.parked.host_bytes

@@ -21,7 +21,6 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, user_name
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.workload import (
-    AWAY,
     ENDED,
     EXITED,
     IN_OPERATION,
@@ -165,6 +164,7 @@ class Workloads:
         workload.root = await self._start(
             workload.workload_id, workload.name, workload.spec, lease, workload.host, nursery
         )
+        workload.absent = False
 
     async def _start(
         self,
@@ -221,14 +221,20 @@ class Workloads:
         """Where a workload has its files."""
         return self._directory / workload_id
 
-    def add(self, workload: Workload, nursery: trio.Nursery) -> None:
-        """Takes a workload into the registry, and watches for its end unless it has ended."""
+    def add(self, workload: Workload, nursery: trio.Nursery, *, watched: bool = True) -> None:
+        """Takes a workload into the registry, and watches for its end unless there is nothing to watch.
+
+        Args:
+            workload: The workload.
+            nursery: Where it is watched.
+            watched: False: somebody has to look first what became of it, and begins to watch.
+        """
         self._by_id[workload.workload_id] = workload
         workload.others = partial(self._roots_beside, workload)
         self._tell(workload)
         if workload.state in ENDED:
             workload.ended.set()
-        elif workload.state not in AWAY:
+        elif watched and not workload.absent:
             nursery.start_soon(self._watch, workload)
 
     def stop_watching(self, workload: Workload) -> None:
@@ -267,7 +273,7 @@ class Workloads:
 
     def _roots_beside(self, workload: Workload) -> list[ProcessIdentity]:
         others = (other for other in self._by_id.values() if other is not workload)
-        return [other.root for other in others if other.state not in ENDED]
+        return [other.root for other in others if other.state not in ENDED and not other.absent]
 
     def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
         """Holds a workload to the memory that it was promised, and what is parked of it beside that.

@@ -18,14 +18,13 @@ from leasehold.v1 import fleet_pb2
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.prefork import COORDINATOR, WORKER, Forked
 from tests.worker.conftest import end_leftovers
 
 WORKERS: Final = ("alpha", "beta")
 GPUS: Final = 3
 LOAD_INTERVAL_S: Final = 0.5
 TIMEOUT_S: Final = 90.0
-COORDINATOR: Final = "from leasehold_coordinator.cli import command; command()"
-WORKER: Final = "from leasehold_worker.cli import command; command()"
 
 
 def free_port() -> int:
@@ -52,7 +51,7 @@ class ChaosFleet:
         self.address = address or f"127.0.0.1:{free_port()}"
         self.worker_address = dict.fromkeys(WORKERS, self.address)
         self.prefix: dict[str, list[str]] = {}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
             name: SimulatedHost.create(
                 folder / f"{name}-host", gpus=GPUS, chip="H100", timing=Timing.instant()
@@ -73,19 +72,23 @@ class ChaosFleet:
             return
         if name == "coordinator":
             environment = {}
-            arguments = [COORDINATOR, "--listen", self.address, "--database", str(self.database)]
+            code = COORDINATOR
+            arguments = ["--listen", self.address, "--database", str(self.database)]
             arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
         else:
             environment = self.hosts[name].environment()
-            arguments = [WORKER, "--coordinator", self.worker_address[name], "--name", name]
+            code = WORKER
+            arguments = ["--coordinator", self.worker_address[name], "--name", name]
             arguments += ["--state-dir", str(self.folder / name)]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*self.prefix.get(name, ()), sys.executable, "-c", *arguments],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment, "LEASEHOLD_CRASH_POINT": crash_point},
-            )
+            variables = {**os.environ, **environment, "LEASEHOLD_CRASH_POINT": crash_point}
+            if prefix := self.prefix.get(name):
+                command = [*prefix, sys.executable, "-c", code, *arguments]
+                self.processes[name] = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=variables, text=True
+                )
+            else:
+                self.processes[name] = Forked(code, arguments, stdout=log, stderr=log, env=variables)
 
     @property
     def database(self) -> Path:

@@ -1,5 +1,6 @@
 """A real coordinator process with its store, and scripted workers."""
 
+import os
 import re
 import signal
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
 
+from tests.prefork import COORDINATOR, Forked
+
 from .scripted_worker import ScriptedWorker, make_hello
 
-COMMAND = [sys.executable, "-c", "from leasehold_coordinator.cli import command; command()"]
+COMMAND = [sys.executable, "-c", COORDINATOR]
 
 
 @dataclass
@@ -31,11 +34,12 @@ class CoordinatorProcess:
         """Starts it, and opens the stubs."""
         options = ["--listen", self.address, "--database", str(self.folder / "store.sqlite3")]
         with (self.folder / "coordinator.log").open("a") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, *options, "--load-interval", str(self.load_interval_s)],
+            self.process = Forked(
+                COORDINATOR,
+                [*options, "--load-interval", str(self.load_interval_s)],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
+                env=os.environ,
             )
         assert self.process.stdout is not None
         listening = re.search(r" on (\S+)\n", self.process.stdout.readline())

@@ -16,6 +16,8 @@ from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.processes import ProcessIdentity, identify
 
+from tests.prefork import WORKER, Forked
+
 from .scripted_coordinator import ScriptedCoordinator, Session
 
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
@@ -100,7 +102,7 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 class WorkerProcess:
     """A worker started for a test."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     log: Path
 
     def stop(self) -> int:
@@ -140,8 +142,9 @@ def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[C
         }
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in (settings | options).items()]
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "from leasehold_worker.cli import command; command()", *arguments],
+            process = Forked(
+                WORKER,
+                arguments,
                 stderr=file,
                 stdout=file,
                 env={

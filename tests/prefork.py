@@ -1,0 +1,229 @@
+"""Starts our Python processes from one that has imported the packages of others, which most of a start is.
+
+A process that is started here is one of its own, with its own pid, files, environment, signals and death. It
+is only forked where others are executed, from a process that has imported gRPC, SQLAlchemy, Trio and their
+like, and nothing of ours: our modules each process imports itself. There is one that forks for each search
+path of libraries, since the loader reads that when a process is executed.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGES: Final = (
+    "asyncio",
+    "click",
+    "google.protobuf.json_format",
+    "grpc",
+    "grpc_health.v1.health",
+    "grpc_reflection.v1alpha.reflection",
+    "grpc_status.rpc_status",
+    "http.client",
+    "importlib.metadata",
+    "logging",
+    "msgspec",
+    "pynvml",
+    "sqlalchemy.dialects.sqlite",
+    "ssl",
+    "trio",
+    "uvloop",
+)
+"""What our processes import. One more or less changes the time of a start, and nothing else."""
+
+WORKER: Final = "from leasehold_worker.cli import command; command()"
+COORDINATOR: Final = "from leasehold_coordinator.cli import command; command()"
+COMMAND_LINE: Final = "from leasehold_client.main import main; main()"
+"""As ``python -m leasehold_client``."""
+
+
+class Forked(subprocess.Popen[str]):
+    """A process that runs Python code as ``python -c`` does. A pipe from it is read as text."""
+
+    def __init__(
+        self,
+        code: str,
+        arguments: Sequence[str],
+        *,
+        stdout: IO[Any] | int,
+        stderr: IO[Any],
+        env: Mapping[str, str],
+    ) -> None:
+        self.args = [sys.executable, "-c", code, *arguments]
+        self.returncode: int | None = None
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created = False  # for Popen: it is the child of another
+        self._told = threading.Lock()
+        self._ended, ended = os.pipe()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, ended)
+            if isinstance(stdout, int):
+                assert stdout == subprocess.PIPE
+                mine, output = os.pipe()
+                stack.callback(os.close, output)
+                self.stdout = os.fdopen(mine)
+            else:
+                output = stdout.fileno()
+            task = {
+                "code": code,
+                "arguments": list(arguments),
+                "environment": dict(env),
+                "directory": str(Path.cwd()),
+                "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE),
+            }
+            server = _server(env.get("LD_LIBRARY_PATH", ""))
+            self.pid = server.start(json.dumps(task).encode(), [output, stderr.fileno(), ended])
+
+    def poll(self) -> int | None:
+        """How it ended, if it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end."""
+        with self._told:
+            if self.returncode is None:
+                ready = select.poll()
+                ready.register(self._ended, select.POLLIN)
+                if not ready.poll(None if timeout is None else timeout * 1000):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+                status = os.read(self._ended, 100)
+                os.close(self._ended)
+                assert status, "the process that forks has ended"
+                self.returncode = int(status)
+            return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Signals it, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+
+class _Server:
+    """The process that forks, and our end of its socket."""
+
+    def __init__(self, library_path: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._turn = threading.Lock()
+        environment = {**os.environ, "LD_LIBRARY_PATH": library_path}
+        if not library_path:
+            del environment["LD_LIBRARY_PATH"]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.prefork", str(theirs.fileno())],
+                cwd=ROOT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+            )
+        atexit.register(self._stop)
+
+    def start(self, task: bytes, descriptors: Sequence[int]) -> int:
+        """Has it fork, and returns the pid."""
+        with self._turn:
+            socket.send_fds(self._socket, [struct.pack("!Q", len(task))], descriptors)
+            self._socket.sendall(task)
+            answer = self._socket.recv(8, socket.MSG_WAITALL)
+        assert answer, "the process that forks has ended"
+        (pid,) = struct.unpack("!Q", answer)
+        assert isinstance(pid, int)
+        return pid
+
+    def _stop(self) -> None:
+        self._socket.close()
+        self._process.wait(10)
+
+
+_servers: Final[dict[str, _Server]] = {}
+_making: Final = threading.Lock()
+
+
+def _server(library_path: str) -> _Server:
+    with _making:
+        if library_path not in _servers:
+            _servers[library_path] = _Server(library_path)
+        return _servers[library_path]
+
+
+class _Task(NamedTuple):
+    """What a forked process is to do."""
+
+    content: dict[str, Any]
+    output: int
+    errors: int
+
+
+def _serve(control: socket.socket) -> _Task | None:
+    """Forks for every request, and tells of every end. Returns in each child, and when nobody asks more."""
+    children: dict[int, tuple[int, int]] = {}
+    ready = select.poll()
+    ready.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in ready.poll():
+            if descriptor != control.fileno():
+                pid, told = children.pop(descriptor)
+                _, status = os.waitpid(pid, 0)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
+                ready.unregister(descriptor)
+                os.close(descriptor)
+                os.close(told)
+                continue
+            size, descriptors, _, _ = socket.recv_fds(control, 8, 3)
+            if not size:
+                return None
+            (length,) = struct.unpack("!Q", size)
+            content = control.recv(length, socket.MSG_WAITALL)
+            output, errors, told = descriptors
+            pid = os.fork()
+            if pid == 0:
+                return _Task(json.loads(content), output, errors)
+            os.close(output)
+            os.close(errors)
+            end = os.pidfd_open(pid)
+            children[end] = pid, told
+            ready.register(end, select.POLLIN)
+            control.sendall(struct.pack("!Q", pid))
+
+
+def _main() -> None:
+    for package in PACKAGES:
+        importlib.import_module(package)
+    gc.freeze()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    task = _serve(control)
+    if task is None:
+        return
+    control.detach()
+    os.dup2(task.output, 1)
+    os.dup2(task.errors, 2)
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    content = task.content
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(content["descriptors"]))
+    os.chdir(content["directory"])
+    os.environ.clear()
+    os.environ.update(content["environment"])
+    sys.argv = ["-c", *content["arguments"]]
+    sys.path[0] = ""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(content["code"], "<string>", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    _main()

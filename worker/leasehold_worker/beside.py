@@ -150,10 +150,13 @@ class Beside:
         errors: list[OperationError] = []
         for party in self._parties:
             self._before[party.workload.workload_id] = party.workload.hooked
+            context = self._undoing(party)
             try:
-                await runner.up(self._undoing(party))
+                await runner.up(context)
             except OperationError as error:
                 errors.append(error)
+                # Gone again by the next wake, also where a hook of one call was at fault.
+                party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
         if errors:
             raise errors[0]
 

@@ -49,6 +49,11 @@ logger = logging.getLogger(__name__)
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 POLL_INTERVAL_S: Final = 0.01
+PASSING_S: Final = 2.0
+"""How long what stands against an image of processes may take to pass, such as a connection that is closing."""
+
+PASSING_INTERVAL_S: Final = 0.05
+
 GONE_TIMEOUT_S: Final = 30.0
 """How long processes may take to be gone once CRIU has ended them."""
 
@@ -120,6 +125,20 @@ class Imaging:
         """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others."""
         return await trio.to_thread.run_sync(partial(obstacles, processes, suspended=suspended))
 
+    async def _require_no_obstacles(self, processes: Sequence[ProcessIdentity]) -> None:
+        """Refuses processes that CRIU can't write, once what is passing has had time to pass.
+
+        A hook's own connection may be one: the server closes its end a moment after it has answered.
+
+        Raises:
+            OperationError: UNSUPPORTED_STATE.
+        """
+        deadline = trio.current_time() + PASSING_S
+        while found := await self.obstacles(processes, suspended=True):
+            if trio.current_time() > deadline:
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, found[0])
+            await trio.sleep(PASSING_INTERVAL_S)
+
     async def check_kept(self, image_id: str) -> None:
         """Refuses an image that is gone or for another host. Its bytes are not read.
 
@@ -144,8 +163,7 @@ class Imaging:
         workload = plan.party.workload
         criu = self.require_criu()
         processes = await workload.find_processes()
-        for obstacle in await self.obstacles(processes, suspended=True):
-            raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+        await self._require_no_obstacles(processes)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
         partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)

@@ -11,10 +11,10 @@ import signal
 import sys
 import time
 import uuid
-from importlib.metadata import version
 from typing import Any, BinaryIO
 
 import msgspec
+from cuda.bindings import __version__ as bindings_version
 from cuda.bindings import driver
 
 from leasehold_worker.checkpoint.helper_protocol import (
@@ -53,14 +53,14 @@ def greet() -> Greeting:
         return Greeting(
             init_result=None,
             init_result_name=str(error).splitlines()[0],
-            bindings_version=version("cuda-bindings"),
+            bindings_version=bindings_version,
         )
     return Greeting(
         init_result=int(result),
         init_result_name=result.name,
         cuda_version=cuda_version if int(version_result) == 0 else None,
         libcuda=loaded_library(os.getpid(), "libcuda.so"),
-        bindings_version=version("cuda-bindings"),
+        bindings_version=bindings_version,
     )
 
 

@@ -1,0 +1,180 @@
+"""What goes wrong while a workload is parked or woken by a policy: crashes, deaths, hooks. On a real worker."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1.command_pb2 import RestoreOperation, SuspendOperation
+from leasehold.v1.worker_session_pb2 import WorkerLoad
+from leasehold.v1.workload_pb2 import CommandHook, EvictionPolicy, Hook, Workload
+from leasehold_simgpu import SimulatedHost, Timing
+
+from .conftest import WorkerProcess
+from .counters import counter_run, counts, read_output, wait_counting
+from .criu_cases import real_criu
+from .scripted_coordinator import ScriptedCoordinator, Session, make_command
+
+SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
+BEFORE, AFTER = workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, workload_pb2.HOOK_PHASE_AFTER_RESTORE
+KEEP_RUNNING = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
+CUDA_SUSPEND = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+CHECKPOINT = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+STOP = workload_pb2.PROCESS_STRATEGY_STOP
+FREE = lease_pb2.SLOT_STATE_FREE
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
+
+
+def hook(name: str, phase: workload_pb2.HookPhase.ValueType, script: str) -> Hook:
+    return Hook(name=name, phase=phase, command=CommandHook(arguments=["sh", "-c", script]))
+
+
+def start(session: Session, hooks: Sequence[Hook] = ()) -> None:
+    run = counter_run("w")
+    run.spec.hooks.extend(hooks)
+    outcome = session.run("run", "w", run=run)
+    assert outcome.state == SUCCEEDED, outcome.error
+    wait_counting(session, "w")
+
+
+def suspend(
+    session: Session, command_id: str, process: workload_pb2.ProcessStrategy.ValueType, escalate_to: int = 0
+) -> command_pb2.CommandState.ValueType:
+    policy = EvictionPolicy(process_strategy=process)
+    policy.escalate_to = escalate_to  # type: ignore[assignment]
+    return session.run(command_id, "w", suspend=SuspendOperation(policy=policy, force=True)).state
+
+
+def found(session: Session) -> Workload:
+    """The workload as hello tells it."""
+    (workload,) = session.hello.workloads
+    return workload
+
+
+def slots(session: Session) -> list[int]:
+    session.wait(lambda frame: frame.HasField("worker_load"))
+    loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
+    newest: WorkerLoad = loads[-1]
+    return [slot.state for slot in newest.gpu_pool]
+
+
+def test_a_stronger_suspend_that_is_refused_says_why_and_leaves_all_as_it_was(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    settings = tmp_path / "worker.toml"
+    settings.write_text('criu = "/nonexistent/criu"\n')
+    start_worker(host, config=str(settings))
+    session = coordinator.next_session()
+    start(session)
+    assert suspend(session, "s", CUDA_SUSPEND, STOP) == SUCCEEDED
+    policy = EvictionPolicy(process_strategy=CHECKPOINT)
+    refused = session.run("c", "w", suspend=SuspendOperation(policy=policy))
+    assert refused.error.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY
+    assert "/nonexistent/criu" in refused.error.message
+    assert session.run("r", "w", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "w")
+
+
+@pytest.mark.parametrize("point", ["phase-verify", "intent-resume", "phase-resume"])
+def test_a_worker_that_dies_while_it_wakes_an_image_still_has_it(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, point: str
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    # The first "verify" is that of the suspend.
+    worker = start_worker(host, crash_point="phase-verify:2" if point == "phase-verify" else point)
+    session = coordinator.next_session()
+    start(session)
+    assert suspend(session, "s", CHECKPOINT) == SUCCEEDED
+    before = counts(read_output(session, "w"))
+    session.send(make_command("r", "w", restore=RestoreOperation()))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    if point != "phase-verify":  # else it was not begun, and is begun again
+        assert again.outcome("r").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+        assert again.run("r2", "w", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(again, "w")
+    after = counts(read_output(again, "w"))
+    assert after[: len(before)] == before
+    assert after == list(range(after[0], after[0] + len(after)))
+
+
+def test_a_sleeper_that_dies_while_it_is_woken_keeps_no_gpu(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    start(session, [hook("fatal", AFTER, "kill -9 {members}; sleep 0.5")])
+    assert suspend(session, "s", KEEP_RUNNING) == SUCCEEDED
+    woken = session.run("r", "w", restore=RestoreOperation())
+    assert woken.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED
+    session.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(session) == [FREE, FREE])
+
+
+def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_by_the_next_wake(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    ready, awake = tmp_path / "ready", tmp_path / "awake"
+    worker = start_worker(host, crash_point="phase-hooks:2")
+    session = coordinator.next_session()
+    hooks = [hook("down", BEFORE, "true"), hook("up", AFTER, f"test -e {ready} && touch {awake}")]
+    start(session, hooks)
+    assert suspend(session, "s", CUDA_SUSPEND) == SUCCEEDED
+    session.send(make_command("r", "w", restore=RestoreOperation()))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    outcome = again.outcome("r")
+    assert (outcome.state, outcome.error.reason) == (FAILED, errors_pb2.ERROR_REASON_HOOK_FAILED)
+    assert not awake.exists()
+    ready.touch()
+    assert again.run("r2", "w", restore=RestoreOperation()).state == SUCCEEDED
+    assert awake.exists()
+    nothing = again.run("r3", "w", restore=RestoreOperation())
+    assert nothing.result.already_there
+
+
+def test_hooks_of_a_suspend_that_died_are_undone_at_the_next_start(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    worker = start_worker(host, crash_point="phase-lock")
+    session = coordinator.next_session()
+    hooks = [
+        hook("down", BEFORE, f"echo {{phase}} {{policy}} >> {trace}"),
+        hook("up", AFTER, f"echo {{phase}} >> {trace}"),
+    ]
+    start(session, hooks)
+    session.send(make_command("s", "w", suspend=SuspendOperation()))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("s").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    assert trace.read_text().splitlines() == ["before_suspend retain+cuda_suspend", "rollback"]
+    wait_counting(again, "w")
+
+
+def test_who_is_parked_without_processes_and_told_to_end_for_good_is_stopped_not_half_woken(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host, crash_point="intent-end")
+    session = coordinator.next_session()
+    start(session)
+    assert suspend(session, "s", CUDA_SUSPEND) == SUCCEEDED
+    policy = EvictionPolicy(process_strategy=STOP)
+    session.send(make_command("e", "w", suspend=SuspendOperation(policy=policy, force=True)))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("e").state == SUCCEEDED
+    assert again.run("r", "w", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(again, "w")
+    assert found(again).workload_id == "w"

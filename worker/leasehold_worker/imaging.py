@@ -50,7 +50,7 @@ RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 POLL_INTERVAL_S: Final = 0.01
 PASSING_S: Final = 2.0
-"""How long what stands against an image of processes may take to pass, such as a connection that is closing."""
+"""How long what stands against an image may take to pass, such as a connection that is closing."""
 
 PASSING_INTERVAL_S: Final = 0.05
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -127,7 +128,7 @@ class Arena:
 
     def _play(self, model: Model, case: Case) -> str:
         if case.way != DOWN:
-            parked = model.suspend(case.policy, force=True)
+            parked = model.suspend(case.policy, force=not model.kernel)
             assert reason(parked) == "SUCCEEDED", parked
             self._require(model, case, parked=True)
         with ExitStack() as undo:
@@ -152,7 +153,7 @@ class Arena:
 
     def _begin(self, model: Model, case: Case) -> Command:
         if case.way == DOWN:
-            return self.client.suspend(model.name, policy=parse_policy(case.policy), force=True)
+            return self.client.suspend(model.name, policy=parse_policy(case.policy), force=not model.kernel)
         return self.client.restore(model.name)
 
     def _require(self, model: Model, case: Case, *, parked: bool) -> None:
@@ -237,7 +238,12 @@ class Arena:
         self.fleet.start_worker(WORKER, settings=self.settings, crash_point=crash_point)
         for model in self.models.values():
             if model.kernel and model.state_name == "RUNNING":
-                model.wait_served()
+                # Until it is back, stopping it would lose what it has computed, and is refused.
+                self.fleet.wait(partial(_would_be_saved, model))
+
+
+def _would_be_saved(model: Model) -> bool:
+    return not model.client.plan_suspend(model.name, policy=parse_policy("stop")).refusals
 
 
 @contextmanager

@@ -24,6 +24,7 @@ KILLED = (
     "offload+cuda_suspend down: kill phase-checkpoint",
     "offload+checkpoint down: kill image-final",
     "discard+checkpoint up: kill phase-restore",
+    "retain+checkpoint up: kill phase-unlock",
     "retain+stop down: kill intent-end",
 )
 

@@ -153,6 +153,7 @@ class Beside:
             context = self._undoing(party)
             try:
                 await runner.up(context)
+                party.workload.hooked = None
             except OperationError as error:
                 errors.append(error)
                 # Gone again by the next wake, also where a hook of one call was at fault.
@@ -198,6 +199,8 @@ class Beside:
     async def _back(self, parties: Sequence[Party]) -> None:
         for party in reversed(parties):
             await runner.roll_back(self._undoing(party))
+            if party.workload.hooked is not None and not party.workload.hooked.notes:
+                party.workload.hooked = None
 
     def _undoing(self, party: Party) -> HookContext:
         """What the hooks of one are called with to undo what is noted, which then is noted no longer."""

@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Mapping, Sequence
@@ -113,6 +114,22 @@ class Forked(subprocess.Popen[str]):
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
+
+
+def run(
+    code: str, arguments: Sequence[str], *, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs such a process to its end, as :func:`subprocess.run` does, and takes what it writes."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = Forked(code, arguments, stdout=output, stderr=errors, env=env)
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(process.args, process.wait(), output.read(), errors.read())
 
 
 class _Server:

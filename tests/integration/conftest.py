@@ -23,6 +23,7 @@ from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.prefork import COMMAND_LINE, WORKER, Forked, run
 from tests.worker.conftest import end_leftovers
 
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
@@ -113,11 +114,11 @@ class Fleet:
         self, name: str, *arguments: str, environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.log").open("a") as log:
-            self.processes[name] = subprocess.Popen(
-                [*LEASEHOLD, *arguments],
+            self.processes[name] = Forked(
+                COMMAND_LINE,
+                arguments,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
                 env={**os.environ, **(environment or {})},
             )
         return self.processes[name]
@@ -128,10 +129,9 @@ class Fleet:
 
     def cli(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a verb, which must exit with the code."""
-        done = subprocess.run(
-            [*LEASEHOLD, *arguments],
-            capture_output=True,
-            text=True,
+        done = run(
+            COMMAND_LINE,
+            arguments,
             timeout=TIMEOUT_S,
             env={**os.environ, "LEASEHOLD_COORDINATOR": self.address, **environment},
         )
@@ -234,7 +234,7 @@ class LocalHost:
     folder: Path
     simulated: SimulatedHost | None
     started: list[subprocess.Popen[str]] = field(default_factory=list)
-    worker: subprocess.Popen[bytes] | None = None
+    worker: Forked | None = None
     patch: str = ""
     """Python that runs before the worker does."""
     elsewhere: Path | None = None
@@ -263,12 +263,10 @@ class LocalHost:
         """Starts the worker, and waits until it serves."""
         config = self.folder / "worker.toml"
         config.write_text(settings)
-        code = f"{self.patch}\nfrom leasehold_worker.cli import command; command()"
+        code = f"{self.patch}\n{WORKER}"
         options = ["--coordinator=127.0.0.1:1", f"--state-dir={self.state}", f"--config={config}"]
         with (self.folder / "worker.log").open("a") as log:
-            self.worker = subprocess.Popen(
-                [sys.executable, "-c", code, *options], stdout=log, stderr=log, env=self.environment
-            )
+            self.worker = Forked(code, options, stdout=log, stderr=log, env=self.environment)
         self.wait(self.is_served)
 
     def is_served(self) -> bool:

@@ -90,10 +90,11 @@ def test_a_tree_is_adopted_with_all_its_gpus(fleet: Fleet, alpha: LocalHost) -> 
 def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
     refuse(fleet, 2**22 - 1, "no process has it.*UNKNOWN_PROCESS")
-    refuse(fleet, fleet.processes["alpha"].pid, "the worker's own.*UNKNOWN_PROCESS")
-    refuse(fleet, os.getpid(), "the worker's own.*UNKNOWN_PROCESS")
-    if (shell := grandparent()) is not None:
-        refuse(fleet, shell, "the worker itself is among its descendants.*UNKNOWN_PROCESS")
+    worker = fleet.processes["alpha"].pid
+    refuse(fleet, worker, "the worker's own.*UNKNOWN_PROCESS")
+    assert parent(parent(worker)) == os.getpid()
+    refuse(fleet, parent(worker), "the worker's own.*UNKNOWN_PROCESS")
+    refuse(fleet, os.getpid(), "the worker itself is among its descendants.*UNKNOWN_PROCESS")
     sleeper = alpha.start("sleep", "1000")
     refuse(fleet, sleeper.pid, "neither process .* uses a GPU.*NOT_A_CUDA_PROCESS")
 
@@ -121,10 +122,9 @@ def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha:
     alpha.wait_counting(intruder)
 
 
-def grandparent() -> int | None:
-    """A process of which this one, and so the worker, is a descendant."""
-    pid = os.getppid()
-    return pid if pid > 1 else None
+def parent(pid: int) -> int:
+    """Who started a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")

@@ -1,6 +1,7 @@
 """``leasehold_client.local.claim``: programs that claim GPUs for themselves, and what ends their leases."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -222,13 +223,13 @@ def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: Loca
     host.wait(lambda: sorted(host.states()) == ["FREE", "LEASED"])
 
 
-NO_LISTS = """
-import os, grpc
+NO_LISTS = f"""
+import grpc
 from leasehold_worker import local_claims, local_service
 local_claims.RESUME_TIMEOUT_S = 3.0
 list_ = local_service.LocalService.List
 def refuse(self, request, context):
-    if self._peer(context).identity.pid != os.getppid():
+    if self._peer(context).identity.pid != {os.getpid()}:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too long")
     return list_(self, request, context)
 local_service.LocalService.List = refuse

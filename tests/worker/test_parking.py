@@ -1,4 +1,4 @@
-"""What goes wrong while a workload is parked or woken by a policy: crashes, deaths, hooks; on a real worker."""
+"""What goes wrong while a workload is parked or woken: crashes, deaths, hooks; on a real worker."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import ProcessStrategy, WeightStrategy
+from leasehold.v1.workload_pb2 import WeightStrategy
 
 from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.strategies import policy_text, resolve
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """How long a hook may take where it does not say."""
@@ -140,7 +141,7 @@ class HookContext:
             "workload": self.workload_name,
             "workload_id": self.workload_id,
             "phase": str(phase),
-            "policy": policy_text(self.policy),
+            "policy": policy_text(resolve(None, self.policy)),
             "members": ",".join(str(pid) for pid in self.member_pids),
         }
 
@@ -162,17 +163,6 @@ class Turn:
     phase: Phase
     doing: str = "it was being called"
     warnings: list[str] = field(default_factory=list)
-
-
-def policy_text(policy: workload_pb2.EvictionPolicy) -> str:
-    """A policy in words, such as ``offload+cuda_suspend``."""
-    weights = policy.weight_strategy or workload_pb2.WEIGHT_STRATEGY_RETAIN
-    processes = policy.process_strategy or workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
-    return (
-        WeightStrategy.Name(weights).removeprefix("WEIGHT_STRATEGY_").lower()
-        + "+"
-        + ProcessStrategy.Name(processes).removeprefix("PROCESS_STRATEGY_").lower()
-    )
 
 
 def kind(hook: workload_pb2.Hook) -> str:

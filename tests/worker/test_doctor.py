@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from leasehold_simgpu import SimulatedHost
 from leasehold_worker.doctor_checks import CHECKS
 from leasehold_worker.doctor_gpu_checks import mps_daemons
 from leasehold_worker.state_directory import open_state_directory
+
+from tests.prefork import COMMAND_LINE, run
 
 from .conftest import Counter
 
@@ -34,14 +35,8 @@ def doctor(
     host: SimulatedHost | None, *arguments: str, code: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = host.environment() if host else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "leasehold_client", "doctor", *arguments],
-        env={**os.environ, **environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables = {**os.environ, **environment, **variables}
+    done = run(COMMAND_LINE, ["doctor", *arguments], env=variables, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost
 
+from tests.prefork import COMMAND_LINE, run
+
 from ..conformance.conftest import why_no_gpu  # noqa: TID252 - tests are not on the path
 from .conftest import Counter
 
@@ -25,14 +27,9 @@ def make_host(tmp_path: Path, **options: Any) -> SimulatedHost:
 def validate(
     host: SimulatedHost | None, *arguments: str, code: int = 0, alone: bool = True
 ) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "leasehold_client", "validate", "--bytes", "1MiB", "-o", "json", *arguments],
-        env={**os.environ, **(host.environment() if host else {})},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables = {**os.environ, **(host.environment() if host else {})}
+    options = ["--bytes", "1MiB", "-o", "json"]
+    done = run(COMMAND_LINE, ["validate", *options, *arguments], env=variables, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if host is not None and alone:

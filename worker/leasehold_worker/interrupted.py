@@ -87,7 +87,7 @@ class Interrupted:
             await self._look_at_members(workload, home, was_halfway=was_halfway)
 
     async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
-        generation = workload.generation
+        before = _standing(workload)
         destination = () if workload.parked else home
         plan = Plan([party := Party(workload, members=workload.members, home=home, destination=destination)])
         try:
@@ -98,7 +98,7 @@ class Interrupted:
                 await self._bring_together(plan, found)
         except OperationError as refused:
             logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
-            if was_halfway and workload.generation == generation:
+            if was_halfway and _standing(workload) == before:
                 workload.error = refused
                 self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
             return
@@ -113,7 +113,7 @@ class Interrupted:
             "suspends it, or restores it",
         )
         members, listed = await where_members_are(self._parts.proof, plan, found, done=False)
-        if workload.generation == generation:  # else somebody has begun something with it
+        if _standing(workload) == before:  # else somebody has begun something with it
             reserved = self._reserve_occupied(workload, listed[workload.workload_id])
             self._settle(plan, found, reserved, members, listed, error)
 
@@ -292,6 +292,11 @@ class Interrupted:
             workload_id = party.workload.workload_id
             mine = outcomes[workload_id]
             settle_state(self._parts.workloads, party, mine, members[workload_id], error, plan.policy)
+
+
+def _standing(workload: Workload) -> tuple[object, ...]:
+    """What an operation changes of a workload. Its generation grows when its kernel comes and goes, too."""
+    return workload.state, workload.lease, workload.parked, workload.members
 
 
 def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:

@@ -122,22 +122,15 @@ class Imaging:
         return self._criu
 
     async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
-        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others."""
-        return await trio.to_thread.run_sync(partial(obstacles, processes, suspended=suspended))
+        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
 
-    async def _require_no_obstacles(self, processes: Sequence[ProcessIdentity]) -> None:
-        """Refuses processes that CRIU can't write, once what is passing has had time to pass.
-
-        A hook's own connection may be one: the server closes its end a moment after it has answered.
-
-        Raises:
-            OperationError: UNSUPPORTED_STATE.
+        What is passing has time to pass: a server closes a connection a moment after it has answered.
         """
+        look = partial(obstacles, processes, suspended=suspended)
         deadline = trio.current_time() + PASSING_S
-        while found := await self.obstacles(processes, suspended=True):
-            if trio.current_time() > deadline:
-                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, found[0])
+        while (found := await trio.to_thread.run_sync(look)) and trio.current_time() < deadline:
             await trio.sleep(PASSING_INTERVAL_S)
+        return found
 
     async def check_kept(self, image_id: str) -> None:
         """Refuses an image that is gone or for another host. Its bytes are not read.
@@ -163,7 +156,8 @@ class Imaging:
         workload = plan.party.workload
         criu = self.require_criu()
         processes = await workload.find_processes()
-        await self._require_no_obstacles(processes)
+        for obstacle in await self.obstacles(processes, suspended=True):
+            raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
         partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)

@@ -128,9 +128,11 @@ class Imaging:
         """
         look = partial(obstacles, processes, suspended=suspended)
         deadline = trio.current_time() + PASSING_S
-        while (found := await trio.to_thread.run_sync(look)) and trio.current_time() < deadline:
+        while True:
+            found = await trio.to_thread.run_sync(look)
+            if not found or trio.current_time() > deadline:
+                return found
             await trio.sleep(PASSING_INTERVAL_S)
-        return found
 
     async def check_kept(self, image_id: str) -> None:
         """Refuses an image that is gone or for another host. Its bytes are not read.

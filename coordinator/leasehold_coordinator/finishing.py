@@ -5,8 +5,13 @@ peer is gone wherever it stands: between these three, the coordinator would hold
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
+
+from leasehold_coordinator.errors import FleetError
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -21,7 +26,20 @@ async def finish(work: Coroutine[Any, Any, Result]) -> Result:
     task = asyncio.get_running_loop().create_task(work)
     _UNDER_WAY.add(task)
     task.add_done_callback(_UNDER_WAY.discard)
-    return await asyncio.shield(task)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_end_unheard)
+        raise
+
+
+def _end_unheard(task: asyncio.Task[Any]) -> None:
+    """Takes the end of work whose caller has gone: a refusal is nobody's any more, a defect is logged."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None and not isinstance(error, FleetError):
+        logger.error("work that nobody waited for has failed", exc_info=error)
 
 
 async def settle() -> None:

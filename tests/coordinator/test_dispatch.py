@@ -1,6 +1,7 @@
 """Changes are whole: finished when their caller leaves, undone when they can't be stored."""
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from leasehold.v1.worker_session_pb2 import (
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import command_states, schema, server
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.finishing import finish
+from leasehold_coordinator.finishing import finish, settle
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
 from leasehold_coordinator.store import OldRows, Row
 
@@ -112,6 +113,35 @@ def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
         assert not bench.fleet.ledger.commands
 
     on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (FleetError(errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT, "no checkpoint has this id"), []),
+        (KeyError("a defect"), ["work that nobody waited for has failed"]),
+    ],
+)
+def test_a_failure_that_nobody_waits_for_is_logged_unless_it_is_a_refusal(
+    caplog: pytest.LogCaptureFixture, error: Exception, logged: list[str]
+) -> None:
+    async def fail(left: asyncio.Event) -> None:
+        await left.wait()
+        raise error
+
+    async def scenario() -> None:
+        left = asyncio.Event()
+        handler = asyncio.create_task(finish(fail(left)))
+        await asyncio.sleep(0)  # it has begun
+        handler.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handler
+        left.set()
+        await settle()
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert [record.message for record in caplog.records] == logged
 
 
 @pytest.mark.parametrize("state", [0, 1, 2, 10, 99])

@@ -121,7 +121,11 @@ def end_leftovers(state_directory: Path) -> None:
         if not path.read_text().startswith("{"):
             continue  # its start was given up
         facts = json.loads(path.read_text())
-        for pid in (facts["pid"], facts["launcher_pid"]):
+        for who in ("", "launcher_"):
+            pid, start_time_ticks = facts[f"{who}pid"], facts[f"{who}start_time_ticks"]
+            now = identify(pid)
+            if now is not None and now.start_time_ticks != start_time_ticks:
+                continue  # it has ended, and somebody else has its pid
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.render import echo_table, enum_name, size, time_text
+from leasehold_client.render import echo_json, echo_table, enum_name, size, time_text, to_dict
 from leasehold_client.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
 from leasehold_client.watching import Waiting
 
@@ -46,6 +46,7 @@ def rm() -> None:
 @click.option(
     "--force", is_flag=True, help="Also those that a parked workload needs, which then can't be woken."
 )
+@dry_run_option
 @waiting_options()
 @timeout_option
 @output_option
@@ -54,13 +55,18 @@ def rm_checkpoint(
     client: Client,
     checkpoint_ids: Sequence[str],
     force: bool,
+    dry_run: bool,
     waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
     """Delete checkpoints, wherever they are: by one command for each worker that has some of them."""
+    known = known_checkpoints(client)
+    holders = _find_holders(known, checkpoint_ids)
+    if dry_run:
+        _show_deletion(client, [one for one in known if one.checkpoint_id in checkpoint_ids], force, output)
+        return
     create = partial(client.delete_checkpoints, force=force, timeout_s=timeout_s)
-    holders = _find_holders(client, checkpoint_ids)
     creations: list[tuple[str, Callable[[], Command]]] = [
         (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
     ]
@@ -107,16 +113,37 @@ def _worker_names(client: Client) -> Mapping[str, str]:
     return {worker.worker_id: worker.name for worker in client.workers()}
 
 
-def _find_holders(client: Client, checkpoint_ids: Sequence[str]) -> dict[str, list[str]]:
+def _show_deletion(client: Client, chosen: Sequence[Checkpoint], force: bool, output: str) -> None:
+    """Says what would be deleted, and how many bytes that frees.
+
+    Raises:
+        LeaseholdError: CHECKPOINT_IN_USE, it would be refused.
+    """
+    freed_bytes = sum(one.size_bytes for one in chosen)
+    if output == "json":
+        echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
+    else:
+        echo_checkpoints(chosen, client)
+        click.echo(f"would free {size(freed_bytes)} on disk")
+    needed = [one.checkpoint_id for one in chosen if one.in_use]
+    if needed and not force:
+        raise LeaseholdError(
+            f"a parked workload is woken from {needed[0]}, and nothing would be deleted: wake or stop it, "
+            "or give --force, and it is lost",
+            "CHECKPOINT_IN_USE",
+        )
+
+
+def _find_holders(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> dict[str, list[str]]:
     """Checkpoints by the workers that have them, each once.
 
     Raises:
         LeaseholdError: UNKNOWN_CHECKPOINT, nobody who answered has one of them.
     """
-    known = known_checkpoints(client)
+    listed = list(known)
     holders: dict[str, list[str]] = {}
     for checkpoint_id in dict.fromkeys(checkpoint_ids):
-        found = [one.worker_id for one in known if one.checkpoint_id == checkpoint_id]
+        found = [one.worker_id for one in listed if one.checkpoint_id == checkpoint_id]
         if not found:
             raise LeaseholdError(
                 f"no worker that answered has the checkpoint {checkpoint_id!r}, and none was deleted: "

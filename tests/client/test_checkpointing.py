@@ -175,6 +175,21 @@ def test_one_that_nobody_has_keeps_all(leasehold: CommandLine, scripted: Scripte
     assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
 
 
+def test_what_would_be_deleted_is_told_and_nothing_is(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, *MADE)
+    done = leasehold("rm", "checkpoint", "k-2", "k-0", "--dry-run", "--force")
+    assert (done.code, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ID", "k-2", "k-0", "would"]
+    assert done.stdout.splitlines()[-1] == "would free 3.0 GiB on disk"
+    refused = leasehold("rm", "checkpoint", "k-2", "--dry-run", "-o", "json")
+    assert refused.code == 1
+    assert json.loads(refused.stdout)["freed_bytes"] == 3 * GIB
+    assert "(CHECKPOINT_IN_USE)" in refused.stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+
+
 def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     serve(scripted, *MADE)
     scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(

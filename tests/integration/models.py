@@ -218,7 +218,7 @@ class Model:
         assert self.state_name == "RUNNING", self.log()
         found = self.state()
         wanted = {"checksum": CHECKSUM, "requests": self.requests, "cache": True, "sleeping": []}
-        assert {name: found[name] for name in wanted} == wanted, (found, wanted)
+        assert {name: found[name] for name in wanted} == wanted, (found, wanted, self.log())
         assert found["pid"] == self.workload.status.root_pid
         self.generate()
         (gpu_uuid,) = self.gpus

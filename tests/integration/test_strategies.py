@@ -62,7 +62,8 @@ def serving(model: Model) -> Iterator[Model]:
     yield model
     model.clear_faults()
     model.client.wait(model.client.stop(model.name, grace_s=0))
-    model.fleet.wait(lambda: not model.fleet.leases())
+    # What is told of leases may be older than that somebody else has got one and is ending.
+    model.fleet.wait(lambda: not model.client.workloads() and not model.fleet.leases())
 
 
 def verb(fleet: Fleet, *arguments: str) -> Any:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.client import Client
+from leasehold_client.main import leasehold
 from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
@@ -121,12 +123,19 @@ class Model:
         self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.integration.model_server "$@"\n')
         self.program.chmod(0o755)
         where = ["--gpu", gpu] if gpu else ["--gpus", "1", "--worker", WORKER]
-        self.fleet.cli(
-            *("run", "--name", self.name, *where, "--hooks", str(hooks), *options),
-            *("--env", f"PYTHONPATH={ROOT}", "--", str(self.program), *options_of_program),
-        )
+        run = ["run", "--name", self.name, *where, "--hooks", str(hooks), *options]
+        run += ["--env", f"PYTHONPATH={ROOT}", "--", str(self.program), *options_of_program]
+        self.fleet.wait(lambda: self._is_begun(run))
         self.wait_served(wait_s)
         self.pid = self.workload.status.root_pid
+
+    def _is_begun(self, run: list[str]) -> bool:
+        """Runs it, unless the coordinator has not heard yet that the last one's GPU is free again."""
+        done = CliRunner().invoke(leasehold, run, env={"LEASEHOLD_COORDINATOR": self.fleet.address})
+        if done.exit_code and "(NO_FREE_GPU)" in done.output:
+            return False
+        assert done.exit_code == 0, (run, done.output)
+        return True
 
     def wait_served(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until it answers, and its worker knows its kernel."""
@@ -244,7 +253,8 @@ class Model:
         left = {"nothing": FULL_BYTES, "weights": CONTEXT_BYTES, "all": 0}[freed]
         assert self.device_bytes() == left
         alive = process_strategy in ("keep_running", "cuda_suspend")
-        assert os.path.exists(f"/proc/{self.pid}") == alive
+        # One that has ended is there until its parent has noticed.
+        self.fleet.wait(lambda: os.path.exists(f"/proc/{self.pid}") == alive)
         assert (self.host.process(self.pid) is not None) == alive
         if process_strategy == "cuda_suspend":
             process = self.process

@@ -6,6 +6,7 @@ from typing import Final
 from leasehold.v1 import lease_pb2, workload_pb2
 from leasehold_simgpu import ProcessState
 from leasehold_worker.checkpoint.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
+from leasehold_worker.processes import is_alive
 from leasehold_worker.workload import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
@@ -55,7 +56,7 @@ def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: b
     yield from wrong_places(arena, stage)
     yield from _wrong_members(arena, outcome, deadly=deadly)
     if outcome.error is None:
-        yield from _not_done(arena, stage, kind)
+        yield from _not_done(arena, stage, kind, deadly=deadly)
     for actor in stage.actors:
         assert actor.members is not None
         if any(actor.members.corrupt(member) for member in range(actor.size)):
@@ -130,11 +131,12 @@ def _wrong_members(arena: Arena, outcome: Outcome, *, deadly: bool) -> Iterator[
             yield f"member {pid} is {process.state.name}, and said to be {member.state_after}"
 
 
-def _not_done(arena: Arena, stage: Stage, kind: Kind) -> Iterator[str]:
+def _not_done(arena: Arena, stage: Stage, kind: Kind, *, deadly: bool) -> Iterator[str]:
     """What an operation that says it succeeded has not done."""
     wanted = W_SUSPENDED if kind is Kind.SUSPEND else W_RUNNING
     for actor in concerned(stage, kind):
-        if actor.running.state != wanted:
+        died_since = deadly and actor.running.state in ENDED and not is_alive(actor.running.root)
+        if actor.running.state != wanted and not died_since:
             yield f"done, and {actor.name} is in state {actor.running.state}"
         for process in arena.live(actor):
             if process.resident == (kind is Kind.SUSPEND):

@@ -22,6 +22,7 @@ from leasehold_client.client import Client
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.processes import Pid, identify
 
 from tests.prefork import COMMAND_LINE, WORKER, Forked, run
 from tests.worker.conftest import end_leftovers
@@ -370,8 +371,9 @@ class LocalHost:
     def clear(self) -> None:
         """Ends the programs."""
         for process in self.started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.returncode is None or identify(Pid(process.pid)) is None:  # not somebody else's by now
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait(TIMEOUT_S)
             if process.stdin is not None:
                 process.stdin.close()

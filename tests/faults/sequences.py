@@ -25,6 +25,7 @@ from .verdict import concerned, locked
 
 LENGTH: Final = 6
 SIZE: Final = 2
+END_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,18 @@ async def explore_all(host: SimulatedHost, folder: Path, examples: int) -> None:
     async with open_arena(host, folder) as arena:
         stages = make_stages([gpu.uuid for gpu in host.gpus])
         alone, swapping = stages[Kind.REMAP, SIZE], stages[Kind.SWAP, SIZE]
-        async with trio.open_nursery() as nursery:
-            for stage, kinds in (
-                (alone, (Kind.SUSPEND, Kind.RESTORE, Kind.REMAP)),
-                (swapping, (Kind.SUSPEND, Kind.RESTORE, Kind.SWAP)),
-            ):
-                nursery.start_soon(trio.to_thread.run_sync, explore, arena, stage, kinds, examples)
-        for actor in (*alone.actors, *swapping.actors):
-            await arena.end(actor)
+        try:
+            async with trio.open_nursery() as nursery:
+                for stage, kinds in (
+                    (alone, (Kind.SUSPEND, Kind.RESTORE, Kind.REMAP)),
+                    (swapping, (Kind.SUSPEND, Kind.RESTORE, Kind.SWAP)),
+                ):
+                    nursery.start_soon(trio.to_thread.run_sync, explore, arena, stage, kinds, examples)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(END_TIMEOUT_S):
+                for actor in (*alone.actors, *swapping.actors):
+                    if actor.workload is not None:
+                        await arena.end(actor)
 
 
 def main() -> None:

@@ -44,9 +44,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 BECOME = """
 import os, sys
+import grpc
 from leasehold_client import local, local_claim
 from leasehold_client.errors import LeaseholdError
 path, ids, name = sys.argv[1:]
+grpc.insecure_channel("unix:" + path).close()  # imports the rest of grpc: a checkout may be its owner's alone
 uid, gid, *groups = map(int, ids.split(","))
 os.setgroups(groups)
 os.setresgid(gid, gid, gid)

@@ -4,6 +4,7 @@ The application may serve none. Then stopping loses what it has computed, and th
 """
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -132,10 +133,11 @@ class Applications:
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
-                await report.intend(_ending(plan, kept))
+                await report.intend(_ending("end", plan, kept))
                 self._workloads.stop_watching(workload)
                 at_work = before in (RUNNING, SLEEPING)
-                await self._stopping.end_processes(workload, report, parked=not at_work)
+                told = partial(report.intend, _ending("ending", plan, kept))
+                await self._stopping.end_processes(workload, report, parked=not at_work, told=told)
         except BaseException:
             with trio.CancelScope(shield=True):
                 if kernel is not None and saved is not None:
@@ -334,8 +336,8 @@ class Applications:
             await trio.to_thread.run_sync(self._disk.clean_up, workload)
 
 
-def _ending(plan: Plan, kept: StoredCheckpoint | None) -> Intent:
-    intent = intent_of("end", plan, {}, ())
+def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:
+    intent = intent_of(phase, plan, {}, ())
     if kept is None:
         return intent
     return structs.replace(intent, checkpoint_id=kept.checkpoint_id, disk_bytes=kept.file_bytes)

@@ -15,7 +15,7 @@ from leasehold_worker.plan import Party
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CUDA_SUSPEND, RETAIN
-from leasehold_worker.workload import Hooked
+from leasehold_worker.workload import Hooked, Workload
 from leasehold_worker.workloads import Workloads
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
@@ -55,7 +55,10 @@ class HookCalls:
             report: Gets what goes wrong and is not fatal.
         """
         hooked = [party for party in parties if party.workload.spec.hooks]
-        return Beside(hooked, partial(self._context, policy), report)
+        return Beside(hooked, partial(self._context, policy), report, self._tell)
+
+    def _tell(self, workload: Workload) -> None:
+        self._workloads.set_state(workload, workload.state)
 
     def _context(
         self, policy: EvictionPolicy | None, party: Party, record: HookRecord, warnings: list[str]
@@ -96,6 +99,7 @@ class Beside:
         parties: Those that have hooks.
         context: What those of one are called with.
         report: Gets what goes wrong and is not fatal.
+        tell: Keeps a workload as it is now.
     """
 
     def __init__(
@@ -103,10 +107,12 @@ class Beside:
         parties: Sequence[Party],
         context: Callable[[Party, HookRecord, list[str]], HookContext],
         report: Report,
+        tell: Callable[[Workload], None],
     ) -> None:
         self._parties = parties
         self._context = context
         self._report = report
+        self._tell = tell
         self._before: dict[str, Hooked | None] = {}
 
     @property
@@ -134,11 +140,19 @@ class Beside:
             raise
 
     async def _down(self, party: Party, save: Save) -> None:
-        async def keep(notes: frozenset[str]) -> None:
-            party.workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
-            await save()
+        workload = party.workload
 
-        context = self._context(party, HookRecord((), keep), self._report.warnings)
+        async def keep(notes: frozenset[str]) -> None:
+            before = workload.hooked
+            workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
+            try:
+                await save()
+            except BaseException:
+                workload.hooked = before
+                raise
+
+        record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
+        context = self._context(party, record, self._report.warnings)
         await runner.down(context)
 
     async def up(self) -> None:
@@ -193,8 +207,11 @@ class Beside:
 
     async def back(self) -> None:
         """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
+        running = [party for party in self._parties if party.workload.parked is None]
         with trio.CancelScope(shield=True):
-            await self._back([party for party in self._parties if party.workload.parked is None])
+            await self._back(running)
+        for party in running:
+            self._tell(party.workload)
 
     async def _back(self, parties: Sequence[Party]) -> None:
         for party in reversed(parties):

@@ -46,6 +46,7 @@ PARKING_CRASH_POINTS: Final = (
     "phase-save",
     "intent-save",
     "intent-end",
+    "intent-ending",
     "phase-start",
     "intent-start",
     "phase-load",

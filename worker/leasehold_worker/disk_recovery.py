@@ -70,7 +70,7 @@ class DiskRecovery:
                 case "save":
                     await self._interrupted.look_at(workload)
                     return _interrupted(f"workload {workload.name} goes on"), ""
-                case "end":
+                case "end" | "ending":
                     return await self._finish_ending(workload, intent)
                 case "start" | "resume":
                     return await self._undo_start(workload, intent)
@@ -82,17 +82,18 @@ class DiskRecovery:
                 self._parts.pool.release(lease)
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its processes were being told to end. If they do, it is stopped.
+        """Its processes were being told to end, or certainly were. If they do, it is stopped.
 
         An application that saved itself has gone on once it lost the worker. If it was not told to end
         either, what it has done since would be lost: then it runs, as before.
         """
         parts, (party,) = self._parts, intent.parties
         before = _state_before(workload) if party.parked else RUNNING
-        if intent.checkpoint_id and not party.parked:
+        told = intent.phase == "ending"
+        if told or (intent.checkpoint_id and not party.parked):
             with trio.move_on_after(DEFAULT_GRACE_S):
                 await wait_ended(workload.root)
-            if is_alive(workload.root):
+            if not told and is_alive(workload.root):
                 self._go_on(workload, RUNNING)
                 return _interrupted(f"workload {workload.name} goes on"), ""
         try:
@@ -103,6 +104,7 @@ class DiskRecovery:
         saved = await parts.applications.find(intent.checkpoint_id)
         ended = Party(workload, home=party.home)
         parts.applications.settle_stopped(ended, intent.policy, saved, Report(lambda _: None))
+        await trio.to_thread.run_sync(parts.disk.clean_up, workload)
         return None, "the worker restarted meanwhile, and ended its processes then"
 
     def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
@@ -176,9 +178,10 @@ class DiskRecovery:
         parties = {party.workload_id: party for party in intent.parties}
         failed: OperationError | None = None
         for workload in workloads:
-            notes = parties[workload.workload_id].hook_notes
-            if workload.hooked is None and notes:
-                workload.hooked = Hooked(intent.policy or PLAIN, notes)
+            if notes := parties[workload.workload_id].hook_notes:
+                # It is newer than what is known of the workload: that was kept before the first hook.
+                policy = intent.policy or (workload.hooked.policy if workload.hooked else PLAIN)
+                workload.hooked = Hooked(policy, notes)
             if workload.state != RUNNING or workload.hooked is None:
                 continue
             report = Report(lambda _: None)

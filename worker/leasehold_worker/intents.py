@@ -34,7 +34,7 @@ class Intent(msgspec.Struct, frozen=True):
     """What an operation is about to do that can't be taken back by forgetting it.
 
     Attributes:
-        phase: run, hooks, lock, checkpoint, restore, image, resume, save, end, start or stop.
+        phase: run, hooks, lock, checkpoint, restore, image, resume, save, end, ending, start or stop.
         parties: The workloads.
         pairs: What the driver will get at a restore.
         reserved: What is held for the operation, besides the leases.

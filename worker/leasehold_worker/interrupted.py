@@ -132,7 +132,7 @@ class Interrupted:
 
         Members that are all parked stay parked; where only some are, or some are locked, all are brought to
         run. That leads to where the operation wanted to be, or back. Those that were to become an image, and
-        ran before, are brought to run too: parked in memory is neither.
+        ran or slept before, are brought to run too: parked in memory is neither.
 
         Args:
             intent: What it was about to do last.
@@ -155,7 +155,11 @@ class Interrupted:
         plan = Plan(parties, pairs=intent.pairs, policy=intent.policy)
         moving = intent.phase == "restore"
         by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
-        back = kind == "suspend" and not by_suspend and not any(party.parked for party in intent.parties)
+        were_down = any(
+            found.parked and not party.workload.is_asleep
+            for found, party in zip(intent.parties, parties, strict=True)
+        )
+        back = kind == "suspend" and not by_suspend and not were_down
         problem: OperationError | None = None
         outcomes: dict[str, list[MemberOutcome]] = {}
         try:

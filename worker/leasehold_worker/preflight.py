@@ -40,6 +40,7 @@ from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
     DISCARD,
     escalated,
+    hook_steps,
     is_weaker,
     ladder,
     policy_text,
@@ -144,6 +145,8 @@ class Preflight:
                 plan.already_there, plan.policy = True, workload.parked.policy
                 return plan
             policy = escalated(workload.parked.policy, policy)
+        elif workload.hooked is not None:  # not all is undone of an earlier way down
+            policy = escalated(workload.hooked.policy, policy)
         plan.policy = policy
         plan.steps = [step.down for step in strategy_of(policy).steps]
         self._policies.check(plan, allowed=allowed)
@@ -205,7 +208,10 @@ class Preflight:
         moves = bool(operation.gpu_uuids or operation.pairs)
         plan = Plan([Party(workload, home=home_of(workload))])
         if workload.state == RUNNING and not moves:
-            plan.already_there = True
+            plan.already_there = workload.hooked is None
+            if workload.hooked is not None:
+                plan.policy = workload.hooked.policy
+                plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
             return plan
         findings = plan.findings
         with findings.check("state", f"{workload.name} is parked"):

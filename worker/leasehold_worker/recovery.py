@@ -51,7 +51,7 @@ MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
 HOLDING: Final = MOVES | {"image", "resume", "start"}
 """Phases in which GPUs may be in use that nobody leases yet."""
 
-ENDING: Final = frozenset({"image", "end", "start", "resume"})
+ENDING: Final = frozenset({"image", "end", "ending", "start", "resume"})
 """Phases in which the processes of a workload end, or come back, and it goes on."""
 
 STATES_ON_DISK: Final = {CHECKPOINT: CHECKPOINTED, STOP: STOPPED}
@@ -218,7 +218,7 @@ class Recovery:
                 error, warning = await self._settle_run(entry)
             case "stop":
                 error, warning = await self._settle_stop(entry, intent)
-            case "save" | "end" | "start" | "image" | "resume":
+            case "save" | "end" | "ending" | "start" | "image" | "resume":
                 error, warning = await self._on_disk.settle(intent, self._parts.workloads)
             case _:
                 error, warning = await self._settle_move(entry, intent)

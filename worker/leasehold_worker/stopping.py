@@ -1,6 +1,7 @@
 """Ending a workload on somebody's word."""
 
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Final, final
 
 import trio
@@ -91,7 +92,14 @@ class Stopping:
                 before = SUSPENDED if parked else RUNNING
                 await self._kill(workload, before, report, force=operation.force)
 
-    async def end_processes(self, workload: Workload, report: Report, *, parked: bool) -> None:
+    async def end_processes(
+        self,
+        workload: Workload,
+        report: Report,
+        *,
+        parked: bool,
+        told: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Ends the processes of a workload that goes on without them, and waits until they are gone.
 
         Nobody may be watching for the workload's end.
@@ -100,6 +108,7 @@ class Stopping:
             workload: The workload.
             report: Gets what was done with the members.
             parked: Its CUDA calls block, so it could not end by itself and is killed at once.
+            told: Notes that it has been told to end, and so will.
 
         Raises:
             OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
@@ -111,6 +120,8 @@ class Stopping:
             report.enter("terminate")
             send_signal(workload.root, signal.SIGTERM)
             with trio.move_on_after(DEFAULT_GRACE_S):
+                if told is not None:
+                    await _note(told, report)
                 await wait_ended(workload.root)
         await self._killer.kill(workload, report)
         pause_s = POLL_INTERVAL_S
@@ -151,6 +162,14 @@ def _stuck(workload: Workload) -> OperationError:
         f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in the "
         "kernel, and its GPUs stay leased",
     )
+
+
+async def _note(told: Callable[[], Awaitable[None]], report: Report) -> None:
+    """Notes what can't be taken back, or says that it couldn't."""
+    try:
+        await told()
+    except OperationError as error:
+        report.warnings.append(f"that it was told to end is not on disk: {error.message}")
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:

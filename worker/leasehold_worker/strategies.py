@@ -174,6 +174,11 @@ def strategy_of(policy: EvictionPolicy) -> Strategy:
     return TABLE[policy.weight_strategy, policy.process_strategy]
 
 
+def hook_steps(policy: EvictionPolicy) -> list[Step]:
+    """Those of a policy's steps that hooks do."""
+    return [step for step in strategy_of(policy).steps if step in (Step.HOOKS, Step.OFFLOAD, Step.DISCARD)]
+
+
 def is_weaker(first: ProcessStrategy.ValueType, second: ProcessStrategy.ValueType) -> bool:
     """Whether a process strategy frees less than another."""
     return STRENGTHS.index(first) < STRENGTHS.index(second)
@@ -195,7 +200,7 @@ def ladder(policy: EvictionPolicy) -> list[EvictionPolicy]:
 
 
 def escalated(before: EvictionPolicy, wanted: EvictionPolicy) -> EvictionPolicy:
-    """The policy of a parked workload that gets a stronger one: its weights are as they were."""
+    """The policy of a workload that was parked before and gets another one: its weights are as they were."""
     return EvictionPolicy(
         weight_strategy=before.weight_strategy,
         process_strategy=wanted.process_strategy,

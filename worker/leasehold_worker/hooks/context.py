@@ -77,15 +77,18 @@ class HookRecord:
         return not self.known or note in self._notes
 
     def begin(self) -> None:
-        """A way down begins: from here on it is known how far it goes."""
+        """A way down begins: from here on it is known how far it went, one before that was not undone too."""
         self.known = True
-        self._notes.clear()
 
     async def add(self, note: str) -> None:
         """Notes a step that is about to be made."""
         if note not in self._notes:
             self._notes.add(note)
-            await self._keep()
+            try:
+                await self._keep()
+            except BaseException:  # a cancellation too: then the step is not made
+                self._notes.remove(note)
+                raise
 
     async def remove(self, note: str) -> None:
         """Takes a note back: the step was certainly not made, or it was undone."""

@@ -55,18 +55,17 @@ async def down(context: HookContext) -> None:
         OperationError: HOOK_FAILED, or what the application's kernel failed with; MEMORY_NOT_FREED. Metadata
             "hook" names the hook. Or the record could not be kept.
     """
-    begun: list[workload_pb2.Hook] = []
     finished = False
     context.record.begin()
     try:
         for hook in context.hooks:
             if goes_down(hook) and concerns(hook, context.weight_strategy):
                 await context.record.add(hook.name)
-                begun.append(hook)
                 await _go_down(Turn(hook, context, Phase.BEFORE_SUSPEND, warnings=context.warnings))
         finished = True
     finally:
         if not finished:
+            begun = _begun(context)
             failures = await _go_back(context, begun, Phase.ROLLBACK) if begun else []
             context.warnings.extend(failure.message for failure in failures)
 
@@ -120,14 +119,17 @@ async def roll_back(context: HookContext) -> list[str]:
         What could not be undone, and what else went wrong; it is among the context's warnings too.
     """
     told = len(context.warnings)
-    begun = [hook for hook in _downward(context) if context.record.holds(hook.name)]
-    failures = await _go_back(context, begun, Phase.ROLLBACK)
+    failures = await _go_back(context, _begun(context), Phase.ROLLBACK)
     context.warnings.extend(failure.message for failure in failures)
     return context.warnings[told:]
 
 
 def _downward(context: HookContext) -> list[workload_pb2.Hook]:
     return [hook for hook in context.hooks if goes_down(hook) and concerns(hook, context.weight_strategy)]
+
+
+def _begun(context: HookContext) -> list[workload_pb2.Hook]:
+    return [hook for hook in _downward(context) if context.record.holds(hook.name)]
 
 
 async def _go_down(turn: Turn) -> None:

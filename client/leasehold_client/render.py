@@ -62,9 +62,11 @@ def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
 
 
 def workload_state(workload: Workload) -> str:
-    """The state of a workload, with how it ended, or that a helper waits for spare GPUs."""
+    """The state of a workload, with how it ended, what is wrong with it, or that a helper waits for GPUs."""
     status = workload.status
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
+    if status.state == workload_pb2.WORKLOAD_STATE_RUNNING and status.HasField("error"):
+        return f"{text}({reason_name(status.error.reason)})"
     if status.yielded and status.state in PARKED:
         return f"{text}(yielded)"
     match status.exit.WhichOneof("cause"):

@@ -225,6 +225,7 @@ class Model:
     def require_running(self) -> None:
         """It is as it was: it serves with its own weights, holds its GPU, and nothing of it is elsewhere."""
         assert self.state_name == "RUNNING", self.log()
+        assert not self.workload.status.HasField("error"), self.log()
         found = self.state()
         wanted = {"checksum": CHECKSUM, "requests": self.requests, "cache": True, "sleeping": []}
         assert {name: found[name] for name in wanted} == wanted, (found, wanted, self.log())

@@ -87,7 +87,7 @@ class Arena:
 
     def model_of(self, case: Case) -> Model:
         """The model server of a case, which runs."""
-        kernel = case.process == "stop"
+        kernel = case.process == "stop" and not case.before
         if kernel not in self.models:
             self._made += 1
             model = Model(self.fleet, f"{'saver' if kernel else 'chat'}-{self._made}", kernel=kernel)
@@ -127,10 +127,11 @@ class Arena:
             self.client.wait(self.client.stop(model.name, grace_s=0, force=True))
 
     def _play(self, model: Model, case: Case) -> str:
-        if case.way != DOWN:
-            parked = model.suspend(case.policy, force=not model.kernel)
+        parked_by = case.before if case.way == DOWN else case.process
+        if parked_by:
+            parked = model.suspend(f"{case.weights}+{parked_by}", force=not model.kernel)
             assert reason(parked) == "SUCCEEDED", parked
-            self._require(model, case, parked=True)
+        self._require(model, case, parked_by)
         with ExitStack() as undo:
             undo.callback(model.clear_faults)
             undo.enter_context(self._trouble(model, case))
@@ -143,12 +144,15 @@ class Arena:
         done = outcome == "SUCCEEDED"
         assert not (case.trouble.harmless and not done), ended
         assert not (done and not case.trouble.harmless and not case.trouble.may_succeed), ended
-        parked_now = done == (case.way == DOWN)
-        self._require(model, case, parked=parked_now)
-        if parked_now:
+        if done:
+            parked_by = case.process if case.way == DOWN else ""
+        self._require(model, case, parked_by)
+        if parked_by:
             woken = model.wake()
             assert reason(woken) == "SUCCEEDED", woken
-            self._require(model, case, parked=False)
+            if parked_by == "stop" and not model.kernel:
+                model.requests = 0
+            self._require(model, case, "")
         return outcome
 
     def _begin(self, model: Model, case: Case) -> Command:
@@ -156,17 +160,18 @@ class Arena:
             return self.client.suspend(model.name, policy=parse_policy(case.policy), force=not model.kernel)
         return self.client.restore(model.name)
 
-    def _require(self, model: Model, case: Case, *, parked: bool) -> None:
-        if not parked:
+    def _require(self, model: Model, case: Case, parked_by: str) -> None:
+        """It is parked by a process strategy, or runs."""
+        if not parked_by:
             model.wait_served()
             model.require_running()
             model.pid = model.state()["pid"]
             return
         freed = "all"
-        if case.process == "keep_running":
+        if parked_by == "keep_running":
             freed = "nothing" if case.weights == "retain" else "weights"
-        assert model.state_name == STATES[case.process], model.log()
-        model.require_parked(case.process, freed=freed)
+        assert model.state_name == STATES[parked_by], model.log()
+        model.require_parked(parked_by, freed=freed)
 
     # --- Trouble
 
@@ -268,7 +273,7 @@ def play_all(arena: Arena, cases: list[Case]) -> Tally:
     tally = Tally()
     without_images = arena.why_no_images()
     for case in cases:
-        if case.process == "checkpoint" and without_images:
+        if "checkpoint" in (case.process, case.before) and without_images:
             tally.outcomes["not played: no images"] += 1
             continue
         known = len(tally.problems)

@@ -58,12 +58,14 @@ class Case:
         process: The process strategy.
         way: Down or up.
         trouble: What goes wrong.
+        before: The process strategy that it is parked by already. Empty: it runs.
     """
 
     weights: str
     process: str
     way: str
     trouble: Trouble
+    before: str = ""
 
     @property
     def policy(self) -> str:
@@ -73,7 +75,8 @@ class Case:
         trouble = self.trouble
         driver = [f"{name}={value}" for name, value in trouble.driver.items()]
         what = " ".join(filter(None, [trouble.kind, trouble.where, trouble.fault, *driver]))
-        return f"{self.policy} {self.way}: {what} x{trouble.times}"
+        after = f" after {self.before}" if self.before else ""
+        return f"{self.policy}{after} {self.way}: {what} x{trouble.times}"
 
 
 def hooks_down(weights: str) -> Iterator[Trouble]:
@@ -133,7 +136,10 @@ KILLED_DOWN: Final = {
         "image-final",
         "operation-ended",
     ),
-    "stop": ("phase-save", "intent-save", "intent-end", "phase-terminate", "phase-kill", "operation-ended"),
+    "stop": (
+        *("phase-save", "intent-save", "intent-end", "phase-terminate", "intent-ending", "phase-kill"),
+        "operation-ended",
+    ),
 }
 KILLED_UP: Final = {
     "keep_running": ("operation-ended",),
@@ -182,9 +188,37 @@ def troubles(weights: str, process: str, way: str) -> Iterator[Trouble]:
             yield Trouble(Kind.DISK, "altered")
 
 
+KILLED_FURTHER_DOWN: Final = {
+    ("keep_running", "cuda_suspend"): ("intent-lock", "intent-checkpoint", "phase-verify", "operation-ended"),
+    ("keep_running", "checkpoint"): ("intent-lock", "phase-verify", "intent-image", "image-final"),
+    ("cuda_suspend", "checkpoint"): ("phase-image", "intent-image", "image-final", "operation-ended"),
+    ("keep_running", "stop"): ("intent-end", "phase-terminate", "intent-ending", "phase-kill"),
+    ("cuda_suspend", "stop"): ("intent-end", "phase-kill", "operation-ended"),
+    ("checkpoint", "stop"): ("intent-end", "operation-ended"),
+}
+"""Crash points on the way from one process strategy to a stronger one."""
+
+
+def troubles_further_down(before: str, process: str) -> Iterator[Trouble]:
+    """What can go wrong while a parked workload is parked by a stronger strategy."""
+    for point in KILLED_FURTHER_DOWN[before, process]:
+        yield Trouble(Kind.KILL, point, may_succeed=True)
+    if before == "keep_running" and process != "stop":
+        for call in ("lock", "checkpoint"):
+            yield from driver(call)
+    if process == "checkpoint":
+        yield Trouble(Kind.CRIU, "fails")
+        yield Trouble(Kind.CRIU, "full")
+
+
 def grid() -> list[Case]:
     """Every case, in a fixed order."""
-    return [
+    further_down = [
+        Case("offload", process, DOWN, trouble, before)
+        for before, process in KILLED_FURTHER_DOWN
+        for trouble in troubles_further_down(before, process)
+    ]
+    return further_down + [
         Case(weights, process, way, trouble)
         for process in PROCESSES
         for weights in WEIGHTS

@@ -35,12 +35,19 @@ def hook(name: str, phase: workload_pb2.HookPhase.ValueType, script: str) -> Hoo
     return Hook(name=name, phase=phase, command=CommandHook(arguments=["sh", "-c", script]))
 
 
-def start(session: Session, hooks: Sequence[Hook] = ()) -> None:
+def start(session: Session, hooks: Sequence[Hook] = ()) -> list[int]:
+    """Starts a counter, and says the pids of its processes."""
     run = counter_run("w")
     run.spec.hooks.extend(hooks)
     outcome = session.run("run", "w", run=run)
     assert outcome.state == SUCCEEDED, outcome.error
     wait_counting(session, "w")
+    return [workload.status.root_pid for workload in outcome.workloads]
+
+
+def is_well(workload: Workload) -> bool:
+    status = workload.status
+    return status.state == workload_pb2.WORKLOAD_STATE_RUNNING and not status.HasField("error")
 
 
 def suspend(
@@ -119,8 +126,13 @@ def test_a_sleeper_that_dies_while_it_is_woken_keeps_no_gpu(
     session.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(session) == [FREE, FREE])
 
 
-def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_by_the_next_wake(
-    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+@pytest.mark.parametrize("by_itself", [False, True], ids=["by wake", "by itself"])
+def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_later(
+    start_worker: Start,
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    by_itself: bool,
 ) -> None:
     ready, awake = tmp_path / "ready", tmp_path / "awake"
     worker = start_worker(host, crash_point="phase-hooks:2")
@@ -134,12 +146,74 @@ def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_by_the_next_wa
     again = coordinator.next_session()
     outcome = again.outcome("r")
     assert (outcome.state, outcome.error.reason) == (FAILED, errors_pb2.ERROR_REASON_HOOK_FAILED)
+    (half_awake,) = outcome.workloads
+    assert (half_awake.status.state, half_awake.status.error.reason) == (
+        workload_pb2.WORKLOAD_STATE_RUNNING,
+        errors_pb2.ERROR_REASON_HOOK_FAILED,
+    )
     assert not awake.exists()
     ready.touch()
-    assert again.run("r2", "w", restore=RestoreOperation()).state == SUCCEEDED
+    if by_itself:
+        again.wait(lambda f: f.HasField("workload_event") and is_well(f.workload_event.workload))
+        assert awake.exists()
+        return
+    woken = again.run("r2", "w", restore=RestoreOperation())
+    assert woken.state == SUCCEEDED
+    assert is_well(woken.workloads[0])
     assert awake.exists()
     nothing = again.run("r3", "w", restore=RestoreOperation())
     assert nothing.result.already_there
+
+
+@pytest.mark.parametrize("point", ["phase-lock", "intent-image", "image-final"])
+def test_a_sleeper_that_was_to_become_an_image_when_the_worker_died_sleeps(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, point: str
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    worker = start_worker(host, crash_point=point)
+    session = coordinator.next_session()
+    start(session)
+    assert suspend(session, "s", KEEP_RUNNING) == SUCCEEDED
+    policy = EvictionPolicy(process_strategy=CHECKPOINT)
+    session.send(make_command("c", "w", suspend=SuspendOperation(policy=policy, force=True)))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("c").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    (sleeper,) = again.outcome("c").workloads
+    assert sleeper.status.state == workload_pb2.WORKLOAD_STATE_SLEEPING
+    assert slots(again) == [FREE, FREE]
+    assert again.run("r", "w", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(again, "w")
+
+
+def test_hooks_that_an_earlier_suspend_has_undone_are_forgotten(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    """Else a later start would undo the policy of that one, in place of the one that it finds begun."""
+    trace = tmp_path / "trace"
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    note = f"echo {{phase}} {{policy}} >> {trace}"
+    (member,) = start(session, [hook("down", BEFORE, note), hook("up", AFTER, note)])
+    host.set_fault("checkpoint", member, error=999)
+    assert suspend(session, "s", CUDA_SUSPEND) == FAILED
+    worker.kill()
+    worker = start_worker(host, crash_point="intent-hooks")
+    session = coordinator.next_session()
+    policy = EvictionPolicy(process_strategy=KEEP_RUNNING)
+    session.send(make_command("k", "w", suspend=SuspendOperation(policy=policy, force=True)))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("k").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    assert trace.read_text().splitlines() == [
+        "before_suspend retain+cuda_suspend",
+        "rollback retain+cuda_suspend",
+        "rollback retain+keep_running",
+    ]
 
 
 def test_hooks_of_a_suspend_that_died_are_undone_at_the_next_start(

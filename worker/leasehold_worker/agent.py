@@ -17,6 +17,7 @@ from leasehold_worker.arbiter import Arbiter
 from leasehold_worker.claim_turns import ClaimTurns
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import StopWorkloads, WorkerConfig
+from leasehold_worker.hook_retries import HookRetries
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
 from leasehold_worker.leases import Standing
@@ -122,6 +123,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             claims = LocalClaims(parts, commands, journal, turns)
             answers = LocalAnswers(parts, commands, turns, identity.worker_id)
             arbiter = Arbiter(parts, commands, claims.ask_to_yield)
+            hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)
             recovery.rebuild()
@@ -131,6 +133,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(arbiter.run)
+            nursery.start_soon(hook_retries.run)
             nursery.start_soon(parts.disk.run)
             async with serve_locally(local_socket, claims, answers, parts.kernels):
                 claims.expect_resumption()

@@ -26,7 +26,7 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.strategies import ladder, policy_text, resolve
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workload import CHECKPOINTED, RUNNING, SLEEPING, STOPPED
+from leasehold_worker.workload import CHECKPOINTED, SLEEPING, STOPPED
 from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -163,7 +163,7 @@ class Operations:
         report.enter("preflight")
         workload = self._workloads.get(workload_id)
         named = bool(operation.gpu_uuids or operation.pairs)
-        if workload.state == RUNNING and workload.hooked is not None and not named:
+        if workload.is_half_awake and not named:
             await self._sleeping.call_up(workload, report)
             return
         if workload.state == STOPPED:

@@ -138,7 +138,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         start_time=timestamp(record.start_time),
         end_time=timestamp(record.end_time),
         exit=_exit(record.returncode) if record.returncode is not None else None,
-        error=record.error.to_proto() if record.error else None,
+        error=record.trouble.to_proto() if record.trouble else None,
         yielded=record.yielded,
         kernel=record.kernel,
         checkpoint_id=(parked.checkpoint_id or None) if parked else None,

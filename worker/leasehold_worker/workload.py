@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadState
 
 from leasehold_worker.checkpoint.members import Member
@@ -152,6 +152,22 @@ class Workload:
     def is_asleep(self) -> bool:
         """Whether its processes run, though it is parked and holds no GPU."""
         return self.parked is not None and self.parked.policy.process_strategy == KEEP_RUNNING
+
+    @property
+    def is_half_awake(self) -> bool:
+        """Whether it runs, though not all that its hooks put away is back."""
+        return self.state == RUNNING and self.hooked is not None
+
+    @property
+    def trouble(self) -> OperationError | None:
+        """Why it is not as it should be. None: it is."""
+        if not self.is_half_awake:
+            return self.error
+        return OperationError(
+            errors_pb2.ERROR_REASON_HOOK_FAILED,
+            f"workload {self.name} runs, and not all that its hooks put away is back yet: the worker calls "
+            "them again for some minutes, and `leasehold wake` does at once",
+        )
 
     def processes(self) -> list[ProcessIdentity]:
         """Its processes that live now, by start time.

@@ -1034,7 +1034,9 @@ class WorkloadStatus(_message.Message):
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why it is FAILED, WEDGED or UNKNOWN. Absent in other states."""
+        """Why it is FAILED, WEDGED or UNKNOWN; or HOOK_FAILED while it is RUNNING, and not all that its hooks put away
+        is back. Absent otherwise.
+        """
 
     @_builtins.property
     def kernel(self) -> Global___Kernel:

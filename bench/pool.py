@@ -79,7 +79,7 @@ async def relay_in_trio(
 async def with_pool(waiters: int, relay: Relay) -> None:
     """Our pool of eight GPUs, seven of which somebody keeps."""
     pool = GpuPool([PoolGpu(f"GPU-{slot}", "H100", 80 * 2**30) for slot in range(GPUS)])
-    pool.claim_gpus("keeper", [gpu.uuid for gpu in pool.gpus[1:]])
+    pool.claim_gpus("keeper", [gpu.uuid for gpu in pool.slots.gpus[1:]])
 
     async def acquire() -> Callable[[], object]:
         lease: Lease | None = await pool.claim("w", ONE)

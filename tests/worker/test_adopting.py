@@ -76,14 +76,14 @@ async def reset_is_done(host: SimulatedHost, folder: Path, _: int) -> None:
     async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
         host.set_readings(0, ecc_uncorrected=1)
         await parts.health.look()
-        assert parts.pool.slot(gpu_uuid).state == UNHEALTHY
+        assert parts.pool.slots.get(gpu_uuid).state == UNHEALTHY
         host.set_readings(0, ecc_uncorrected=0)
         with trio.fail_after(30), trio.CancelScope() as scope:
             ask = cancelling(parts.inventory.read_health, scope, after=0)
             parts.inventory.read_health = ask  # type: ignore[method-assign]
             await parts.servicing.reset_health(ResetGpuHealthOperation(gpu_uuids=[gpu_uuid]))
         check_done(scope)
-        assert parts.pool.slot(gpu_uuid).state == FREE
+        assert parts.pool.slots.get(gpu_uuid).state == FREE
 
 
 async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path, pid: int) -> None:

@@ -154,8 +154,8 @@ async def test_gpus_that_nobody_gets_are_not_asked_for() -> None:
     host = Host("AA")
     host.helper("0")
     host.helper("1")
-    cordon = Cordon("repair", "ann", host.pool.slot("0").since)
-    host.pool.cordon("1", cordon)
+    cordon = Cordon("repair", "ann", host.pool.slots.get("0").since)
+    host.pool.slots.cordon("1", cordon)
     assert await ask_for(host, [ONE]) == ["0"]
     assert await ask_for(host, [TWO]) == []
 
@@ -163,7 +163,7 @@ async def test_gpus_that_nobody_gets_are_not_asked_for() -> None:
 async def test_a_cordoned_worker_asks_nobody() -> None:
     host = Host("A")
     host.helper("0")
-    host.pool.cordon("", Cordon("repair", "ann", host.pool.slot("0").since))
+    host.pool.slots.cordon("", Cordon("repair", "ann", host.pool.slots.get("0").since))
     assert await ask_for(host, [ONE]) == [], "the claim would not get the GPU"
 
 
@@ -193,13 +193,13 @@ async def test_helpers_wake_while_nobody_waits_for_gpus_unless_the_worker_is_cor
         await trio.testing.wait_all_tasks_blocked()
         assert spare_gpus(host.pool) == 0
         nursery.cancel_scope.cancel()
-    host.pool.cordon("", Cordon("repair", "ann", host.pool.slot("0").since))
+    host.pool.slots.cordon("", Cordon("repair", "ann", host.pool.slots.get("0").since))
     assert spare_gpus(host.pool) == 0
 
 
 async def test_who_waits_for_something_else_or_for_the_impossible_keeps_no_helper_asleep() -> None:
     host = Host("AA")
-    host.pool.cordon("1", Cordon("repair", "ann", host.pool.slot("0").since))
+    host.pool.slots.cordon("1", Cordon("repair", "ann", host.pool.slots.get("0").since))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.pool.claim, "impossible", TWO)
         nursery.start_soon(
@@ -264,7 +264,7 @@ async def still_waiting(host: Host, requests: Sequence[GpuRequest], asked: Seque
     """
     async with trio.open_nursery() as nursery:
         for number, request in enumerate(requests):
-            if sum(map(request.allows, host.pool.gpus)) >= request.count:
+            if sum(map(request.allows, host.pool.slots.gpus)) >= request.count:
                 nursery.start_soon(host.pool.claim, f"c{number}", request)
                 await trio.testing.wait_all_tasks_blocked()
         going = [*host.asked, *(host.to_ask() if asked is None else asked)]
@@ -292,7 +292,7 @@ def test_all_are_served_whom_helpers_can_serve(case: Case) -> None:
 @given(cases)
 def test_each_that_a_claim_asks_is_needed(case: Case) -> None:
     only = case[3][:1]
-    if sum(map(only[0].allows, host_of(case).pool.gpus)) < only[0].count:
+    if sum(map(only[0].allows, host_of(case).pool.slots.gpus)) < only[0].count:
         return
     asked = trio.run(ask_for, host_of(case), only)
     if asked:

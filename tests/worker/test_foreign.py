@@ -167,21 +167,21 @@ async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any)
             await parts.foreign.look(parts.workloads)
             host.set_fault(CANT_LIST, **fault)
             await parts.workloads.let_go(workload)
-            slot = parts.pool.slot(gpu_uuid)
+            slot = parts.pool.slots.get(gpu_uuid)
             assert (slot.state, slot.lease) == (FOREIGN, None)
             (entry,) = slot.foreign
             assert (entry.pid, entry.device_memory_bytes) == (counter.pid, None)
             assert "NVML can't list the processes of this GPU" in entry.command
-            assert parts.pool.slot(host.gpus[1].uuid).state == FREE, "nobody has left it"
+            assert parts.pool.slots.get(host.gpus[1].uuid).state == FREE, "nobody has left it"
             await parts.foreign.look(parts.workloads)
-            assert parts.pool.slot(gpu_uuid).foreign == (entry,), "it is no better known"
+            assert parts.pool.slots.get(gpu_uuid).foreign == (entry,), "it is no better known"
             parts.nursery.start_soon(parts.foreign.run, parts.workloads)
             host.clear_faults(call=CANT_LIST)
-            await until(parts, lambda: parts.pool.slot(gpu_uuid).foreign != (entry,))
-            (found,) = parts.pool.slot(gpu_uuid).foreign
+            await until(parts, lambda: parts.pool.slots.get(gpu_uuid).foreign != (entry,))
+            (found,) = parts.pool.slots.get(gpu_uuid).foreign
             assert (found.pid, bool(found.device_memory_bytes)) == (counter.pid, True)
             counter.kill()
-            await until(parts, lambda: parts.pool.slot(gpu_uuid).state == FREE)
+            await until(parts, lambda: parts.pool.slots.get(gpu_uuid).state == FREE)
 
 
 async def nvml_fails_as_a_claim_ends(host: SimulatedHost, folder: Path) -> None:
@@ -202,12 +202,12 @@ async def nvml_fails_as_the_first_process_of_a_claim_ends(host: SimulatedHost, f
             process.kill()
             with trio.fail_after(20):
                 await workload.ended.wait()
-        slot = parts.pool.slot(gpu_uuid)
+        slot = parts.pool.slots.get(gpu_uuid)
         assert (slot.state, slot.lease) == (FOREIGN, None)
         assert "w-1 may have left" in slot.foreign[0].command
         host.clear_faults(call=CANT_LIST)
         await parts.foreign.look(parts.workloads)
-        assert parts.pool.slot(gpu_uuid).state == FREE
+        assert parts.pool.slots.get(gpu_uuid).state == FREE
 
 
 async def nvml_never_lists_processes(host: SimulatedHost, folder: Path) -> None:
@@ -220,10 +220,10 @@ async def nvml_never_lists_processes(host: SimulatedHost, folder: Path) -> None:
             with trio.fail_after(20):
                 await ended.ended.wait()
             await parts.foreign.look(parts.workloads)
-            assert [parts.pool.slot(gpu_uuid).state for gpu_uuid in (kept, free)] == [FOREIGN, FREE]
+            assert [parts.pool.slots.get(gpu_uuid).state for gpu_uuid in (kept, free)] == [FOREIGN, FREE]
             process.kill()
         await parts.foreign.look(parts.workloads)
-        assert parts.pool.slot(kept).state == FREE
+        assert parts.pool.slots.get(kept).state == FREE
 
 
 async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path) -> None:
@@ -242,15 +242,15 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path) -> N
         with counting(host.gpus[0].uuid) as (counter, _):
             with trio.fail_after(20):
                 await parts.foreign.look(parts.workloads)
-                assert parts.pool.slot(gpu_uuid).state == FREE, "that look has seen nothing"
+                assert parts.pool.slots.get(gpu_uuid).state == FREE, "that look has seen nothing"
                 for _ in range(3):
                     await parts.foreign.look(parts.workloads)
-            (found,) = parts.pool.slot(gpu_uuid).foreign
+            (found,) = parts.pool.slots.get(gpu_uuid).foreign
             assert (found.pid, found.user, found.command) == (counter.pid, str(os.geteuid()), "")
             assert len(hanging) == 1, "it is left alone while somebody hangs at it"
             released.set()
             with trio.fail_after(20):
-                while parts.pool.slot(gpu_uuid).foreign[0].user == str(os.geteuid()):
+                while parts.pool.slots.get(gpu_uuid).foreign[0].user == str(os.geteuid()):
                     await parts.foreign.look(parts.workloads)
                     await trio.sleep(0.01)
 

@@ -9,6 +9,7 @@ import trio.testing
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
+from leasehold_worker.gpu_slots import GpuSlots
 from leasehold_worker.leases import (
     CORDONED,
     FOREIGN,
@@ -106,14 +107,14 @@ def test_slots_keep_the_order_of_the_gpus() -> None:
     pool = GpuPool(reverse)
     assert [slot.gpu_uuid for slot in pool.snapshot_leases().slots] == UUIDS[::-1]
     assert [slot.slot for slot in pool.snapshot_leases().slots] == [0, 1, 2, 3]
-    assert pool.gpus == tuple(reverse)
+    assert pool.slots.gpus == tuple(reverse)
     assert must(pool.try_claim("a", ONE)).gpu_uuids == (UUIDS[3],)
 
 
 def test_capacity_is_the_number_of_gpus_whatever_they_do() -> None:
     pool = pool_of(3)
     pool.try_claim("a", ONE)
-    pool.cordon(UUIDS[1], REPAIR)
+    pool.slots.cordon(UUIDS[1], REPAIR)
     assert pool.capacity == 3
 
 
@@ -240,7 +241,7 @@ async def test_a_small_claim_is_not_held_up_on_gpus_that_the_large_one_can_not_u
 
 async def test_what_could_not_be_granted_if_all_leases_ended_holds_up_nobody() -> None:
     pool = pool_of(2)
-    pool.cordon(UUIDS[0], REPAIR)
+    pool.slots.cordon(UUIDS[0], REPAIR)
     async with trio.open_nursery() as nursery:
         claims = Claims(pool, nursery)
         await claims.add("large", TWO)
@@ -479,7 +480,7 @@ def test_a_policy_chooses_other_slots_than_the_lowest() -> None:
     pool.claim_gpus("other", [UUIDS[0]])
     assert chosen(pool, 2, "SAME_NUMA_NODE") == [2, 3]
     pool = GpuPool(gpus)
-    pool.observe({}, {UUIDS[0]: 10, UUIDS[3]: 70})
+    pool.slots.observe({}, {UUIDS[0]: 10, UUIDS[3]: 70})
     assert chosen(pool, 1, "MOST_FREE_MEMORY") == [3]
 
 
@@ -585,8 +586,8 @@ async def test_a_lease_adopted_in_part_exchanges_that_part_only() -> None:
 
 async def test_a_workload_occupies_what_it_is_on_whatever_is_held_against_it() -> None:
     pool = pool_of(3)
-    pool.cordon(UUIDS[0], REPAIR)
-    pool.set_health(UUIDS[1], XID, "Xid 79")
+    pool.slots.cordon(UUIDS[0], REPAIR)
+    pool.slots.set_health(UUIDS[1], XID, "Xid 79")
     assert pool.occupy("w", UUIDS[:2]).gpu_uuids == tuple(UUIDS[:2])
     assert refusal(lambda: pool.occupy("b", UUIDS[1:3])).reason == Reason.ERROR_REASON_NO_FREE_GPU
     assert states(pool) == [LEASED, LEASED, FREE]
@@ -622,12 +623,12 @@ async def test_a_snapshot_is_of_one_moment_and_its_revision_grows() -> None:
 
 async def test_since_is_when_the_state_or_the_lease_changed() -> None:
     pool = pool_of(1)
-    began = pool.slot(UUIDS[0]).since
+    began = pool.slots.get(UUIDS[0]).since
     pool.try_claim("a", ONE)
-    leased = pool.slot(UUIDS[0]).since
+    leased = pool.slots.get(UUIDS[0]).since
     assert leased > began
-    pool.cordon(UUIDS[0], REPAIR)
-    assert pool.slot(UUIDS[0]).since == leased, "it is leased as before"
+    pool.slots.cordon(UUIDS[0], REPAIR)
+    assert pool.slots.get(UUIDS[0]).since == leased, "it is leased as before"
 
 
 async def test_wait_changed_wakes_on_every_change() -> None:
@@ -636,11 +637,11 @@ async def test_wait_changed_wakes_on_every_change() -> None:
     changes: list[Callable[[], object]] = [
         lambda: lease.append(must(pool.try_claim("a", ONE))),
         lambda: pool.release(lease[0]),
-        lambda: pool.cordon(UUIDS[0], REPAIR),
-        lambda: pool.cordon("", REPAIR),
-        lambda: pool.set_health(UUIDS[1], XID, "Xid 79"),
-        lambda: pool.reset_health(UUIDS[1]),
-        lambda: pool.observe({UUIDS[2]: (STRANGER,)}, {}),
+        lambda: pool.slots.cordon(UUIDS[0], REPAIR),
+        lambda: pool.slots.cordon("", REPAIR),
+        lambda: pool.slots.set_health(UUIDS[1], XID, "Xid 79"),
+        lambda: pool.slots.reset_health(UUIDS[1]),
+        lambda: pool.slots.observe({UUIDS[2]: (STRANGER,)}, {}),
     ]
     for change in changes:
         with trio.fail_after(1):
@@ -653,16 +654,16 @@ async def test_wait_changed_wakes_on_every_change() -> None:
 async def test_the_states_of_a_slot() -> None:
     pool = pool_of(4)
     assert states(pool) == [FREE] * 4
-    pool.observe({UUIDS[3]: (STRANGER,)}, {})
+    pool.slots.observe({UUIDS[3]: (STRANGER,)}, {})
     assert states(pool) == [FREE, FREE, FREE, FOREIGN]
-    pool.cordon(UUIDS[3], REPAIR)
+    pool.slots.cordon(UUIDS[3], REPAIR)
     assert states(pool)[3] == CORDONED, "an operator's word counts more than a stranger"
-    pool.set_health(UUIDS[3], XID, "Xid 79")
+    pool.slots.set_health(UUIDS[3], XID, "Xid 79")
     assert states(pool)[3] == UNHEALTHY
     pool.reserve_gpus("a", [UUIDS[1]])
     pool.claim_gpus("b", [UUIDS[2]])
     assert states(pool) == [FREE, RESERVED, LEASED, UNHEALTHY]
-    pool.cordon(UUIDS[2], REPAIR)
+    pool.slots.cordon(UUIDS[2], REPAIR)
     assert states(pool)[2] == LEASED, "who has it keeps it"
 
 
@@ -671,32 +672,32 @@ async def test_the_states_of_a_slot() -> None:
 
 async def test_bad_health_stays_until_it_is_reset() -> None:
     pool = pool_of(1)
-    pool.set_health(UUIDS[0], XID, "Xid 79")
-    pool.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_OK, "")
+    pool.slots.set_health(UUIDS[0], XID, "Xid 79")
+    pool.slots.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_OK, "")
     assert states(pool) == [UNHEALTHY]
-    assert pool.slot(UUIDS[0]).standing == Standing(None, XID, "Xid 79")
-    pool.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_LOST, "gone")
-    assert pool.slot(UUIDS[0]).standing.health == gpu_pb2.GPU_HEALTH_LOST, "that is worse"
-    pool.set_health(UUIDS[0], XID, "Xid 79")
-    assert pool.slot(UUIDS[0]).standing.health_reason == "gone"
+    assert pool.slots.get(UUIDS[0]).standing == Standing(None, XID, "Xid 79")
+    pool.slots.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_LOST, "gone")
+    assert pool.slots.get(UUIDS[0]).standing.health == gpu_pb2.GPU_HEALTH_LOST, "that is worse"
+    pool.slots.set_health(UUIDS[0], XID, "Xid 79")
+    assert pool.slots.get(UUIDS[0]).standing.health_reason == "gone"
     assert pool.try_claim("a", ONE) is None
-    pool.reset_health(UUIDS[0])
+    pool.slots.reset_health(UUIDS[0])
     assert states(pool) == [FREE]
-    assert pool.slot(UUIDS[0]).standing == Standing()
+    assert pool.slots.get(UUIDS[0]).standing == Standing()
 
 
 async def test_a_throttled_gpu_gets_work_and_recovers_by_itself() -> None:
     pool = pool_of(1)
-    pool.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_THROTTLED, "too hot")
+    pool.slots.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_THROTTLED, "too hot")
     assert states(pool) == [FREE]
-    pool.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_OK, "")
-    assert pool.slot(UUIDS[0]).standing == Standing()
+    pool.slots.set_health(UUIDS[0], gpu_pb2.GPU_HEALTH_OK, "")
+    assert pool.slots.get(UUIDS[0]).standing == Standing()
 
 
 async def test_bad_health_leaves_its_holder_alone() -> None:
     pool = pool_of(1)
     lease = must(pool.try_claim("a", ONE))
-    pool.set_health(UUIDS[0], XID, "Xid 79")
+    pool.slots.set_health(UUIDS[0], XID, "Xid 79")
     assert holders(pool) == ["a"]
     pool.release(lease)
     assert states(pool) == [UNHEALTHY]
@@ -705,31 +706,31 @@ async def test_bad_health_leaves_its_holder_alone() -> None:
 @pytest.mark.parametrize(
     ("hold", "relieve"),
     [
-        (lambda p: p.cordon(UUIDS[0], REPAIR), lambda p: p.cordon(UUIDS[0], None)),
-        (lambda p: p.cordon("", REPAIR), lambda p: p.cordon("", None)),
-        (lambda p: p.set_health(UUIDS[0], XID, "Xid 79"), lambda p: p.reset_health(UUIDS[0])),
-        (lambda p: p.observe({UUIDS[0]: (STRANGER,)}, {}), lambda p: p.observe({UUIDS[0]: ()}, {})),
+        (lambda s: s.cordon(UUIDS[0], REPAIR), lambda s: s.cordon(UUIDS[0], None)),
+        (lambda s: s.cordon("", REPAIR), lambda s: s.cordon("", None)),
+        (lambda s: s.set_health(UUIDS[0], XID, "Xid 79"), lambda s: s.reset_health(UUIDS[0])),
+        (lambda s: s.observe({UUIDS[0]: (STRANGER,)}, {}), lambda s: s.observe({UUIDS[0]: ()}, {})),
     ],
     ids=["cordoned", "worker cordoned", "unhealthy", "foreign"],
 )
 async def test_who_waits_is_granted_as_soon_as_nothing_is_held_against_the_gpu(
-    hold: Callable[[GpuPool], None], relieve: Callable[[GpuPool], None]
+    hold: Callable[[GpuSlots], None], relieve: Callable[[GpuSlots], None]
 ) -> None:
     pool = pool_of(1)
-    hold(pool)
+    hold(pool.slots)
     async with trio.open_nursery() as nursery:
         claims = Claims(pool, nursery)
         await claims.add("waiter")
         assert pool.pending_claimers == 1
         assert pool.try_claim("thief", ONE) is None
-        relieve(pool)
+        relieve(pool.slots)
     assert holders(pool) == ["waiter"]
 
 
 async def test_a_cordoned_worker_grants_nothing() -> None:
     pool = pool_of(2)
     held = must(pool.try_claim("a", ONE))
-    pool.cordon("", REPAIR)
+    pool.slots.cordon("", REPAIR)
     assert states(pool) == [LEASED, FREE], "who has one keeps it"
     assert pool.try_claim("b", ONE) is None
     assert pool.preview(ONE) is None
@@ -743,7 +744,7 @@ async def test_a_cordoned_worker_grants_nothing() -> None:
 
 async def test_a_cordoned_worker_gives_no_gpu_by_name_either() -> None:
     pool = pool_of(2)
-    pool.cordon("", REPAIR)
+    pool.slots.cordon("", REPAIR)
     for take in (pool.claim_gpus, pool.reserve_gpus):
         refused = refusal(lambda: take("b", UUIDS[:1]))  # noqa: B023 - called at once
         assert refused.reason == Reason.ERROR_REASON_CORDONED
@@ -755,7 +756,7 @@ async def test_a_cordoned_worker_gives_no_gpu_by_name_either() -> None:
 async def test_a_cordoned_worker_lets_who_is_on_it_swap_and_stay() -> None:
     pool = pool_of(2)
     first, second = pool.claim_gpus("a", [UUIDS[0]]), pool.claim_gpus("b", [UUIDS[1]])
-    pool.cordon("", REPAIR)
+    pool.slots.cordon("", REPAIR)
     leases = pool.reassign([first, second], [("a", [UUIDS[1]]), ("b", [UUIDS[0]])])
     assert holders(pool) == ["b", "a"]
     pool.release(leases["a"])
@@ -765,7 +766,7 @@ async def test_a_cordoned_worker_lets_who_is_on_it_swap_and_stay() -> None:
 
 async def test_a_gpu_with_strangers_goes_to_who_allows_them() -> None:
     pool = pool_of(1)
-    pool.observe({UUIDS[0]: (STRANGER,)}, {})
+    pool.slots.observe({UUIDS[0]: (STRANGER,)}, {})
     assert pool.try_claim("a", ONE) is None
     assert pool.unclaimed() == []
     assert pool.unclaimed(allow_foreign=True) == [UUIDS[0]]
@@ -778,17 +779,17 @@ async def test_a_gpu_with_strangers_goes_to_who_allows_them() -> None:
 
 async def test_what_nvml_can_not_say_stays_as_it_was_known() -> None:
     pool = pool_of(2)
-    pool.observe({UUIDS[0]: (STRANGER,)}, {})
-    pool.observe({UUIDS[1]: ()}, {})
+    pool.slots.observe({UUIDS[0]: (STRANGER,)}, {})
+    pool.slots.observe({UUIDS[1]: ()}, {})
     assert states(pool) == [FOREIGN, FREE]
 
 
 async def test_what_is_held_against_gpus_is_kept_and_restored() -> None:
     kept: dict[str, Standing] = {}
     pool = GpuPool([PoolGpu(uuid) for uuid in UUIDS[:2]], kept.__setitem__)
-    pool.cordon(UUIDS[0], REPAIR)
-    pool.set_health(UUIDS[1], XID, "Xid 79")
-    pool.cordon("", REPAIR)
+    pool.slots.cordon(UUIDS[0], REPAIR)
+    pool.slots.set_health(UUIDS[1], XID, "Xid 79")
+    pool.slots.cordon("", REPAIR)
     assert kept == {
         UUIDS[0]: Standing(REPAIR),
         UUIDS[1]: Standing(None, XID, "Xid 79"),
@@ -796,14 +797,14 @@ async def test_what_is_held_against_gpus_is_kept_and_restored() -> None:
     }
     again = pool_of(2)
     for gpu_uuid, standing in {**kept, "GPU-taken-out": Standing(REPAIR)}.items():
-        again.restore_standing(gpu_uuid, standing)
+        again.slots.restore_standing(gpu_uuid, standing)
     assert states(again) == [CORDONED, UNHEALTHY]
-    assert again.worker_cordon == REPAIR
+    assert again.slots.worker_cordon == REPAIR
 
 
 async def test_a_gpu_that_is_not_there_is_not_cordoned() -> None:
     pool = pool_of(1)
-    for act in (lambda: pool.cordon("GPU-x", REPAIR), lambda: pool.reset_health("GPU-x")):
+    for act in (lambda: pool.slots.cordon("GPU-x", REPAIR), lambda: pool.slots.reset_health("GPU-x")):
         assert refusal(act).reason == Reason.ERROR_REASON_UNKNOWN_GPU
 
 
@@ -814,16 +815,18 @@ async def test_why_not_names_what_keeps_the_gpus_away() -> None:
     pool = pool_of(2)
     pool.try_claim("a", ONE)
     assert pool.why_not(TWO).reason == Reason.ERROR_REASON_NO_FREE_GPU
-    assert pool.what_lacks(TWO) == "2 GPUs are wanted, and of 2 that would do 1 is free (1 leased)"
-    pool.observe({UUIDS[1]: (STRANGER,)}, {})
+    assert pool.slots.what_lacks(TWO) == "2 GPUs are wanted, and of 2 that would do 1 is free (1 leased)"
+    pool.slots.observe({UUIDS[1]: (STRANGER,)}, {})
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_FOREIGN_PROCESS
-    pool.cordon(UUIDS[1], REPAIR)
+    pool.slots.cordon(UUIDS[1], REPAIR)
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_CORDONED
-    pool.set_health(UUIDS[1], XID, "Xid 79")
+    pool.slots.set_health(UUIDS[1], XID, "Xid 79")
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_GPU_UNHEALTHY
-    pool.cordon("", REPAIR)
+    pool.slots.cordon("", REPAIR)
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_CORDONED
-    assert pool.what_lacks(ONE) == "the worker is cordoned by ann (repair): take another, or uncordon it"
+    assert (
+        pool.slots.what_lacks(ONE) == "the worker is cordoned by ann (repair): take another, or uncordon it"
+    )
 
 
 async def test_why_not_counts_those_who_wait() -> None:

@@ -456,7 +456,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.oracle.settle()
 
     def expect_impossible(self, request: GpuRequest) -> None:
-        for refuse in (self.pool.preview, self.pool.check_possible):
+        for refuse in (self.pool.preview, self.pool.slots.check_possible):
             with pytest.raises(OperationError):
                 refuse(request)
         with pytest.raises(OperationError):
@@ -584,19 +584,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(gpu_uuid=st.sampled_from(UUIDS), cordoned=seldom)
     def cordon(self, gpu_uuid: str, cordoned: bool) -> None:
-        self.do(lambda: self.pool.cordon(gpu_uuid, REPAIR if cordoned else None))
+        self.do(lambda: self.pool.slots.cordon(gpu_uuid, REPAIR if cordoned else None))
         self.oracle.named([gpu_uuid])[0].cordoned = cordoned
         self.oracle.settle()
 
     @rule(cordoned=st.booleans())
     def cordon_worker(self, cordoned: bool) -> None:
-        self.do(lambda: self.pool.cordon("", REPAIR if cordoned else None))
+        self.do(lambda: self.pool.slots.cordon("", REPAIR if cordoned else None))
         self.oracle.cordoned = cordoned
         self.oracle.settle()
 
     @rule(gpu_uuid=st.sampled_from(UUIDS), health=st.sampled_from([OK, OK, THROTTLED, *sorted(EXCLUDING)]))
     def find_health(self, gpu_uuid: str, health: gpu_pb2.GpuHealth.ValueType) -> None:
-        self.do(lambda: self.pool.set_health(gpu_uuid, health, "as found"))
+        self.do(lambda: self.pool.slots.set_health(gpu_uuid, health, "as found"))
         slot = self.oracle.named([gpu_uuid])[0]
         if slot.health not in EXCLUDING or health == LOST:
             slot.health = health
@@ -605,14 +605,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(gpu_uuids=st.lists(st.sampled_from(UUIDS), unique=True))
     def reset_health(self, gpu_uuids: list[str]) -> None:
         for gpu_uuid in gpu_uuids:
-            self.do(partial(self.pool.reset_health, gpu_uuid))
+            self.do(partial(self.pool.slots.reset_health, gpu_uuid))
             self.oracle.named([gpu_uuid])[0].health = OK
             self.oracle.settle()
 
     @rule(seen=st.dictionaries(st.sampled_from(UUIDS), seldom))
     def observe(self, seen: dict[str, bool]) -> None:
         foreign = {gpu_uuid: (STRANGER,) if there else () for gpu_uuid, there in seen.items()}
-        self.do(lambda: self.pool.observe({**foreign, "GPU-gone": (STRANGER,)}, {}))
+        self.do(lambda: self.pool.slots.observe({**foreign, "GPU-gone": (STRANGER,)}, {}))
         for gpu_uuid, there in seen.items():
             self.oracle.named([gpu_uuid])[0].foreign = there
         self.oracle.settle()
@@ -641,7 +641,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert [slot.standing.health for slot in slots] == [slot.health for slot in self.oracle.slots]
         for slot in slots:
             assert self.told.get(slot.gpu_uuid, Standing()) == slot.standing, "what is kept is what is so"
-        assert (self.pool.worker_cordon is not None) == self.oracle.cordoned
+        assert (self.pool.slots.worker_cordon is not None) == self.oracle.cordoned
 
     @invariant()
     def leases_and_slots_agree(self) -> None:

@@ -321,9 +321,9 @@ def test_gpus_that_nobody_may_lease_count_nowhere(host: Host) -> None:
     assert (everything.gpu_count_total, everything.gpu_units_total) == (3, 16)
     assert everything.gpu_memory_largest_free_bytes == 30 * GIB
     against: list[tuple[Callable[[], object], int]] = [
-        (lambda: host.pool.cordon("GPU-2", CORDON), 2),
-        (lambda: host.pool.set_health("GPU-1", gpu_pb2.GPU_HEALTH_ECC_FAILED, "errors"), 1),
-        (lambda: host.pool.observe({"GPU-0": (ForeignProcess(1, "eve", "x", GIB),)}, {}), 0),
+        (lambda: host.pool.slots.cordon("GPU-2", CORDON), 2),
+        (lambda: host.pool.slots.set_health("GPU-1", gpu_pb2.GPU_HEALTH_ECC_FAILED, "errors"), 1),
+        (lambda: host.pool.slots.observe({"GPU-0": (ForeignProcess(1, "eve", "x", GIB),)}, {}), 0),
     ]
     for act, left in against:
         act()
@@ -335,7 +335,7 @@ def test_gpus_that_nobody_may_lease_count_nowhere(host: Host) -> None:
 
 def test_a_cordoned_worker_allocates_nothing_more(host: Host) -> None:
     held = host.take(AllocRequest(GpuRequest(1), HostRequest(1000)))
-    host.pool.cordon("", CORDON)
+    host.pool.slots.cordon("", CORDON)
     for request in (gpus(1), AllocRequest(host=HostRequest(1000))):
         for live in (True, False):
             assert host.refused(request, live).reason == errors_pb2.ERROR_REASON_CORDONED
@@ -366,10 +366,10 @@ async def test_who_waits_is_told_what_lacks_gpus_first(host: Host) -> None:
         assert refusal.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
         assert host.resources.what_lacks(request) == refusal.message
         assert "12 cores of CPU time are wanted, and 8 cores of 16 cores are free" in refusal.message
-        host.pool.cordon("", CORDON)
+        host.pool.slots.cordon("", CORDON)
         assert host.resources.why_not(request).reason == errors_pb2.ERROR_REASON_CORDONED
         assert "is cordoned" in host.resources.what_lacks(request)
-        host.pool.cordon("", None)
+        host.pool.slots.cordon("", None)
         cores.release()
     assert host.resources.waits_for("waiter") is None
 

@@ -197,7 +197,7 @@ class Adopting:
         pids = {identity.pid for identity in processes}
         usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
         occupied = {uuid for uuid, gpu in usage.items() if pids & gpu.processes.keys()}
-        found = [gpu.uuid for gpu in self._pool.gpus if gpu.uuid in occupied]
+        found = [gpu.uuid for gpu in self._pool.slots.gpus if gpu.uuid in occupied]
         if not found:
             raise _no_cuda(pid)
         findings = Findings()

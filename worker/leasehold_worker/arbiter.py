@@ -60,7 +60,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     GPUs; nor where it waits for CPU time or memory, which helpers keep. A worker that is cordoned grants
     nothing, so it asks nobody.
     """
-    if pool.worker_cordon is not None:
+    if pool.slots.worker_cordon is not None:
         return []
     coming = {
         uuid for helper in helpers if helper.asked and not helper.stubborn for uuid in helper.lease.gpu_uuids
@@ -74,13 +74,13 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
         """What a claim would get if these ended too."""
         freed = coming.union(*(lease.gpu_uuids for lease in leases))
-        return pool.choose_if_free(request, freed - taken, taken)
+        return pool.slots.choose(request, freed - taken, taken)
 
     for waiter in pool.waiting:
         if waiter.helper:
             break
-        obtainable = pool.obtainable(waiter.request)
-        lacks_gpus = pool.choose_if_free(waiter.request, (), due) is None
+        obtainable = pool.slots.obtainable(waiter.request)
+        lacks_gpus = pool.slots.choose(waiter.request, (), due) is None
         due |= obtainable
         asks = lacks_gpus and waiter.has_rest()
         needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if asks else None
@@ -122,7 +122,7 @@ def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.Evictio
 
 def spare_gpus(pool: GpuPool) -> int:
     """On how many GPUs parked helpers may wake."""
-    return 0 if pool.worker_cordon is not None else len(pool.unclaimed(for_helper=True))
+    return 0 if pool.slots.worker_cordon is not None else len(pool.unclaimed(for_helper=True))
 
 
 @final

@@ -197,7 +197,7 @@ class ClaimTurns:
         wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
         request.validate()
         if request.gpus.count:
-            self._parts.pool.check_possible(request.gpus)
+            self._parts.pool.slots.check_possible(request.gpus)
         await self._parts.foreign.look(self._parts.workloads)
         if wait_s <= 0:
             return self._take_at_once(workload_id, request, spec)

@@ -68,7 +68,7 @@ class Destinations:
         with findings.check("gpus", "free for this"):
             for party in plan.parties:
                 wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
-                self._pool.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
+                self._pool.slots.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
         destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
         if plan.pairs:
             homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}

@@ -176,7 +176,7 @@ class ForeignWatch:
         self._listed |= seen.keys()
         self._kept_back = {uuid: left for uuid, left in self._kept_back.items() if uuid not in seen}
         self._free_bytes = _free_bytes(usage, self._pool)
-        self._pool.observe({**seen, **self._over()}, self._free_bytes)
+        self._pool.slots.observe({**seen, **self._over()}, self._free_bytes)
         return seen.keys()
 
     def _leases(self) -> dict[str, LeaseId | None]:
@@ -214,7 +214,7 @@ class ForeignWatch:
         entry = tuple(ForeignProcess(identity.pid, leaving.user, command, None) for identity in told)
         logger.warning("GPU %s is kept back: %s", gpu_uuid, command)
         self._kept_back[gpu_uuid] = living
-        self._pool.observe({gpu_uuid: entry}, self._free_bytes)
+        self._pool.slots.observe({gpu_uuid: entry}, self._free_bytes)
 
     def _over(self) -> dict[str, tuple[ForeignProcess, ...]]:
         """The GPUs that are not kept back any longer: NVML never lists their processes, and all ended."""
@@ -298,7 +298,7 @@ class _Sorting:
 
 
 def _free_bytes(usage: Mapping[str, GpuUsage], pool: GpuPool) -> dict[str, int]:
-    totals = {gpu.uuid: gpu.memory_bytes for gpu in pool.gpus}
+    totals = {gpu.uuid: gpu.memory_bytes for gpu in pool.slots.gpus}
     return {
         gpu_uuid: total - gpu.used_bytes
         for gpu_uuid, gpu in usage.items()

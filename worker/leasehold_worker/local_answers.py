@@ -47,7 +47,7 @@ class LocalAnswers:
             ],
             waiting=self._turns.waiting(),
             resources=parts.resources.fetch_machine_resources(),
-            cordon=wire.cordon(parts.pool.worker_cordon),
+            cordon=wire.cordon(parts.pool.slots.worker_cordon),
         )
         if found.ByteSize() > LIST_LIMIT_BYTES:
             for workload in found.workloads:

@@ -233,7 +233,7 @@ async def open_parts(
             tiers=tiers,
         )
         adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
-        health = HealthMonitor(inventory, pool.set_health)
+        health = HealthMonitor(inventory, pool.slots.set_health)
         servicing = Servicing(pool, health.look)
         yield Parts(
             driver=driver,

@@ -81,7 +81,7 @@ class Recovery:
     def rebuild(self) -> None:
         """Takes back workloads and leases, before anybody claims and before hello."""
         for gpu_uuid, standing in self._contents.standings.items():
-            self._parts.pool.restore_standing(gpu_uuid, standing)
+            self._parts.pool.slots.restore_standing(gpu_uuid, standing)
         unseen = self._unseen()
         for record in self._contents.workloads:
             self._take_back(record, watched=record.workload_id not in unseen)

@@ -109,7 +109,7 @@ class Reporter:
             commands_in_flight=self._commands.in_flight,
             commands_unacknowledged=[update.command_id for update in self._commands.unacknowledged],
             resources=self._resources.fetch_machine_resources(),
-            cordon=wire.cordon(self._pool.worker_cordon),
+            cordon=wire.cordon(self._pool.slots.worker_cordon),
         )
         if hello.ByteSize() > HELLO_LIMIT_BYTES:
             for workload in hello.workloads:
@@ -121,7 +121,7 @@ class Reporter:
         return [*self._gpus(), *self._capabilities()]
 
     def _gpus(self) -> list[Gpu]:
-        units = {gpu.uuid: gpu.units for gpu in self._pool.gpus}
+        units = {gpu.uuid: gpu.units for gpu in self._pool.slots.gpus}
         return [wire.gpu(facts, slot, units[facts.uuid]) for slot, facts in enumerate(self._inventory.gpus)]
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
@@ -138,7 +138,7 @@ class Reporter:
             host_memory_available_bytes=processes.memory_bytes("MemAvailable"),
             sample_time=wire.timestamp(datetime.now(UTC)),
             resources=self._resources.fetch_machine_resources(),
-            cordon=wire.cordon(self._pool.worker_cordon),
+            cordon=wire.cordon(self._pool.slots.worker_cordon),
         )
 
     def _capabilities(self) -> list[Capability]:

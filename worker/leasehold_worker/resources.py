@@ -193,7 +193,7 @@ class Resources:
     def what_lacks(self, request: AllocRequest) -> str:
         """What a request waits for, in words."""
         short = self._host_shortage(request)
-        return short.message if short is not None else self._pool.what_lacks(request.gpus)
+        return short.message if short is not None else self._pool.slots.what_lacks(request.gpus)
 
     def waits_for(self, workload_id: str) -> AllocRequest | None:
         """What a workload waits for here. None: it does not."""
@@ -202,9 +202,9 @@ class Resources:
     def _host_shortage(self, request: AllocRequest) -> OperationError | None:
         """What lacks of the host where there are GPUs enough. None: GPUs lack, or nothing but its turn."""
         pool = self._pool
-        if pool.worker_cordon is not None:
+        if pool.slots.worker_cordon is not None:
             return None
-        if request.gpus.count and pool.choose_if_free(request.gpus, (), ()) is None:
+        if request.gpus.count and pool.slots.choose(request.gpus, (), ()) is None:
             return None
         try:
             self._ledger.check(request.host)
@@ -238,7 +238,7 @@ class Resources:
                 Nothing is held; what went wrong while giving back is in the error's notes.
         """
         request.validate()
-        if self._pool.worker_cordon is not None:
+        if self._pool.slots.worker_cordon is not None:
             raise self._pool.why_not(request.gpus)
         if not live:
             return self._preview(request, priority)
@@ -285,7 +285,7 @@ class Resources:
         """
         request.validate()
         self._ledger.check_possible(request.host)
-        if not request.gpus.count or not self._pool.gpus:
+        if not request.gpus.count or not self._pool.slots.gpus:
             return self.alloc(workload_id, request, live=True, priority=priority)
         taken: list[HostReservation] = []
 
@@ -328,11 +328,11 @@ class Resources:
     def fetch_machine_resources(self) -> machine_pb2.MachineResources:
         """What the host has for workloads, and what of it nobody has."""
         figures = self._ledger.figures()
-        gpus = {gpu.uuid: gpu for gpu in self._pool.gpus}
+        gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
         leasable = [
             slot
             for slot in self._pool.snapshot_leases().slots
-            if self._pool.worker_cordon is None and slot.may_serve(_ANY_GPU)
+            if self._pool.slots.worker_cordon is None and slot.may_serve(_ANY_GPU)
         ]
         free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]
         sizes = [gpu.memory_bytes for gpu in free if gpu.memory_bytes is not None]

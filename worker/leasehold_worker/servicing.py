@@ -42,7 +42,7 @@ class Servicing:
             raise invalid("reason", f"a cordon needs a reason of at most {REASON_LIMIT} characters: say why")
         cordon = Cordon(operation.reason, operation.cordoned_by[:REASON_LIMIT], datetime.now(UTC))
         for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
-            self._pool.cordon(gpu_uuid, cordon)
+            self._pool.slots.cordon(gpu_uuid, cordon)
 
     def uncordon(self, operation: command_pb2.UncordonOperation) -> None:
         """Puts them back; those that are in service already stay so.
@@ -51,7 +51,7 @@ class Servicing:
             OperationError: UNKNOWN_GPU.
         """
         for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
-            self._pool.cordon(gpu_uuid, None)
+            self._pool.slots.cordon(gpu_uuid, None)
 
     async def reset_health(self, operation: command_pb2.ResetGpuHealthOperation) -> None:
         """Forgets what is known against them, and looks again: what is still the case is found at once.
@@ -63,7 +63,7 @@ class Servicing:
         if not gpu_uuids:
             raise invalid("gpu_uuids", "no GPU is named: name those whose health is to be reset")
         for gpu_uuid in gpu_uuids:
-            self._pool.reset_health(gpu_uuid)
+            self._pool.slots.reset_health(gpu_uuid)
         # It is done, and nothing that comes now may make it look undone.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._look()
@@ -71,4 +71,4 @@ class Servicing:
     def _named(self, gpu_uuids: Iterable[str]) -> list[str]:
         """The GPUs by NVML's name, once it is certain that all of them are there."""
         named = [normalize_uuid(gpu_uuid) for gpu_uuid in gpu_uuids]
-        return [self._pool.slot(gpu_uuid).gpu_uuid for gpu_uuid in named]
+        return [self._pool.slots.get(gpu_uuid).gpu_uuid for gpu_uuid in named]

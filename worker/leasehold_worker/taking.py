@@ -114,4 +114,4 @@ class Taking:
             if workload.spec.HasField("helper") and workload.lease is not None
             for gpu_uuid in workload.lease.gpu_uuids
         }
-        return bool(held) and self._pool.choose_if_free(request, held, ()) is not None
+        return bool(held) and self._pool.slots.choose(request, held, ()) is not None

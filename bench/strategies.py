@@ -26,7 +26,7 @@ from typing import Any, Final
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold_simgpu import Timing
 
-from tests.integration.conftest import Fleet, make_fleet
+from tests.integration.fleets import Fleet, make_fleet
 from tests.integration.model_server import expected_checksum, parse_size
 from tests.integration.models import CONTEXT_BYTES, WORKER, Model, reason
 

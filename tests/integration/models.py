@@ -24,7 +24,7 @@ from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 
-from .conftest import TIMEOUT_S, Fleet
+from .fleets import TIMEOUT_S, Fleet
 from .model_server import expected_checksum
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold_client.client import Client
 from leasehold_client.policies import parse_policy
 
-from .conftest import Fleet
+from .fleets import Fleet
 from .models import STATES, WORKER, Model, reason, told
 from .strategy_cases import DOWN, Case, Kind
 

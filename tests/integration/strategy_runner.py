@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .conftest import make_fleet
+from .fleets import make_fleet
 from .strategy_arena import Arena, play_all
 from .strategy_cases import grid, sample
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from .conftest import COUNTING, LEASEHOLD, Fleet, LocalHost
+from .fleets import LEASEHOLD, Fleet
+from .local_hosts import COUNTING, LocalHost
 
 TREE = """
 import os, subprocess, sys

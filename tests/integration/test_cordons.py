@@ -5,7 +5,8 @@ import subprocess
 from leasehold.v1 import gpu_pb2
 from leasehold.v1.local_pb2 import ListResponse
 
-from .conftest import COUNTING, LEASEHOLD, Fleet, LocalHost
+from .fleets import LEASEHOLD, Fleet
+from .local_hosts import COUNTING, LocalHost
 
 
 def hold(host: LocalHost, *options: str) -> subprocess.Popen[str]:

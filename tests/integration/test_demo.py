@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from .conftest import LEASEHOLD
+from .fleets import LEASEHOLD
 
 
 def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:

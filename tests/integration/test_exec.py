@@ -17,7 +17,8 @@ from leasehold.v1.local_pb2 import ClaimWaiting
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_client import exec_verb
 
-from .conftest import COUNTING, LEASEHOLD, Fleet, LocalHost
+from .fleets import LEASEHOLD, Fleet
+from .local_hosts import COUNTING, LocalHost
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)), flush=True); input()"
 PRINT_SIGNALS = "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd"

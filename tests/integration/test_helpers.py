@@ -7,7 +7,7 @@ from collections.abc import Callable
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from .conftest import COUNTING, LocalHost
+from .local_hosts import COUNTING, LocalHost
 
 YIELDING = """
 import sys, time

@@ -4,7 +4,7 @@ import subprocess
 
 from tests.worker.kernel_programs import SAVING
 
-from .conftest import LocalHost
+from .local_hosts import LocalHost
 
 WATCHED = f"""{SAVING}
 with local.claim(gpus=0, name="app"):

@@ -14,7 +14,8 @@ from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
 
-from .conftest import CLAIMING_COUNTER, LEASEHOLD, Fleet, LocalHost
+from .fleets import LEASEHOLD, Fleet
+from .local_hosts import CLAIMING_COUNTER, LocalHost
 
 HOLD = """
 import json, os, sys

@@ -2,7 +2,7 @@
 
 import threading
 
-from .conftest import Fleet
+from .fleets import Fleet
 
 
 def test_a_dry_run_tells_and_changes_nothing(fleet: Fleet) -> None:

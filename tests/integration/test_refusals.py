@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .conftest import Fleet
+from .fleets import Fleet
 
 NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from leasehold_client.main import leasehold
 
-from .conftest import Fleet, make_fleet
+from .fleets import Fleet, make_fleet
 from .models import STATES, WORKER, Model, require_images, told
 
 WEIGHTS = ("retain", "offload", "discard")

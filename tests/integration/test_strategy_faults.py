@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from .conftest import Fleet
+from .fleets import Fleet
 from .strategy_arena import Arena, play_all
 from .strategy_cases import PROCESSES, Case, Kind, grid, sample
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.conftest import end_leftovers
 
-from .conftest import Fleet
+from .fleets import Fleet
 
 TRAINING = Path(__file__).resolve().parents[2] / "examples/training.py"
 STEPS = 150

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from .conftest import COUNTER, LEASEHOLD, Fleet
+from .fleets import COUNTER, LEASEHOLD, Fleet
 
 
 def test_the_whole_way_by_hand(fleet: Fleet) -> None:

@@ -1,0 +1,208 @@
+"""A real fleet: coordinator and workers as processes, on simulated hosts, driven by the command line."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leasehold.v1.fleet_pb2 import WorkerState
+from leasehold_client.client import Client
+from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_simgpu import SimulatedHost, Timing
+
+from tests.prefork import COMMAND_LINE, Forked, run
+from tests.worker.conftest import end_leftovers
+
+COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
+LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
+TIMEOUT_S = 30
+CRASH_POINT = "LEASEHOLD_CRASH_POINT"
+
+
+@dataclass
+class Fleet:
+    """The daemons of one test."""
+
+    folder: Path
+    address: str = ""
+    hosts: dict[str, SimulatedHost] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _client: Client | None = None
+
+    def start_coordinator(self) -> None:
+        """Starts the coordinator, on the address of an earlier one if there was one."""
+        listen = self.address or "127.0.0.1:0"
+        process = self._start(
+            "coordinator", "coordinator", "--listen", listen, "--database", str(self.folder / "store.sqlite3")
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.fullmatch(r"leasehold coordinator listening on (\S+)\n", line)
+        assert match, (line, self.log("coordinator"))
+        self.address = match[1]
+
+    def kill_coordinator(self) -> None:
+        """Kills it, as a crash would."""
+        process = self.processes.pop("coordinator")
+        process.kill()
+        process.wait(TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def end_worker(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Ends a worker by a signal."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        process.wait(TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def start_worker(
+        self, name: str, gpus: int = 4, *, settings: str = "", crash_point: str = ""
+    ) -> SimulatedHost:
+        """Starts a worker on a simulated host of its own, and waits until its GPUs are known.
+
+        Args:
+            name: What it is called.
+            gpus: How many its host has.
+            settings: Its configuration, as TOML.
+            crash_point: Where it is killed. Empty: nowhere.
+        """
+        if name not in self.hosts:
+            folder = self.folder / f"{name}-host"
+            self.hosts[name] = SimulatedHost.create(folder, gpus=gpus, chip="H100", timing=Timing.instant())
+        host = self.hosts[name]
+        state = str(self.folder / name)
+        options = ["--coordinator", self.address, "--state-dir", state, "--name", name]
+        if "stop_workloads" not in settings:
+            options += ["--stop-workloads", "stop"]
+        if settings:
+            config = self.folder / f"{name}.toml"
+            config.write_text(settings)
+            options += ["--config", str(config)]
+        environment = {**host.environment(), CRASH_POINT: crash_point}
+        self._start(name, "worker", *options, environment=environment)
+        self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
+        return host
+
+    @property
+    def client(self) -> Client:
+        """A client, to look with: a process for each look would take most of the tests' time."""
+        if self._client is None:
+            self._client = Client(self.address)
+        return self._client
+
+    def worker_state(self, name: str) -> str | None:
+        """The state of a worker, if it is known."""
+        states = (worker.state for worker in self.client.workers() if worker.name == name)
+        return next((WorkerState.Name(state) for state in states), None)
+
+    def _start(
+        self, name: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = Forked(
+                COMMAND_LINE,
+                arguments,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **(environment or {})},
+            )
+        return self.processes[name]
+
+    def log(self, name: str) -> str:
+        """What a daemon has logged."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def cli(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a verb, which must exit with the code."""
+        done = run(
+            COMMAND_LINE,
+            arguments,
+            timeout=TIMEOUT_S,
+            env={**os.environ, "LEASEHOLD_COORDINATOR": self.address, **environment},
+        )
+        assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """Runs a verb with ``-o json``, and reads its document."""
+        verb, *others = arguments
+        return json.loads(self.cli(verb, "-o", "json", *others, code=code).stdout)
+
+    def refuse(self, *arguments: str, code: int, match: str) -> None:
+        """Runs a verb that must be refused with one line."""
+        done = self.cli(*arguments, code=code)
+        assert done.stdout == ""
+        assert re.search(match, done.stderr), done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+    def run_counter(self, name: str, worker: str = "alpha", gpus: int = 1) -> None:
+        """Starts a counter and waits until it counts."""
+        options = ["--name", name, "--worker", worker, "--gpus", str(gpus)]
+        counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"]
+        self.cli("run", *options, "--", *counter)
+        self.wait_counting(name)
+
+    def report(self, name: str) -> CounterReport:
+        """What a counter has printed."""
+        return read_counter(b"".join(self.client.output(name)).decode())
+
+    def wait_counting(self, name: str) -> CounterReport:
+        """Waits until a counter has counted on; nothing may be lost."""
+        goal = self.report(name).counts + 2
+        self.wait(lambda: self.report(name).counts >= goal)
+        report = self.report(name)
+        assert (report.lost, report.corrupt) == (0, 0)
+        return report
+
+    def leases(self) -> dict[str, str]:
+        """Name of the holder by worker/slot."""
+        return {
+            f"{gpu.worker_name}/{gpu.gpu.slot}": gpu.workload_name
+            for gpu in self.client.gpus()
+            if gpu.workload_name
+        }
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+        """Polls until the condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, {name: self.log(name)[-2000:] for name in self.processes}
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ends everything, workers first; each must end well."""
+        if self._client is not None:
+            self._client.close()
+        for name, process in sorted(self.processes.items(), key=lambda item: item[0] == "coordinator"):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)
+            assert process.stdout is not None
+            process.stdout.close()
+            assert "Traceback" not in self.log(name)
+
+
+@contextlib.contextmanager
+def make_fleet(folder: Path) -> Iterator[Fleet]:
+    """A coordinator without workers."""
+    started = Fleet(folder)
+    started.start_coordinator()
+    try:
+        yield started
+        started.stop()
+    finally:
+        for process in started.processes.values():
+            process.kill()  # those that were not stopped, since something failed
+        for name in started.hosts:
+            end_leftovers(folder / name)

@@ -111,7 +111,7 @@ class KernelCalls(Generic[C]):
             case local_pb2.KERNEL_METHOD_HEALTH:
                 return KernelAnswer(health=self._kernel.health().value)
             case _:
-                raise NotImplementedError(f"this version of Leasehold knows no call {call.method}")
+                raise ValueError(f"this version of Leasehold knows no call {call.method}: update it")
 
     def _save(self, call_id: int, send: Send) -> KernelPayload:
         checkpoint = self._kernel.checkpoint()

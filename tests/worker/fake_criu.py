@@ -134,11 +134,15 @@ def restore(criu: Conversation, request: CriuRequest) -> None:
         if SCENARIO == "restored-dies":
             os._exit(1)
         os.close(go_write)
+        if SCENARIO == "restore-killed":
+            signal.pause()  # half restored, and with all that CRIU had open
         if os.read(go_read, 1):
             os.execvp("sleep", ["sleep", "1000"])
         os._exit(1)
     if SCENARIO == "restored-dies":
         signal.pause()
+    if SCENARIO == "restore-killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if not criu.notify("post-restore", pid):
         os.kill(pid, signal.SIGKILL)
         return criu.answer(request.type, success=False, restore=criu_pb2.CriuRestored(pid=pid))

@@ -72,8 +72,11 @@ async def bring_back(facts: CriuFacts, image: Path, pid: int, folder: Path, time
 async def test_the_restored_is_written_down_and_its_end_is_kept(
     make_criu: Make, image: Path, pid: int, folder: Path
 ) -> None:
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # the launcher gets large numbers
     async with trio.open_nursery() as nursery:
         root = await restore(make_criu(""), image, pid, [pid], folder, group=None, nursery=nursery)
+        for descriptor in held:
+            os.close(descriptor)
         assert root == identify(pid)
         who = launched(folder)
         assert who is not None
@@ -96,6 +99,7 @@ async def test_the_restored_is_written_down_and_its_end_is_kept(
     [
         ("restore-fails", "Can't fork for"),
         ("restore-crashes", "criu ended without an answer"),
+        ("restore-killed", "criu ended without an answer"),
         ("restored-dies", "ended while it was being restored"),
     ],
 )
@@ -166,6 +170,28 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
         with scope:
             root = await restore(facts, image, pid, [pid], folder, group=None, nursery=nursery)
         assert is_alive(root)
+        end(root)
+
+
+async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
+    make_criu: Make, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear = launching._read_record
+    heard: list[object] = []
+
+    async def lose(stream: trio.lowlevel.FdStream) -> object:
+        heard.append(await hear(stream))
+        if len(heard) == 1:
+            await trio.sleep_forever()
+        return heard[-1]
+
+    monkeypatch.setattr(launching, "_read_record", lose)
+    async with trio.open_nursery() as nursery:
+        root = await restore(
+            make_criu(""), image, pid, [pid], folder, group=None, nursery=nursery, timeout_s=2.0
+        )
+        assert is_alive(root)
+        assert root == identify(pid)
         end(root)
 
 

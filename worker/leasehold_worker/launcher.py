@@ -43,6 +43,8 @@ SCRIPT = 1
 POST_RESTORE = b"post-restore"
 GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"
 PACKET_BYTES = 1 << 20
+LOOK_INTERVAL_S = 0.5
+"""How often it is looked whether CRIU lives: those that it restores hold its socket open."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -126,8 +128,16 @@ def restore() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tell(status, restored)
-    os.closerange(3, 256)  # the image's directories, which CRIU was told by the numbers that they have here
+    close_inherited()  # the image's directories, which CRIU was told by the numbers that they have here
     keep_end(folder, wait(int(pid)), "")
+
+
+def close_inherited() -> None:
+    """Closes everything but the three streams."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))
 
 
 def give_up(_number: int, _frame: object) -> NoReturn:
@@ -156,7 +166,8 @@ def lead_criu(
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             ours.close()
             os.set_inheritable(theirs.fileno(), True)
             become_criu(criu, group, theirs.fileno())
@@ -164,7 +175,7 @@ def lead_criu(
         ours.send(request)
         accepted = False
         while True:
-            wait_readable(ours.fileno(), None if accepted else status, timeout_s)
+            wait_readable(ours.fileno(), pid, None if accepted else status, timeout_s)
             answer = fields(ours.recv(PACKET_BYTES))
             if number(answer, TYPE) != NOTIFY:
                 break
@@ -172,26 +183,33 @@ def lead_criu(
                 accepted = accept()
                 if not accepted:
                     ours.send(FAIL)
-                    wait_readable(ours.fileno(), None, timeout_s)  # it ends them, and tidies up
+                    wait_readable(ours.fileno(), pid, None, timeout_s)  # it ends them, and tidies up
                     raise RestoreError(GIVEN_UP)
             ours.send(GO_ON)
     if not accepted or not number(answer, SUCCESS):
         raise RestoreError("criu failed" if answer else "criu ended without an answer")
 
 
-def wait_readable(criu: int, status: int | None, timeout_s: float) -> None:
-    """Waits until CRIU says something.
+def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> None:
+    """Waits until CRIU, which has this pid, says something.
 
     Raises:
-        RestoreError: It does not in time, or nobody reads what is written to ``status`` any more.
+        RestoreError: It does not in time, has ended, or nobody reads what is written to ``status`` any more.
     """
     poll = select.poll()
     poll.register(criu, select.POLLIN)
     if status is not None:
         poll.register(status, 0)  # tells of an error once the worker is gone
-    ready = [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
-    if not ready:
-        raise RestoreError(f"criu said nothing for {timeout_s:g} s")
+    deadline = time.monotonic() + timeout_s
+    ended, pause_s = False, 0.0
+    while not (ready := [descriptor for descriptor, _ in poll.poll(pause_s * 1000)]):
+        if ended:
+            raise RestoreError("criu ended without an answer")
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise RestoreError(f"criu said nothing for {timeout_s:g} s")
+        ended = has_ended(pid)  # what it had said is there by now
+        pause_s = 0.0 if ended else min(LOOK_INTERVAL_S, left_s)
     if criu not in ready:
         raise RestoreError(GIVEN_UP)
 

@@ -4,9 +4,9 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -150,14 +150,12 @@ async def relaunch(
             tells of a program that has ended, with the error in its :class:`ExitRecord`.
     """
     command = [sys.executable, "-I", "-S", launcher.__file__, launcher.RESTORE, str(folder), boot_id()]
-    with trio.CancelScope(shield=True), tempfile.TemporaryFile() as input_file:
-        input_file.write(request)
-        input_file.seek(0)
+    with trio.CancelScope(shield=True), _input(request) as input_descriptor:
         read_end, write_end = os.pipe()
         try:
             process = await trio.lowlevel.open_process(
                 [*command, str(write_end), str(timeout_s), str(group or ""), str(criu), str(pid)],
-                stdin=input_file,
+                stdin=input_descriptor,
                 stdout=errors,
                 stderr=errors,
                 env=environment,
@@ -173,7 +171,7 @@ async def relaunch(
     stream = trio.lowlevel.FdStream(read_end)
     try:
         with trio.move_on_after(timeout_s):
-            return _restored(await _read_record(stream))
+            return _restored(await _read_record(stream), folder)
     except trio.Cancelled:
         with trio.CancelScope(shield=True):
             if who := await _give_up_restore(folder, process, stream):
@@ -188,6 +186,18 @@ async def relaunch(
         stream.close()  # aclose() would raise Cancelled over what was restored
 
 
+@contextmanager
+def _input(request: bytes) -> Iterator[int]:
+    """A descriptor that the request can be read from, without a file system that may be full."""
+    descriptor = os.memfd_create("request")
+    try:
+        os.write(descriptor, request)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 async def _give_up_restore(
     folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
 ) -> ProcessIdentity | None:
@@ -195,7 +205,7 @@ async def _give_up_restore(
     with contextlib.suppress(OSError):  # no room for the file that forbids it: its end serves as well
         if not abandon(folder):
             with trio.move_on_after(START_TIMEOUT_S):
-                return _restored(await _read_record(stream))
+                return _restored(await _read_record(stream), folder)
     process.terminate()
     with trio.move_on_after(START_TIMEOUT_S):
         await process.wait()
@@ -207,12 +217,22 @@ async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
     data = b""
     async for chunk in stream:
         data += chunk
-    return msgspec.json.decode(data, type=_StartRecord) if data else _StartRecord("its launcher has ended")
+    return msgspec.json.decode(data, type=_StartRecord) if data else _StartRecord()
 
 
-def _restored(said: _StartRecord) -> ProcessIdentity:
+def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
+    """Who was restored. Where that was told and not heard, since it came with the timeout, the folder says.
+
+    Raises:
+        LaunchError: Nobody was.
+    """
     if said.error:
         raise LaunchError(said.error)
+    if not said.pid:
+        who = launched(folder)
+        if who is None or exit_record(folder) is not None or not is_alive(who.launcher):
+            raise LaunchError("its launcher has ended")
+        return who.program
     return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
 
 

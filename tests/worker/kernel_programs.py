@@ -42,8 +42,12 @@ class App:
     def __init__(self):
         self.size = int(size)
         self.prepared = False
+        self.raised = False
     def die(self, name):
         say(name)
+        if mode == "raises-once-in-" + name and not self.raised:
+            self.raised = True
+            raise ValueError("told to")
         if mode == "dies-in-" + name:
             os._exit(9)
         if mode == "raises-in-" + name:

@@ -28,7 +28,6 @@ from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counts, read_output, wait_counting
-from .criu_cases import real_criu
 from .scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
 
 SUCCEEDED, FAILED, REJECTED = (
@@ -53,8 +52,16 @@ def pool_states(session: Session, wanted: list[int]) -> WorkerLoad:
     ).worker_load
 
 
-def test_hello_tells_everything(session: Session, host: SimulatedHost) -> None:
-    hello = session.hello
+def test_hello_tells_everything(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> None:
+    settings = tmp_path / "worker.toml"
+    settings.write_text('criu = "/nonexistent/criu"\n')
+    start_worker(host, config=str(settings))
+    hello = coordinator.next_session().hello
     assert hello.name == "alpha"
     assert [gpu.uuid for gpu in hello.gpu_pool] == [gpu.uuid for gpu in host.gpus]
     assert [gpu.slot for gpu in hello.gpu_pool] == [0, 1, 2, 3]
@@ -64,13 +71,15 @@ def test_hello_tells_everything(session: Session, host: SimulatedHost) -> None:
     assert {c.name: c.available for c in hello.capabilities} == {
         "cuda_suspend": True,
         "gpu_remap": True,
-        "checkpoint_image": not isinstance(real_criu(), str),
+        "checkpoint_image": False,
         "application_checkpoint": True,
         "cpu_limit": False,
         "memory_limit": False,
         "health_events": True,
         "commands": True,
     }
+    (why,) = (c.reason for c in hello.capabilities if c.name == "checkpoint_image")
+    assert why.startswith("/nonexistent/criu is not there")
     assert hello.driver_version == host.driver_version
     assert hello.cuda_version == 13000
     assert hello.last_epoch == 0

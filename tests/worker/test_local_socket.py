@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
@@ -285,9 +286,9 @@ connection.connect(sys.argv[1])
 if os.fork():
     os._exit(0)
 os.setsid()
-sys.stdin.read()
+print(connection.recv(1), flush=True)
 """
-"""Connects, and leaves the connection to another process, which keeps it until its input ends."""
+"""Connects, and leaves the connection to another process, which says what it reads of it."""
 
 
 @needs_root
@@ -295,7 +296,8 @@ def test_a_process_is_not_taken_for_the_one_that_had_its_pid(path: Path) -> None
     """The kernel is told which pid to use next."""
     taken = LocalSocket(path, "")
     reused = None
-    with subprocess.Popen([sys.executable, "-c", LEAVE_CONNECTION, str(path)], stdin=subprocess.PIPE) as gone:
+    command = [sys.executable, "-c", LEAVE_CONNECTION, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as gone:
         try:
             assert gone.wait(30) == 0
             for _ in range(100):
@@ -308,7 +310,8 @@ def test_a_process_is_not_taken_for_the_one_that_had_its_pid(path: Path) -> None
             assert reused is not None
             if reused.pid != gone.pid:
                 pytest.skip("the pid can't be had")
-            assert trio.run(found_peers, taken) == []
+            assert gone.stdout is not None
+            assert trio.run(is_let_in, taken, gone.stdout) is False
         finally:
             if reused is not None:
                 reused.kill()
@@ -319,7 +322,7 @@ def test_a_process_is_not_taken_for_the_one_that_had_its_pid(path: Path) -> None
 async def found_peers(local_socket: LocalSocket) -> list[Peer]:
     """Whom a socket takes for its peers; one of them is there, and gRPC is not."""
     found: list[Peer] = []
-    with trio.move_on_after(0.5):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             with trio.socket.socket(socket.AF_UNIX) as listener:
                 await listener.bind(str(local_socket.inner_path))
@@ -332,6 +335,29 @@ async def found_peers(local_socket: LocalSocket) -> list[Peer]:
                 found.append(peer)
                 nursery.cancel_scope.cancel()
     return found
+
+
+async def is_let_in(local_socket: LocalSocket, told: IO[bytes]) -> bool:
+    """Whether a connection comes through, or is closed at once, as who holds it tells."""
+    outcomes: list[bool] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            async def see_it_come(listener: trio.socket.SocketType) -> None:
+                connection, _ = await listener.accept()
+                connection.close()
+                outcomes.append(True)
+                nursery.cancel_scope.cancel()
+
+            with trio.socket.socket(socket.AF_UNIX) as listener:
+                await listener.bind(str(local_socket.inner_path))
+                listener.listen(1)
+                nursery.start_soon(see_it_come, listener)
+                nursery.start_soon(local_socket.run)
+                assert await trio.to_thread.run_sync(told.readline, abandon_on_cancel=True) == b"b''\n"
+                outcomes.append(False)
+                nursery.cancel_scope.cancel()
+    return outcomes[0]
 
 
 def test_who_connects_itself_is_known(path: Path) -> None:

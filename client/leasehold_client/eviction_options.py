@@ -25,11 +25,9 @@ Value = TypeVar("Value")
 CHECKPOINT_LIMIT: Final = 1000
 """Checkpoints of its application that a workload may keep."""
 
-escalate_option = click.option(
-    "--escalate-to",
-    type=click.Choice(list(PROCESSES)),
-    help="The strongest process strategy that may be used where the one that is asked for fails, where host "
-    "memory is short, and where the parked workload must make room.  [default: no other]",
+_ESCALATE_HELP: Final = (
+    "The strongest process strategy that may be used where the one that is asked for fails, where host "
+    "memory is short, and where the parked workload must make room.{more}  [default: no other]"
 )
 
 
@@ -66,7 +64,11 @@ def policy_options(function: Callable[..., None]) -> Callable[..., None]:
         help="What then happens to its processes.  [default: as it was started with, or cuda_suspend if "
         "--weights is given]",
     )
-    @escalate_option
+    @click.option(
+        "--escalate-to",
+        type=click.Choice(list(PROCESSES)),
+        help=_ESCALATE_HELP.format(more=" Give --process or --weights too."),
+    )
     @wraps(function)
     def call(
         *positional: Any, weights: str | None, process: str | None, escalate_to: str | None, **named: Any
@@ -96,7 +98,7 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
         help=f"How it gives up its GPUs: {'|'.join(WEIGHTS)}, and {'|'.join(PROCESSES)}.  "
         f"[default: {DEFAULT_WEIGHTS}+{DEFAULT_PROCESS}]",
     )
-    @escalate_option
+    @click.option("--escalate-to", type=click.Choice(list(PROCESSES)), help=_ESCALATE_HELP.format(more=""))
     @click.option(
         "--hooks",
         "hooks_file",

@@ -99,12 +99,8 @@ class Served:
         self, mode: str = "", version: int = 1, program: str = THREADS
     ) -> tuple[Application, ServedKernel]:
         """Starts an application that is told to wait until it is restored."""
-        return await self.restored_command(sys.executable, "-c", program, mode, "1", str(version))
-
-    async def restored_command(self, *command: str) -> tuple[Application, ServedKernel]:
-        """The same with any program."""
         known = {workload.workload_id for workload in self.parts.workloads.all()}
-        application = self.start_command(*command)
+        application = self.start(program, mode, 1, version)
         with trio.fail_after(20):
             while not (new := [w for w in self.parts.workloads.all() if w.workload_id not in known]):
                 await self.parts.workloads.wait_changed()
@@ -131,8 +127,8 @@ class Served:
 
 
 @asynccontextmanager
-async def open_served(folder: Path, images: Path | None = None) -> AsyncIterator[Served]:
-    """A worker in this process. The images are in its folder, or elsewhere."""
+async def open_served(folder: Path) -> AsyncIterator[Served]:
+    """A worker in this process."""
     async with (
         open_journal(folder / "journal.sqlite3") as journal,
         open_parts(WorkerConfig(state_dir=folder), folder / "workloads", lambda _: None) as parts,
@@ -145,7 +141,7 @@ async def open_served(folder: Path, images: Path | None = None) -> AsyncIterator
         answers = LocalAnswers(parts, commands, turns, "worker")
         kernels = Kernels(parts.workloads, parts.nursery)
         with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
-            world = Served(folder, parts, kernels, EnvelopeStore(images or folder / "images"))
+            world = Served(folder, parts, kernels, EnvelopeStore(folder / "images"))
             async with serve_locally(local_socket, claims, answers, kernels):
                 try:
                     yield world

@@ -1,5 +1,6 @@
 """A full tier: who was parked longest ago moves down first, on a real worker with a budget of its own."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from leasehold.v1.command_pb2 import (
     CheckpointOperation,
     DeleteCheckpointsOperation,
     RestoreOperation,
+    RunOperation,
     SuspendOperation,
 )
 from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery, ConnectResponse
@@ -26,6 +28,20 @@ CUDA_SUSPEND = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
 CHECKPOINT = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
 STOP = workload_pb2.PROCESS_STRATEGY_STOP
 
+HOLDER = """
+import itertools, os, time
+memory = os.urandom(30 << 20)
+for count in itertools.count():
+    print(f"count={count} of {len(memory)}", flush=True)
+    time.sleep(0.02)
+"""
+"""Counts, and needs an image of about 34 MiB."""
+
+
+def require_criu() -> None:
+    if isinstance(criu := real_criu(), str):
+        pytest.skip(criu)
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:
@@ -33,17 +49,29 @@ def host(tmp_path: Path) -> SimulatedHost:
 
 
 @pytest.fixture
-def session(
+def begin(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,
     coordinator: ScriptedCoordinator,
     tmp_path: Path,
-) -> Session:
+) -> Callable[..., Session]:
+    """Starts a worker with a budget, and with the CRIU of this host or another."""
+
+    def start(budget: str, criu: str = "") -> Session:
+        real = real_criu()
+        program = criu or ("" if isinstance(real, str) else real.path)
+        settings = tmp_path / "worker.toml"
+        settings.write_text(f'{budget}\ncriu = "{program}"\n')
+        start_worker(host, config=str(settings))
+        return coordinator.next_session()
+
+    return start
+
+
+@pytest.fixture
+def session(begin: Callable[..., Session]) -> Session:
     """A worker in whose host memory one counter has room, and not two."""
-    settings = tmp_path / "worker.toml"
-    settings.write_text('parked_memory_limit = "800MiB"\n')
-    start_worker(host, config=str(settings))
-    return coordinator.next_session()
+    return begin('parked_memory_limit = "800MiB"')
 
 
 def start(session: Session, name: str, escalate_to: workload_pb2.ProcessStrategy.ValueType) -> None:
@@ -95,9 +123,7 @@ def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(sess
 
 
 def test_who_was_moved_to_disk_goes_on_where_it_was(session: Session, tmp_path: Path) -> None:
-    criu = real_criu()
-    if isinstance(criu, str):
-        pytest.skip(criu)
+    require_criu()
     start(session, "a", CHECKPOINT)
     start(session, "b", CHECKPOINT)
     for name in ("a", "b"):
@@ -119,6 +145,72 @@ def test_who_was_moved_to_disk_goes_on_where_it_was(session: Session, tmp_path: 
     assert after == list(range(after[0], after[0] + len(after))), "no count is lost, and none comes twice"
     assert not checkpoints(session).checkpoints, "nobody needs the image any more"
     assert not list((tmp_path / "state/images").rglob("*.partial"))
+
+
+def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
+    begin: Callable[..., Session], tmp_path: Path
+) -> None:
+    require_criu()
+    session = begin('checkpoint_limit = "60MiB"')  # room for one image, and not for two
+    nothing_more = workload_pb2.PROCESS_STRATEGY_UNSPECIFIED
+    for name, escalate_to in (("a", STOP), ("b", nothing_more), ("c", STOP)):
+        policy = EvictionPolicy(process_strategy=CHECKPOINT, escalate_to=escalate_to)
+        spec = workload_pb2.WorkloadSpec(arguments=[sys.executable, "-c", HOLDER], eviction=policy)
+        assert session.run(f"run-{name}", name, run=RunOperation(name=name, spec=spec)).state == SUCCEEDED
+        wait_counting(session, name)
+    assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
+    (image,) = checkpoints(session).checkpoints
+    plan = plan_of(session, "b", suspend=SuspendOperation())
+    moved = "workload a is parked by stop first, which makes room of "
+    assert [check.detail.startswith(moved) for check in plan.checks if check.name == "disk"] == [True]
+    assert (tmp_path / f"state/images/a/{image.checkpoint_id}").is_dir(), "a plan changes nothing"
+
+    parked = session.run("s-b", "b", suspend=SuspendOperation())
+    assert parked.state == SUCCEEDED, parked.error
+    assert [warning for warning in parked.result.warnings if warning.startswith(moved)]
+    session.wait(lambda _: state(session, "a") == "STOPPED")
+    assert [each.workload_id for each in checkpoints(session).checkpoints] == ["b"]
+    assert not list((tmp_path / "state/images").glob("a/*"))
+
+    assert session.run("s-c", "c", suspend=SuspendOperation()).state == SUCCEEDED
+    assert state(session, "c") == "STOPPED", "its own ladder leads on"
+    assert state(session, "b") == "CHECKPOINTED", "b allows nothing of the kind"
+    before = counts(read_output(session, "b"))
+    for name in ("a", "b"):
+        woken = session.run(f"r-{name}", name, restore=RestoreOperation())
+        assert woken.state == SUCCEEDED, woken.error
+        wait_counting(session, name)
+    assert counts(read_output(session, "b"))[: len(before) + 1] == list(range(len(before) + 1))
+    assert counts(read_output(session, "a")).count(0) == 2, "it began afresh"
+
+
+def test_where_host_memory_is_short_and_nobody_makes_room_the_ladder_is_climbed(
+    begin: Callable[..., Session],
+) -> None:
+    session = begin('parked_memory_limit = "100MiB"', criu="/nonexistent/criu")
+    start(session, "a", CHECKPOINT)
+    start(session, "b", STOP)
+    refused = session.run("s-a", "a", suspend=SuspendOperation())
+    assert (refused.state, refused.error.reason) == (
+        REJECTED,
+        errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
+    )
+    assert state(session, "a") == "RUNNING"
+    wait_counting(session, "a")
+
+    plan = plan_of(session, "b", suspend=SuspendOperation())
+    assert (plan.policy.process_strategy, len(plan.refusals)) == (STOP, 0)
+    parked = session.run("s-b", "b", suspend=SuspendOperation())
+    assert parked.state == SUCCEEDED, parked.error
+    for told in (plan.warnings, parked.result.warnings):
+        skipped = [each for each in told if " was not possible: " in each]
+        assert [each.split()[0] for each in skipped] == ["retain+cuda_suspend", "retain+checkpoint"]
+        assert "513 MiB of device memory don't fit into the 100 MiB of host memory" in skipped[0]
+    assert parked.result.policy.process_strategy == STOP
+    assert state(session, "b") == "STOPPED"
+    assert len(parked.result.released_gpu_uuids) == 1
+    assert session.run("r-b", "b", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "b")
 
 
 def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(session: Session) -> None:

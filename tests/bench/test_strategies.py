@@ -1,0 +1,30 @@
+"""bench/strategies.py at its smallest: it measures, and says what it measured."""
+
+import importlib
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+
+
+def test_a_policy_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(ROOT)  # as `python -m bench.strategies` has it
+    strategies = importlib.import_module("bench.strategies")
+    # Half a GiB tells the disk's speed well, and takes seconds.
+    monkeypatch.setattr(strategies, "disk_gb_per_s", partial(strategies.disk_gb_per_s, size=16 * MIB))
+    size = strategies.CONTEXT_BYTES + 16 * MIB
+    options = ["--size", f"{size}B", "--only", "offload+cuda_suspend"]
+    monkeypatch.setattr(sys, "argv", ["strategies", *options])
+    strategies.main()
+    found = json.loads(capsys.readouterr().out)
+    (cell,) = found["cells"]
+    assert cell["policy"] == "offload+cuda_suspend"
+    assert (found["size_bytes"], cell["device_bytes_before"], cell["device_bytes_left"]) == (size, size, 0)
+    assert (cell["host_bytes"], cell["disk_bytes"]) == (size, 0)
+    assert set(cell["down"]["phases_s"]) == {"preflight", "hooks", "lock", "checkpoint", "verify"}
+    assert found["machine"]["disk_write_gb_per_s"] > 0

@@ -1,6 +1,7 @@
 """What is kept on disk: how much more may be put there, what is deleted, and what is told of it."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,12 +11,12 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
-from leasehold_worker import checkpoint_answers
+from leasehold_worker import checkpoint_answers, checkpoint_disk
 from leasehold_worker.checkpoint_answers import answer_checkpoints
-from leasehold_worker.checkpoint_disk import CheckpointDisk
+from leasehold_worker.checkpoint_disk import SUSPENDING, CheckpointDisk
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope_store import EnvelopeStore
-from leasehold_worker.images.manifest import HostFacts, ImageSubject
+from leasehold_worker.images.manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.images.store import ImageStore
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.workload import CHECKPOINTED, RUNNING, Parked, Workload
@@ -57,17 +58,23 @@ class World:
     registry: Registry = field(default_factory=Registry)
 
     def disk(
-        self, *, limit: int = 0, keep_images: bool = False, expiry: timedelta = timedelta(days=7)
+        self,
+        *,
+        limit: int = 0,
+        reserve: int = 0,
+        keep_images: bool = False,
+        expiry: timedelta = timedelta(days=7),
+        worker_id: str = HERE,
     ) -> CheckpointDisk:
         return CheckpointDisk(
             ImageStore(self.root),
-            EnvelopeStore(self.root),
+            EnvelopeStore(self.root, worker_id),
             self.registry,  # type: ignore[arg-type]  # all() is all that is asked of it
             limit_bytes=limit,
-            reserve_bytes=0,
+            reserve_bytes=reserve,
             keep_images=keep_images,
             expiry=expiry,
-            worker_id=HERE,
+            worker_id=worker_id,
         )
 
     def image(self, workload_id: str, size: int = MIB, worker_id: str = HERE) -> str:
@@ -94,16 +101,45 @@ class World:
         )
         return store.publish(partial, subject, lambda _: None, lambda: None).manifest.image_id
 
-    def saved(self, workload_id: str, size: int = 10) -> str:
+    def saved(self, workload_id: str, size: int = 10, worker_id: str = HERE) -> str:
         kernel = Kernel(kernel_id="k", kind="test", version=1)
-        with EnvelopeStore(self.root).begin(workload_id, workload_id, kernel) as writer:
+        with EnvelopeStore(self.root, worker_id).begin(workload_id, workload_id, kernel) as writer:
             writer.write(b"x" * size)
             return writer.commit({"step": "7"}).checkpoint_id
+
+    def damage(self, checkpoint_id: str, *, days_ago: int = 0) -> None:
+        """Makes one unreadable that is so many days old."""
+        (path,) = self.root.glob(f"*/{checkpoint_id}*")
+        (path / MANIFEST_FILE if path.is_dir() else path).write_bytes(b"junk")
+        then = (datetime.now(UTC) - timedelta(days=days_ago)).timestamp()
+        os.utime(path, (then, then))
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path / "images")
+
+
+async def look(disk: CheckpointDisk, until: Callable[[], bool]) -> None:
+    """Has a disk look for what nobody needs, again and again, until something is so."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(disk.run)
+        with trio.fail_after(10):
+            while not until():  # noqa: ASYNC110 - nothing tells
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+def hold(disk: CheckpointDisk, size_bytes: int) -> None:
+    """Makes room, and gives it back."""
+    with disk.room() as room:
+        room.hold(size_bytes)
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(OperationError) as refused:
+        call()
+    return errors_pb2.ErrorReason.Name(refused.value.reason).removeprefix("ERROR_REASON_")
 
 
 def ids(disk: CheckpointDisk, workload_id: str = "") -> list[str]:
@@ -145,12 +181,10 @@ def test_the_budget_counts_both_kinds_and_not_what_would_be_deleted(world: World
     disk = world.disk(limit=6 * MIB, keep_images=True)
     available = disk.available_bytes()
     assert 2 * MIB < available <= 3 * MIB, "one of six is free, and two could be"
-    disk.make_room(2 * MIB)
+    hold(disk, 2 * MIB)
     assert ids(disk) == [image]
     assert unneeded not in ids(disk)
-    with pytest.raises(OperationError) as refused:
-        disk.make_room(4 * MIB)
-    assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
+    assert refusal(lambda: hold(disk, 4 * MIB)) == "INSUFFICIENT_DISK"
     assert ids(disk) == [image]
 
 
@@ -176,15 +210,210 @@ async def test_what_nobody_needs_expires_but_not_what_others_have_in_the_same_fo
     saved, of_a_living_one = world.saved("gone"), world.saved("a")
     world.registry.add("a")
     world.registry.add("b", parked_as=needed)
+    # What another worker saved, or one of a release that did not say who it was, is not ours to delete.
+    saved_there, saved_by_whom = world.saved("c", worker_id="worker-there"), world.saved("d", worker_id="")
+    stay = {needed, theirs, of_a_living_one, saved_there, saved_by_whom}
     disk = world.disk(expiry=timedelta(0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(disk.run)
-        with trio.fail_after(10):
-            while len(ids(disk)) > 3:  # noqa: ASYNC110 - nothing tells
-                await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
-    assert set(ids(disk)) == {needed, theirs, of_a_living_one}
+    await look(disk, lambda: len(ids(disk)) <= len(stay))
+    assert set(ids(disk)) == stay
     assert {image, saved}.isdisjoint(ids(disk))
+
+
+def test_an_image_is_needed_before_its_workload_says_so(world: World) -> None:
+    workload = world.registry.add("a")
+    workload.state = SUSPENDING
+    disk = world.disk(limit=5 * MIB)
+    older = world.image("a", MIB)
+    image = world.image("a", 2 * MIB)
+    disk.expect(image, workload)
+    assert refusal(lambda: hold(disk, 4 * MIB)) == "INSUFFICIENT_DISK"
+    hold(disk, 2 * MIB + MIB // 2)
+    assert ids(disk) == [image], "an older one of its own makes room"
+    assert older not in ids(disk)
+    assert disk.available_bytes() < 3 * MIB
+    assert refusal(lambda: disk.delete([image], force=False)) == "CHECKPOINT_IN_USE"
+    disk.clean_up(workload)
+    assert [each.in_use for each in disk.checkpoints()] == [True]
+    workload.parked = Parked((), {}, EvictionPolicy(), datetime.now(UTC), checkpoint_id=image)
+    workload.state = CHECKPOINTED
+    assert disk.in_use() == {image}
+    # It has been undone: nobody needs it.
+    workload.parked, workload.state = None, RUNNING
+    hold(disk, 4 * MIB)
+    assert ids(disk) == []
+
+
+def test_what_an_earlier_start_was_about_to_park_as_is_needed_until_it_is_settled(world: World) -> None:
+    image, saved, other = world.image("a"), world.saved("b"), world.image("c")
+    for name in ("a", "b"):
+        world.registry.add(name).state = SUSPENDING
+    world.registry.add("c")
+    disk = world.disk()
+    disk.expect_interrupted()
+    assert disk.in_use() == {image, saved}
+    assert {image, saved, other} == set(ids(disk))
+    world.registry.workloads[0].state = RUNNING
+    assert disk.in_use() == {saved}
+
+
+async def test_one_refused_delete_ends_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vanished, refused, last = world.saved("a"), world.saved("b"), world.saved("c")
+    disk = world.disk(expiry=timedelta(0))
+    delete = EnvelopeStore.delete
+
+    def fail(store: EnvelopeStore, checkpoint_id: str) -> None:
+        if checkpoint_id == vanished:
+            delete(store, checkpoint_id)  # another worker does
+        if checkpoint_id == refused:
+            raise OperationError(errors_pb2.ERROR_REASON_PERMISSION_OR_OS, "no right to")
+        delete(store, checkpoint_id)
+
+    monkeypatch.setattr(EnvelopeStore, "delete", fail)
+    await look(disk, lambda: ids(disk) == [refused])
+    assert last not in ids(disk)
+    assert [record.getMessage() for record in caplog.records] == [f"checkpoint {refused} stays: no right to"]
+
+
+async def test_a_round_that_fails_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.image("a")
+    scan, failures = ImageStore.scan, [OSError("the disk"), ValueError("a mistake")]
+
+    def fail(store: ImageStore) -> object:
+        if failures:
+            raise failures.pop()
+        return scan(store)
+
+    disk = world.disk()
+    monkeypatch.setattr(checkpoint_disk, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(ImageStore, "scan", fail)
+    await look(disk, lambda: not any(world.root.iterdir()))
+    assert not failures
+
+
+def test_what_another_worker_made_is_listed_and_deleted_by_force_only(world: World) -> None:
+    image, saved = world.image("a", worker_id="worker-there"), world.saved("b", worker_id="worker-there")
+    nobodys = world.saved("c", worker_id="")
+    disk = world.disk(limit=4 * MIB)
+    owners = {each.checkpoint_id: each.owner_worker_id for each in disk.checkpoints()}
+    assert owners == {image: "worker-there", saved: "worker-there", nobodys: ""}
+    for one in (image, saved):
+        with pytest.raises(OperationError, match="made by worker worker-there") as refused:
+            disk.delete([nobodys, one], force=False)
+        assert refused.value.reason == errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE
+    assert len(ids(disk)) == 3, "all of them or none"
+    assert refusal(lambda: hold(disk, 4 * MIB)) == "INSUFFICIENT_DISK", "nor does it make room"
+    disk.delete([nobodys], force=False)
+    disk.delete([image, saved], force=True)
+    assert ids(disk) == []
+
+
+async def test_what_is_damaged_is_listed_deleted_and_expires(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    image, saved = world.image("a"), world.saved("b")
+    old_image, old_saved = world.image("c"), world.saved("d")
+    needed = world.image("e")
+    world.registry.add("e", parked_as=needed)
+    for one in (image, saved):
+        world.damage(one)
+    for one in (old_image, old_saved, needed):
+        world.damage(one, days_ago=8)
+    disk = world.disk()
+    told = {each.checkpoint_id: each for each in disk.checkpoints()}
+    assert {each.workload_id for each in told.values()} == set("abcde")
+    assert all(each.problem and each.size_bytes for each in told.values())
+    assert told[image].kind != told[saved].kind
+    await look(disk, lambda: len(ids(disk)) == 3)
+    assert set(ids(disk)) == {image, saved, needed}
+    assert len(caplog.records) == 5, "each is told once"
+    assert refusal(lambda: disk.delete([needed], force=False)) == "CHECKPOINT_IN_USE"
+    disk.delete([image, saved], force=False)
+    assert ids(disk) == [needed]
+
+
+def test_a_damaged_image_goes_with_its_workload(world: World) -> None:
+    world.damage(world.image("a"))
+    workload = world.registry.add("a")
+    disk = world.disk()
+    disk.clean_up(workload)
+    assert ids(disk) == []
+
+
+def test_what_is_named_twice_is_deleted_once(world: World) -> None:
+    saved = world.saved("a")
+    disk = world.disk()
+    disk.delete([saved, saved], force=False)
+    assert ids(disk) == []
+
+
+def test_the_budget_counts_what_applications_saved(world: World) -> None:
+    world.saved("a", 3 * MIB)
+    disk = world.disk(limit=4 * MIB)
+    assert disk.available_bytes() < MIB
+    assert refusal(lambda: hold(disk, 2 * MIB)) == "INSUFFICIENT_DISK"
+    hold(disk, disk.available_bytes())
+
+
+def test_two_that_are_written_at_once_do_not_get_the_same_room(world: World) -> None:
+    image = world.image("a", 2 * MIB)
+    disk = world.disk(limit=6 * MIB, keep_images=True)
+    with disk.room() as first, disk.room() as second:
+        first.hold(3 * MIB)
+        assert ids(disk) == [image]
+        assert disk.available_bytes() <= 3 * MIB
+        second.hold(3 * MIB)
+        assert ids(disk) == [], "what nobody needs is deleted before anything is written"
+        assert disk.available_bytes() == 0
+        assert refusal(lambda: second.hold(4 * MIB)) == "INSUFFICIENT_DISK"
+        second.hold(2 * MIB)  # it has that
+    assert disk.available_bytes() == 6 * MIB
+
+
+def test_the_disk_has_what_is_still_to_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnvelopeStore, "available_bytes", lambda _: 10 * MIB)
+    disk = world.disk(reserve=MIB)
+    with disk.room() as room:
+        room.hold(5 * MIB)
+        assert disk.available_bytes() == 4 * MIB
+        room.written_bytes = 2 * MIB
+        assert disk.available_bytes() == 6 * MIB, "the disk says itself what is written"
+
+
+def test_what_grows_beyond_its_estimate_takes_room_as_it_grows(world: World) -> None:
+    image = world.image("a", 2 * MIB)
+    disk = world.disk(limit=4 * MIB, keep_images=True)
+    with disk.room() as room:
+        room.extend(MIB)
+        assert ids(disk) == [image]
+        room.extend(3 * MIB)
+        assert ids(disk) == []
+        room.extend(2 * MIB)
+        assert (room.held_bytes, room.written_bytes) == (3 * MIB, 2 * MIB)
+        assert refusal(lambda: room.extend(5 * MIB)) == "INSUFFICIENT_DISK"
+    with world.disk(limit=200 * MIB).room() as room:
+        room.extend(1)
+        assert room.held_bytes > MIB, "so that not every piece has to ask"
+
+
+def test_an_image_that_can_not_be_deleted_makes_no_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, other = world.image("a", 2 * MIB), world.image("b", 2 * MIB)
+    delete = ImageStore.delete
+
+    def fail(store: ImageStore, image_id: str) -> None:
+        if image_id == stuck:
+            raise OperationError(errors_pb2.ERROR_REASON_PERMISSION_OR_OS, "no right to")
+        delete(store, image_id)
+
+    monkeypatch.setattr(ImageStore, "delete", fail)
+    disk = world.disk(limit=5 * MIB)
+    hold(disk, 2 * MIB)
+    assert ids(disk) == [stuck]
+    assert other not in ids(disk)
+    assert refusal(lambda: hold(disk, 4 * MIB)) == "INSUFFICIENT_DISK"
 
 
 async def test_a_long_list_is_told_page_by_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,20 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import Kernel
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images.envelope import CUSTOM_LIMIT_BYTES, PAYLOAD_OFFSET, read_envelope
+from leasehold_worker.images import envelope, envelope_file
+from leasehold_worker.images.damaged import DamagedCheckpoint
+from leasehold_worker.images.envelope import CUSTOM_LIMIT_BYTES, PAYLOAD_OFFSET, Envelope, read_envelope
 from leasehold_worker.images.envelope_file import StoredCheckpoint
-from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
+from leasehold_worker.images.envelope_store import EnvelopeStore
 
 KERNEL = Kernel(kernel_id="trainer", kind="sgd", version=3)
 CORRUPT = errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT
@@ -55,9 +59,9 @@ def test_what_was_kept_is_found_by_another_worker_with_the_folder(store: Envelop
     assert found == kept
     assert read(other, found) == data
     assert found.path.stat().st_size == found.file_bytes == PAYLOAD_OFFSET + len(data)
-    envelope = found.envelope
-    assert (envelope.workload_id, envelope.workload_name, envelope.kernel) == ("w-1", "train", KERNEL)
-    assert (envelope.size_bytes, envelope.custom) == (len(data), {"step": "7"})
+    header = found.envelope
+    assert (header.workload_id, header.workload_name, header.kernel) == ("w-1", "train", KERNEL)
+    assert (header.size_bytes, header.custom) == (len(data), {"step": "7"})
     assert other.scan_all() == [kept]
 
 
@@ -109,7 +113,7 @@ def test_an_altered_payload_is_seen_when_it_is_verified(store: EnvelopeStore) ->
     kept = keep(store)
     alter(kept.path, PAYLOAD_OFFSET)
     assert store.find(kept.checkpoint_id) == kept
-    assert refusal(lambda: store.verify(kept)) == "CHECKPOINT_CORRUPT"
+    assert refusal(lambda: read(store, kept)) == "CHECKPOINT_CORRUPT"
 
 
 @pytest.mark.parametrize("size", [0, 10, PAYLOAD_OFFSET, PAYLOAD_OFFSET + 6])
@@ -159,6 +163,45 @@ def test_only_what_nobody_writes_any_more_is_swept(store: EnvelopeStore) -> None
     assert not left.exists()
     assert ids(store) == [written.checkpoint_id, kept.checkpoint_id]
     assert store.sweep() == 0
+
+
+def test_folders_of_images_that_others_write_are_no_business_of_ours(
+    store: EnvelopeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(store)
+    image = store.root / "w-1/i-20260101T000000000000Z-01234567.partial"
+    image.mkdir()
+    left = store.root / "w-1/notes.partial"
+    left.write_text("none of ours")
+    assert store.sweep() == 0
+    assert image.exists()
+    assert left.exists()
+    assert not caplog.records
+
+
+def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
+    store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep(EnvelopeStore(store.root, "worker-1"))
+    assert store.find(kept.checkpoint_id).envelope.worker_id == "worker-1"
+
+    class Older:
+        def encode(self, header: Envelope) -> bytes:
+            fields = msgspec.structs.asdict(header)
+            del fields["worker_id"]
+            return msgspec.json.encode(fields)
+
+    monkeypatch.setattr(envelope, "_encoder", Older())
+    older = keep(store, b"older")
+    found = store.find(older.checkpoint_id)
+    assert found.envelope.worker_id == ""
+    assert read(store, found) == b"older"
+
+
+def test_a_time_without_a_zone_is_no_header(store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope_file, "now", lambda: datetime(2026, 1, 1))  # noqa: DTZ001 - that is it
+    kept = keep(store)
+    assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_CORRUPT"
 
 
 @pytest.mark.parametrize("name", ["../w-1", "", "a/b", ".", "..", "w\0", "x" * 200])

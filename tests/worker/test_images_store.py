@@ -3,7 +3,8 @@
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images import publishing
+from leasehold_worker.images import digests, publishing
 from leasehold_worker.images.budget import KeptImage, expired, make_room
+from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.manifest import (
     MANIFEST_FILE,
     HostFacts,
@@ -29,6 +31,7 @@ from leasehold_worker.images.store import ImageStore, StoredImage
 from .criu_cases import HOST, subject
 
 CORRUPT = errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT
+INCOMPATIBLE = errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE
 
 
 @pytest.fixture
@@ -108,19 +111,107 @@ def test_every_change_is_noticed(store: ImageStore, change: Callable[[StoredImag
     assert caught.value.reason == CORRUPT
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 2}', b'{"format": 1, "image_id": 3}', None])
-def test_an_image_without_a_readable_manifest_is_corrupt_and_not_listed(
-    store: ImageStore, content: bytes | None
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", CORRUPT),
+        (b"{}", CORRUPT),
+        (b'{"format": 2}', CORRUPT),
+        (b'{"format": 2, "sha256": "", "manifest": {}}', CORRUPT),
+        (b'{"format": 1, "image_id": 3}', INCOMPATIBLE),
+        (None, CORRUPT),
+    ],
+)
+def test_an_image_without_a_usable_manifest_is_damaged_and_can_be_deleted(
+    store: ImageStore, content: bytes | None, reason: errors_pb2.ErrorReason.ValueType
 ) -> None:
     image = write(store)
     path = image.path / MANIFEST_FILE
     path.unlink() if content is None else path.write_bytes(content)
     assert store.images() == []
+    (damaged,) = store.scan()
+    assert isinstance(damaged, DamagedCheckpoint)
+    assert (damaged.checkpoint_id, damaged.workload_id) == (image.manifest.image_id, "w-1")
+    assert damaged.age()[1] > 0
     with pytest.raises(OperationError) as caught:
         store.find(image.manifest.image_id)
-    assert caught.value.reason == CORRUPT
+    assert caught.value.reason == damaged.error.reason == reason
     store.delete(image.manifest.image_id)
-    assert os.listdir(store.root / "w-1") == []
+    assert os.listdir(store.root) == [], "nor is its workload's folder left"
+
+
+@pytest.mark.parametrize("name", [b"root_pid", b"worker_id", b"sha256"])
+def test_an_altered_manifest_is_corrupt(store: ImageStore, name: bytes) -> None:
+    image = write(store)
+    path = image.path / MANIFEST_FILE
+    written = path.read_bytes()
+    altered = re.sub(rb'("%s": ?"?)' % name, rb"\g<1>1", written)
+    assert altered != written
+    path.write_bytes(altered)
+    with pytest.raises(OperationError, match="altered") as caught:
+        store.find(image.manifest.image_id)
+    assert caught.value.reason == CORRUPT
+
+
+def test_a_time_without_a_zone_is_no_manifest() -> None:
+    written = msgspec.structs.replace(manifest(), create_time=datetime(2026, 1, 1))  # noqa: DTZ001 - that is it
+    with pytest.raises(ValueError, match="create_time"):
+        decode_manifest(encode_manifest(written))
+
+
+def test_what_the_disk_does_not_keep_is_not_final(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = store.begin("w-1")
+    (partial.path / "pages-1.img").write_bytes(b"pages")
+    sync = digests.sync
+
+    def fail(path: Path) -> None:
+        if path == store.root:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    monkeypatch.setattr("leasehold_worker.images.store.sync", fail)
+    with pytest.raises(OperationError):
+        store.publish(partial, subject())
+    assert store.images() == []
+    assert partial.path.exists(), "it is as before, and its processes go on"
+
+
+def test_a_folder_of_another_user_is_passed_over_with_one_warning(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    image = write(store)
+    write(store, "w-2")
+    listed = Path.iterdir
+
+    def closed(path: Path) -> Iterator[Path]:
+        if path.name == "w-2":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    for _ in range(2):
+        assert store.images() == [image]
+        assert store.used_bytes() > 0
+        assert store.sweep() == []
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{store.root / 'w-2'} is passed over: it can't be read (Permission denied)"
+    ]
+
+
+def test_a_folder_that_somebody_removes_meanwhile_is_made_again(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, removals = Path.mkdir, [1]
+
+    def remove_before(path: Path, *arguments: object, **options: object) -> None:
+        if path.suffix and removals:
+            removals.pop()
+            path.parent.rmdir()
+        mkdir(path, *arguments, **options)  # type: ignore[arg-type]  # handed through
+
+    monkeypatch.setattr(Path, "mkdir", remove_before)
+    assert store.begin("w-1").path.exists()
+    assert not removals
 
 
 def test_an_image_that_was_moved_to_another_name_is_corrupt(store: ImageStore) -> None:
@@ -259,13 +350,16 @@ def kept(number: int, size: int = 10, workload_id: str = "w-1") -> KeptImage:
         (25, 40, 1000, ["i-1", "i-3"]),
         (10, 0, 10, []),
         (15, 0, 10, ["i-1"]),
+        (1, 0, -10, ["i-1", "i-3"]),
     ],
 )
 def test_room_is_made_by_the_oldest_that_nobody_needs(
     need: int, budget: int, free: int, deleted: list[str]
 ) -> None:
-    images = [kept(3), kept(1), kept(2)]
-    assert make_room(images, {"i-2"}, need_bytes=need, budget_bytes=budget, free_disk_bytes=free) == deleted
+    chosen = make_room(
+        [kept(3), kept(1)], need_bytes=need, used_bytes=30, budget_bytes=budget, free_disk_bytes=free
+    )
+    assert chosen == deleted
 
 
 @pytest.mark.parametrize(
@@ -273,13 +367,11 @@ def test_room_is_made_by_the_oldest_that_nobody_needs(
 )
 def test_what_can_not_be_made_room_for_is_refused(budget: int, free: int, why: str) -> None:
     with pytest.raises(OperationError, match=why) as caught:
-        make_room([kept(1), kept(2)], {"i-2"}, need_bytes=31, budget_bytes=budget, free_disk_bytes=free)
+        make_room([kept(1)], need_bytes=31, used_bytes=20, budget_bytes=budget, free_disk_bytes=free)
     assert caught.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
 
 
-def test_images_expire_by_age_and_by_number() -> None:
-    images = [kept(1), kept(2), kept(3), kept(9), kept(2, workload_id="w-2")]
-    none = expired(images, set(), now=NOW, keep_for=None, keep_count=None)
-    assert none == []
-    assert expired(images, {"i-1"}, now=NOW, keep_for=timedelta(days=7.5), keep_count=None) == ["i-2", "i-2"]
-    assert expired(images, set(), now=NOW, keep_for=None, keep_count=2) == ["i-1", "i-2"]
+def test_what_nobody_needs_expires_by_its_age() -> None:
+    images = [kept(2), kept(1), kept(3), kept(9)]
+    assert expired(images, {"i-1"}, now=NOW, keep_for=timedelta(days=6.5)) == ["i-2", "i-3"]
+    assert expired(images, set(), now=NOW, keep_for=timedelta(days=10)) == []

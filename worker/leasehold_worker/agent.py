@@ -127,6 +127,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)
             recovery.rebuild()
+            await trio.to_thread.run_sync(parts.disk.expect_interrupted)
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)
             nursery.start_soon(link.run)

@@ -133,6 +133,8 @@ class Applications:
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
+                if kept is not None:
+                    self._disk.expect(kept.checkpoint_id, workload)
                 await report.intend(_ending("end", plan, kept))
                 self._workloads.stop_watching(workload)
                 at_work = before in (RUNNING, SLEEPING)
@@ -315,10 +317,16 @@ class Applications:
         return found[0]
 
     async def _save(self, kernel: ServedKernel, report: Report, *, resume: bool) -> kernel_calls.Saved:
-        room = await trio.to_thread.run_sync(self._disk.available_bytes)
-        return await kernel_calls.save(
-            kernel, self._envelopes, available_bytes=room, resume=resume, progress=report.tell_bytes
-        )
+        available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
+        with self._disk.room() as room:
+            return await kernel_calls.save(
+                kernel,
+                self._envelopes,
+                available_bytes=available_bytes,
+                room=room,
+                resume=resume,
+                progress=report.tell_bytes,
+            )
 
     def _told(self, saved: kernel_calls.Saved, report: Report) -> StoredCheckpoint:
         report.warnings += saved.warnings

@@ -29,6 +29,7 @@ from leasehold_worker.images.manifest import ImageSubject
 from leasehold_worker.images.obstacles import obstacles
 from leasehold_worker.images.publishing import publish, verify
 from leasehold_worker.images.restoring import new_identities, restore, taken_pids
+from leasehold_worker.images.rooms import Room
 from leasehold_worker.images.store import ImageStore, PartialImage
 from leasehold_worker.intents import Intent
 from leasehold_worker.launching import forget_start
@@ -161,18 +162,22 @@ class Imaging:
         for obstacle in await self.obstacles(processes, suspended=True):
             raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
-        await trio.to_thread.run_sync(self._disk.make_room, needed or 0)
-        partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
-        try:
-            report.enter("image")
-            intent = structs.replace(intent_of("image", plan, {}, ()), checkpoint_id=partial_image.image_id)
-            await report.intend(intent)
-            subject = self._host.subject(plan.party, processes, criu)
-            kept = await self._write(workload, partial_image, subject, report)
-        finally:
-            partial_image.close()
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(partial(shutil.rmtree, partial_image.path, ignore_errors=True))
+        with self._disk.room() as room:
+            await trio.to_thread.run_sync(room.hold, needed or 0)
+            partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
+            # It is final, and others' operations go on, some time before the workload is settled.
+            self._disk.expect(partial_image.image_id, workload)
+            try:
+                report.enter("image")
+                intent = intent_of("image", plan, {}, ())
+                await report.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
+                subject = self._host.subject(plan.party, processes, criu)
+                kept = await self._write(workload, partial_image, subject, room, report)
+            finally:
+                partial_image.close()
+                remove = partial(shutil.rmtree, partial_image.path, ignore_errors=True)
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(remove)
         with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
             for identity in processes:
                 await wait_ended(identity)
@@ -183,7 +188,12 @@ class Imaging:
         return kept
 
     async def _write(
-        self, workload: Workload, partial_image: PartialImage, subject: ImageSubject, report: Report
+        self,
+        workload: Workload,
+        partial_image: PartialImage,
+        subject: ImageSubject,
+        room: Room,
+        report: Report,
     ) -> Kept:
         """Has CRIU write the processes, and end them once the image is final."""
         kept: list[Kept] = []
@@ -193,7 +203,10 @@ class Imaging:
             crash_point("image-final")
             kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
 
-        progress = partial(report.tell_bytes, "image")
+        def progress(size_bytes: int) -> None:
+            room.written_bytes = size_bytes
+            report.tell_bytes("image", size_bytes)
+
         self._workloads.stop_watching(workload)
         try:
             await dump(self.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress)

@@ -16,8 +16,11 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.damaged import DamagedCheckpoint
+from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.envelope_file import EnvelopeReader, EnvelopeWriter, StoredCheckpoint
-from leasehold_worker.images.envelope_store import DamagedCheckpoint, EnvelopeStore
+from leasehold_worker.images.envelope_store import EnvelopeStore
+from leasehold_worker.images.rooms import Room
 from leasehold_worker.served_kernel import CHUNK_BYTES, TEXT_LIMIT, ServedKernel
 from leasehold_worker.sizes import size_text
 from leasehold_worker.workload import Workload
@@ -25,9 +28,7 @@ from leasehold_worker.workload import Workload
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int], None]
-"""Told the step, one of STEPS, and its bytes so far."""
-
-STEPS: Final = ("ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore")
+"""Told the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ async def save(
     store: EnvelopeStore,
     *,
     available_bytes: int | None = None,
+    room: Room | None = None,
     resume: bool,
     timeouts: KernelTimeouts = DEFAULT_TIMEOUTS,
     progress: Progress = _tell_nobody,
@@ -99,6 +101,7 @@ async def save(
         kernel: The application.
         store: Where it is kept.
         available_bytes: What is left of a budget for it. None: what the disk has.
+        room: Holds what is written, before it is. None: nobody else writes.
         resume: It goes on afterwards. Else it stays at rest, to be ended, or told to go on by
             :meth:`ServedKernel.cancel`.
         timeouts: How long it may take.
@@ -110,15 +113,17 @@ async def save(
     """
     progress("ask", 0)
     await _require_readiness(kernel, timeouts)
-    room = await trio.to_thread.run_sync(store.available_bytes)
-    room = room if available_bytes is None else min(room, available_bytes)
+    if available_bytes is None:
+        available_bytes = await trio.to_thread.run_sync(store.available_bytes)
     estimate = await kernel.size_estimate(timeouts.answer_s)
-    if estimate > room:
-        raise _no_room(kernel, f"expects to save {size_text(estimate)}", room)
+    if estimate > available_bytes:
+        raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)
+    if room is not None:
+        await trio.to_thread.run_sync(room.hold, PAYLOAD_OFFSET + estimate)
     progress("prepare", 0)
     await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
     try:
-        checkpoint = await _write(kernel, store, room, timeouts, progress)
+        checkpoint = await _write(kernel, store, available_bytes, room, timeouts, progress)
     except BaseException:
         await kernel.undo(timeouts.cancel_s)
         raise
@@ -213,7 +218,8 @@ async def _require_readiness(kernel: ServedKernel, timeouts: KernelTimeouts) -> 
 async def _write(
     kernel: ServedKernel,
     store: EnvelopeStore,
-    room: int,
+    available_bytes: int,
+    room: Room | None,
     timeouts: KernelTimeouts,
     progress: Progress,
 ) -> StoredCheckpoint:
@@ -223,7 +229,7 @@ async def _write(
     writer = await trio.to_thread.run_sync(begin)
     try:
         progress("checkpoint", 0)
-        sink = partial(_keep, kernel, writer, room, progress)
+        sink = partial(_keep, kernel, writer, available_bytes, room, progress)
         saved = await kernel.checkpoint(sink, timeouts.checkpoint_s)
         progress("store", writer.size_bytes)
         return await trio.to_thread.run_sync(writer.commit, dict(saved.custom))
@@ -233,20 +239,32 @@ async def _write(
 
 
 async def _keep(
-    kernel: ServedKernel, writer: EnvelopeWriter, room: int, progress: Progress, piece: bytes
+    kernel: ServedKernel,
+    writer: EnvelopeWriter,
+    available_bytes: int,
+    room: Room | None,
+    progress: Progress,
+    piece: bytes,
 ) -> None:
-    if writer.size_bytes + len(piece) > room:
-        raise _no_room(kernel, f"saves more than the {size_text(writer.size_bytes)} that fit", room)
-    await trio.to_thread.run_sync(writer.write, piece)
+    if writer.size_bytes + len(piece) > available_bytes:
+        more = f"saves more than the {size_text(writer.size_bytes)} that fit"
+        raise _no_room(kernel, more, available_bytes)
+    await trio.to_thread.run_sync(_write_piece, writer, room, piece)
     progress("checkpoint", writer.size_bytes)
 
 
-def _no_room(kernel: ServedKernel, how: str, room: int) -> OperationError:
+def _write_piece(writer: EnvelopeWriter, room: Room | None, piece: bytes) -> None:
+    if room is not None:
+        room.extend(PAYLOAD_OFFSET + writer.size_bytes + len(piece))
+    writer.write(piece)
+
+
+def _no_room(kernel: ServedKernel, how: str, available_bytes: int) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-        f"the application of workload {kernel.workload.name} {how}, and {size_text(room)} are left for it: "
-        "delete checkpoints, or give the worker more disk for them",
-        {"workload_id": kernel.workload.workload_id, "available_bytes": str(room)},
+        f"the application of workload {kernel.workload.name} {how}, and {size_text(available_bytes)} are "
+        "left for it: delete checkpoints, or give the worker more disk for them",
+        {"workload_id": kernel.workload.workload_id, "available_bytes": str(available_bytes)},
     )
 
 

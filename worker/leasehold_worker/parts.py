@@ -184,7 +184,8 @@ async def open_parts(
             host_memory=host_memory,
             proof=proof,
         )
-        images, envelopes = ImageStore(config.image_path), EnvelopeStore(config.image_path)
+        images = ImageStore(config.image_path)
+        envelopes = EnvelopeStore(config.image_path, worker_id)
         disk = CheckpointDisk(
             images,
             envelopes,

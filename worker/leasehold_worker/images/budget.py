@@ -28,89 +28,69 @@ class KeptImage:
 
 
 def make_room(
-    kept: Collection[KeptImage],
-    in_use: Collection[str],
+    spare: Collection[KeptImage],
     *,
     need_bytes: int,
+    used_bytes: int,
     budget_bytes: int,
     free_disk_bytes: int,
 ) -> list[str]:
-    """Chooses what to delete so that an image fits: the oldest first, and as few as serve.
+    """Chooses what to delete so that something fits: the oldest first, and as few as serve.
 
     Args:
-        kept: All that is there.
-        in_use: Ids of what a parked workload needs, or an operation reads.
-        need_bytes: What the new image may take.
+        spare: Images that nobody needs.
+        need_bytes: What is to be added.
+        used_bytes: What is there, and what is being written, of all kinds.
         budget_bytes: What all may take together. 0: no bound but the disk.
-        free_disk_bytes: What may still be written to the disk.
+        free_disk_bytes: What may still be written to the disk. Below 0: too much is already.
 
     Returns:
-        Ids to delete, in this order, before the image is begun.
+        Ids to delete, in this order, before anything is written.
 
     Raises:
-        OperationError: INSUFFICIENT_DISK, all that is not in use would not make room enough.
+        OperationError: INSUFFICIENT_DISK, all that is not needed would not make room enough.
     """
-    used = sum(image.size_bytes for image in kept)
-    over_budget = used + need_bytes - budget_bytes if budget_bytes else 0
+    over_budget = used_bytes + need_bytes - budget_bytes if budget_bytes else 0
     missing = max(over_budget, need_bytes - free_disk_bytes)
     chosen: list[str] = []
-    for image in sorted(kept, key=_age):
+    for image in sorted(spare, key=_age):
         if missing <= 0:
             return chosen
-        if image.image_id not in in_use:
-            chosen.append(image.image_id)
-            missing -= image.size_bytes
+        chosen.append(image.image_id)
+        missing -= image.size_bytes
     if missing <= 0:
         return chosen
     rule = (
-        f"only {size_text(free_disk_bytes)} are free on the disk"
+        f"only {size_text(max(0, free_disk_bytes))} are free on the disk"
         if need_bytes - free_disk_bytes >= over_budget
-        else f"{size_text(used)} of the budget of {size_text(budget_bytes)} are taken"
+        else f"{size_text(used_bytes)} of the budget of {size_text(budget_bytes)} are taken"
     )
     raise OperationError(
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-        f"an image of up to {size_text(need_bytes)} is to be kept, but {rule}, and images that no workload "
-        f"needs take {size_text(used - _bytes_of(kept, in_use))}: make room on the disk, raise the budget, "
-        "or park the workload in host memory",
+        f"up to {size_text(need_bytes)} more are to be kept, but {rule}, and images that no workload needs "
+        f"take {size_text(sum(image.size_bytes for image in spare))}: make room on the disk, raise the "
+        "budget, or park the workload in host memory",
         {"need_bytes": str(need_bytes), "missing_bytes": str(missing)},
     )
 
 
 def expired(
-    kept: Collection[KeptImage],
-    in_use: Collection[str],
-    *,
-    now: datetime,
-    keep_for: timedelta | None,
-    keep_count: int | None,
+    kept: Collection[KeptImage], in_use: Collection[str], *, now: datetime, keep_for: timedelta
 ) -> list[str]:
-    """Chooses what is deleted by policy, whether or not there is room.
+    """Chooses what is deleted by its age, whether or not there is room.
 
     Args:
         kept: All that is there.
-        in_use: Ids of what is needed; it stays, and counts.
+        in_use: Ids of what is needed: it stays.
         now: The time.
-        keep_for: How long an image is kept. None: for ever.
-        keep_count: How many are kept of each workload, the newest. None: all.
+        keep_for: How long it is kept.
 
     Returns:
         Ids to delete, the oldest first.
     """
-    chosen = []
-    newer: dict[str, int] = {}
-    for image in sorted(kept, key=_age, reverse=True):
-        rank = newer.get(image.workload_id, 0)
-        newer[image.workload_id] = rank + 1
-        too_old = keep_for is not None and now - image.create_time > keep_for
-        too_many = keep_count is not None and rank >= keep_count
-        if (too_old or too_many) and image.image_id not in in_use:
-            chosen.append(image.image_id)
-    return chosen[::-1]
+    old = [image for image in kept if now - image.create_time > keep_for and image.image_id not in in_use]
+    return [image.image_id for image in sorted(old, key=_age)]
 
 
 def _age(image: KeptImage) -> tuple[datetime, str]:
     return image.create_time, image.image_id
-
-
-def _bytes_of(kept: Collection[KeptImage], ids: Collection[str]) -> int:
-    return sum(image.size_bytes for image in kept if image.image_id in ids)

@@ -55,7 +55,6 @@ async def dump(
     commit: Callable[[], Awaitable[None]],
     *,
     progress: Callable[[int], None] | None = None,
-    through_plugin: bool = False,
     timeout_s: float = DUMP_TIMEOUT_S,
 ) -> None:
     """Writes an image of a process and all below it, and ends them.
@@ -71,8 +70,6 @@ async def dump(
         commit: Called once the image is complete and the processes are stopped: makes it final. Where it
             raises, the processes go on, and what it raised is raised.
         progress: Is told the bytes of the image so far, again and again.
-        through_plugin: Whether CRIU's CUDA plugin suspends the processes. Else no plugin is loaded, and they
-            must hold no GPU.
         timeout_s: For everything up to the end of ``commit``.
 
     Raises:
@@ -84,8 +81,8 @@ async def dump(
     try:
         with open_directories(directory, work) as (images, logs, errors):
             request = CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_DUMP, opts=_options(root_pid, images, logs))
-            plugins = facts.cuda_plugins if through_plugin and facts.cuda_plugins else work
-            environment = {swrk.PLUGIN_VARIABLE: str(plugins)}
+            # No plugin is there, so none is loaded: the members were suspended before, and hold no GPU.
+            environment = {swrk.PLUGIN_VARIABLE: str(work)}
             async with swrk.start(
                 facts.path, errors=errors, environment=environment, end_timeout_s=END_TIMEOUT_S
             ) as criu:

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from leasehold.v1 import errors_pb2
@@ -59,6 +59,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: Size of the payload.
         sha256: Digest of the payload, in hexadecimal.
         custom: What the application says of it.
+        worker_id: Worker that wrote it. Empty: it is of a release that did not say.
     """
 
     checkpoint_id: str
@@ -67,10 +68,11 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     kernel_id: str
     kind: str
     version: int
-    created: datetime
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
     size_bytes: int
     sha256: str
     custom: dict[str, str]
+    worker_id: str = ""
 
     @property
     def kernel(self) -> Kernel:

@@ -4,8 +4,8 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, final
 
@@ -22,6 +22,7 @@ from leasehold_worker.images.envelope import (
     verify_payload,
     write_header,
 )
+from leasehold_worker.images.folders import remove_if_empty
 
 SUFFIX: Final = ".checkpoint"
 PARTIAL_SUFFIX: Final = ".partial"
@@ -52,29 +53,41 @@ class StoredCheckpoint:
 
 
 @final
-@dataclass(slots=True)
 class EnvelopeWriter:
-    """A checkpoint that is being written. Left without :meth:`commit`, it leaves nothing behind."""
+    """A checkpoint that is being written. Left without :meth:`commit`, it leaves nothing behind.
 
-    workload_id: str
-    workload_name: str
-    kernel: Kernel
-    path: Path
-    checkpoint_id: str
-    _descriptor: int
-    size_bytes: int = 0
-    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    Args:
+        workload_id: Workload that it is of.
+        workload_name: What people call that.
+        kernel: The application.
+        worker_id: Who writes it.
+        path: The file, without its final name.
+        descriptor: The same, open and locked.
+    """
+
+    def __init__(
+        self,
+        workload_id: str,
+        workload_name: str,
+        kernel: Kernel,
+        worker_id: str,
+        path: Path,
+        descriptor: int,
+    ) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._workload_id = workload_id
+        self._workload_name = workload_name
+        self._kernel = kernel
+        self._worker_id = worker_id
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    @property
-    def sha256(self) -> bytes:
-        """Digest of what was written so far."""
-        return self._digest.digest()
 
     def write(self, data: bytes) -> None:
         """Adds a piece.
@@ -99,16 +112,17 @@ class EnvelopeWriter:
         """
         check_custom(custom)
         envelope = Envelope(
-            checkpoint_id=self.checkpoint_id,
-            workload_id=self.workload_id,
-            workload_name=self.workload_name,
-            kernel_id=self.kernel.kernel_id,
-            kind=self.kernel.kind,
-            version=self.kernel.version,
+            checkpoint_id=self.path.stem,
+            workload_id=self._workload_id,
+            workload_name=self._workload_name,
+            kernel_id=self._kernel.kernel_id,
+            kind=self._kernel.kind,
+            version=self._kernel.version,
             created=now(),
             size_bytes=self.size_bytes,
             sha256=self._digest.hexdigest(),
             custom=dict(custom),
+            worker_id=self._worker_id,
         )
         final_path = self.path.with_suffix(SUFFIX)
         with disk_errors(self.path.parent):
@@ -127,8 +141,7 @@ class EnvelopeWriter:
         """Lets go of the file. What was not committed is gone. Twice is as good as once."""
         if self._descriptor >= 0:
             self.path.unlink(missing_ok=True)
-            with suppress(OSError):
-                self.path.parent.rmdir()  # unless there are others in it
+            remove_if_empty(self.path.parent)
             os.close(self._descriptor)
             self._descriptor = -1
 

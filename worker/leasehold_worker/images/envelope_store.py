@@ -12,7 +12,6 @@ import re
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -20,6 +19,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.envelope import corrupt, read_envelope, read_header
 from leasehold_worker.images.envelope_file import (
     PARTIAL_SUFFIX,
@@ -29,11 +29,11 @@ from leasehold_worker.images.envelope_file import (
     StoredCheckpoint,
     disk_errors,
 )
+from leasehold_worker.images.folders import make_inside, remove_if_empty
 from leasehold_worker.machine import disk_space
 
 logger = logging.getLogger(__name__)
 
-_FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 
 _ID: Final = re.compile(r"k-(\d{1,12})-[0-9a-f]{16}", re.ASCII)
@@ -42,38 +42,29 @@ _ID: Final = re.compile(r"k-(\d{1,12})-[0-9a-f]{16}", re.ASCII)
 _WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedCheckpoint:
-    """A file that should be a checkpoint.
-
-    Attributes:
-        path: The file.
-        checkpoint_id: Its id, by its name.
-        error: What is wrong with it.
-    """
-
-    path: Path
-    checkpoint_id: str
-    error: OperationError
-
-
 @final
 class EnvelopeStore:
     """The checkpoints below a folder.
 
     Args:
         root: The folder. It is made when something is kept there.
+        worker_id: Who writes into it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, worker_id: str = "") -> None:
         self.root = root
+        self._worker_id = worker_id
 
     def available_bytes(self) -> int:
-        """Bytes that the disk has left."""
+        """Bytes that the disk has left.
+
+        Raises:
+            OperationError: It can't be asked.
+        """
         folder = self.root
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
         with disk_errors(folder):
+            while not folder.exists() and folder != folder.parent:
+                folder = folder.parent
             return disk_space(folder).available_bytes
 
     def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> EnvelopeWriter:
@@ -86,11 +77,11 @@ class EnvelopeStore:
         number = max((_number(path) for path in self._paths(workload_id)), default=0) + 1
         checkpoint_id = f"k-{number}-{secrets.token_hex(8)}"
         path = folder / f"{checkpoint_id}{PARTIAL_SUFFIX}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with disk_errors(folder):
-            folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+            descriptor = make_inside(folder, lambda: os.open(path, flags, _FILE_MODE))
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return EnvelopeWriter(workload_id, workload_name, kernel, path, checkpoint_id, descriptor)
+        return EnvelopeWriter(workload_id, workload_name, kernel, self._worker_id, path, descriptor)
 
     def scan(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
         """All checkpoints of a workload, newest first, by their numbers."""
@@ -135,15 +126,6 @@ class EnvelopeStore:
                     raise corrupt(checkpoint.checkpoint_id, "has another header than before")
             yield EnvelopeReader(file.fileno(), checkpoint)
 
-    def verify(self, checkpoint: StoredCheckpoint) -> None:
-        """Reads all of a checkpoint, and compares its digest.
-
-        Raises:
-            OperationError: CHECKPOINT_CORRUPT, or it can't be read.
-        """
-        with self.opened(checkpoint) as reader:
-            reader.verify()
-
     def delete(self, checkpoint_id: str) -> None:
         """Deletes a checkpoint, damaged or not.
 
@@ -153,8 +135,7 @@ class EnvelopeStore:
         path = self._path(checkpoint_id)
         with disk_errors(path.parent):
             path.unlink(missing_ok=True)
-            with suppress(OSError):
-                path.parent.rmdir()
+            remove_if_empty(path.parent)
 
     def keep_last(self, workload_id: str, count: int, in_use: Collection[str] = ()) -> list[str]:
         """Deletes the oldest checkpoints of a workload. One that can't be deleted is left, and logged.
@@ -187,7 +168,9 @@ class EnvelopeStore:
             How many files that were.
         """
         removed = 0
-        for path in self.root.glob(f"*/*{PARTIAL_SUFFIX}"):
+        for path in self.root.glob(f"*/k-*{PARTIAL_SUFFIX}"):
+            if not _ID.fullmatch(path.stem):
+                continue
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
@@ -225,8 +208,9 @@ class EnvelopeStore:
     def _path(self, checkpoint_id: str) -> Path:
         if not _ID.fullmatch(checkpoint_id):
             raise _unknown(checkpoint_id)
-        for path in self.root.glob(f"*/{checkpoint_id}{SUFFIX}"):
-            return path
+        with disk_errors(self.root):
+            for path in self.root.glob(f"*/{checkpoint_id}{SUFFIX}"):
+                return path
         raise _unknown(checkpoint_id)
 
 

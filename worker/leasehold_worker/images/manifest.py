@@ -1,9 +1,13 @@
-"""What is written beside an image: its files, of what it is, and where it can be restored."""
+"""What is written beside an image: its files, of what it is, and where it can be restored.
 
+The file has the manifest and a digest of its bytes there, so that an altered one is noticed.
+"""
+
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from leasehold.v1 import errors_pb2
@@ -12,7 +16,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.processes import Pid, ProcessIdentity
 
 MANIFEST_FILE: Final = "manifest.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class ImageFile(msgspec.Struct, frozen=True):
@@ -88,7 +92,6 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
         members: Those of them that use CUDA.
         gpus: What it held, in its order.
         host: Where it ran.
-        through_plugin: Whether CRIU's CUDA plugin suspended it, and has to wake it.
     """
 
     workload_id: str
@@ -98,7 +101,6 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[ImageProcess, ...]
     gpus: tuple[ImageGpu, ...]
     host: HostFacts
-    through_plugin: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,15 +111,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         create_time: When it was finished, with its time zone.
         files: All of its files but this one, by name.
         subject: What it is of.
-        format: Version of this form.
         kind: What wrote it.
     """
 
     image_id: str
-    create_time: datetime
+    create_time: Annotated[datetime, msgspec.Meta(tz=True)]
     files: tuple[ImageFile, ...]
     subject: ImageSubject
-    format: int = FORMAT
     kind: str = "criu"
 
     @property
@@ -131,27 +131,45 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(process.pid for process in self.subject.processes)
 
 
+class UnknownFormatError(ValueError):
+    """A manifest of another release; the text is part of a sentence."""
+
+
 class _Format(msgspec.Struct):
     format: int
 
 
+class _File(msgspec.Struct):
+    """The file: version of its form, digest of the manifest's bytes in it, and those."""
+
+    format: int
+    sha256: str
+    manifest: msgspec.Raw
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as the text of its file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    file = _File(FORMAT, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
+    return msgspec.json.encode(file) + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest in its file.
 
     Raises:
-        ValueError: It is damaged, or of a format that is not known; the text is part of a sentence.
+        UnknownFormatError: It is of another release.
+        ValueError: It is damaged; the text is part of a sentence.
     """
     try:
         found = msgspec.json.decode(data, type=_Format).format
         if found != FORMAT:
-            raise ValueError(f"its manifest has format {found}, and this version reads {FORMAT}")
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+            raise UnknownFormatError(f"its manifest has format {found}, and this version reads {FORMAT}")
+        file = msgspec.json.decode(data, type=_File)
+        if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
+            raise ValueError("its manifest was altered")
+        return msgspec.json.decode(file.manifest, type=Manifest)
+    except msgspec.MsgspecError as error:
         raise ValueError(f"its manifest is damaged ({error})") from error
 
 

@@ -1,8 +1,6 @@
 """What takes long with images, out of the way of everything else: making one final, and verifying one."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import trio
 
@@ -20,22 +18,24 @@ async def publish(
 
     Either returns the final image, also when it is cancelled at its end, or raises and it is not final.
     """
-    return await trio.to_thread.run_sync(partial(store.publish, image, subject, **_hooks(progress)))
+    check = trio.from_thread.check_cancelled
+    return await trio.to_thread.run_sync(store.publish, image, subject, _teller(progress), check)
 
 
 async def verify(
     store: ImageStore, image: StoredImage, progress: Callable[[int], None] | None = None
 ) -> None:
     """As :meth:`ImageStore.verify`, in a thread. A cancellation is noticed at the next piece."""
-    await trio.to_thread.run_sync(partial(store.verify, image, **_hooks(progress)))
+    check = trio.from_thread.check_cancelled
+    await trio.to_thread.run_sync(store.verify, image, _teller(progress), check)
 
 
-def _hooks(progress: Callable[[int], None] | None) -> dict[str, Any]:
-    hooks: dict[str, Any] = {"check": trio.from_thread.check_cancelled}
-    if progress is not None:
+def _teller(progress: Callable[[int], None] | None) -> Callable[[int], None]:
+    """What a thread tells its progress to."""
+    if progress is None:
+        return lambda _: None
 
-        def tell(done_bytes: int) -> None:
-            trio.from_thread.run_sync(progress, done_bytes)
+    def tell(done_bytes: int) -> None:
+        trio.from_thread.run_sync(progress, done_bytes)
 
-        hooks["progress"] = tell
-    return hooks
+    return tell

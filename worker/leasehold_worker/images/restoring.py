@@ -55,10 +55,9 @@ async def restore(
     *,
     group: Path | None,
     nursery: trio.Nursery,
-    through_plugin: bool = False,
     timeout_s: float = RESTORE_TIMEOUT_S,
 ) -> ProcessIdentity:
-    """Brings a process tree back, under its former pids. The image stays as it is.
+    """Brings a process tree back, under its former pids. The image stays as it is, members are CHECKPOINTED.
 
     When it is cancelled nothing of the tree runs, and nothing will; but if it was done by then, this returns
     as if it had not been cancelled.
@@ -71,8 +70,6 @@ async def restore(
         folder: Where the launcher writes. What it wrote there about the former life must be gone.
         group: Control group that the tree runs in. None: the worker's.
         nursery: Where the launcher is waited for.
-        through_plugin: Whether the image was written through CRIU's CUDA plugin, which then is needed. Else
-            members are CHECKPOINTED afterwards, as they were.
         timeout_s: How long it may take.
 
     Returns:
@@ -88,14 +85,14 @@ async def restore(
         with open_directories(image, work) as (images, logs, errors):
             # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
             fcntl.flock(images, fcntl.LOCK_SH)
-            plugins = facts.cuda_plugins if through_plugin and facts.cuda_plugins else work
             return await relaunch(
                 folder,
                 facts.path,
                 _request(images, logs),
                 root_pid,
                 descriptors=(images, logs),
-                environment={**os.environ, swrk.PLUGIN_VARIABLE: str(plugins)},
+                # No plugin is there, so none is loaded.
+                environment={**os.environ, swrk.PLUGIN_VARIABLE: str(work)},
                 errors=errors,
                 group=group,
                 timeout_s=timeout_s,

@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,22 +22,24 @@ from typing import Final, final
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.digests import corrupt, digest_files, sync, verify_files
 from leasehold_worker.images.envelope_file import disk_errors
+from leasehold_worker.images.folders import FOLDER_MODE, make_inside, remove_if_empty
 from leasehold_worker.images.manifest import (
     MANIFEST_FILE,
     ImageSubject,
     Manifest,
+    UnknownFormatError,
     decode_manifest,
     encode_manifest,
 )
 from leasehold_worker.images.working import WORK_SUFFIX
-from leasehold_worker.machine import DiskSpace, directory_bytes, disk_space
+from leasehold_worker.machine import directory_bytes
 
 logger = logging.getLogger(__name__)
 
 PARTIAL_SUFFIX: Final = ".partial"
-_MODE: Final = 0o700
 _WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 _IMAGE_ID: Final = re.compile(r"i-\d{8}T\d{12}Z-[0-9a-f]{8}", re.ASCII)
 
@@ -93,6 +95,7 @@ class ImageStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._passed_over: set[Path] = set()
 
     def begin(self, workload_id: str) -> PartialImage:
         """Makes a folder for an image to be.
@@ -104,8 +107,7 @@ class ImageStore:
         image_id = f"i-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z-{secrets.token_hex(4)}"
         path = folder / f"{image_id}{PARTIAL_SUFFIX}"
         with disk_errors(folder):
-            folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
-            path.mkdir(mode=_MODE)
+            make_inside(folder, lambda: path.mkdir(mode=FOLDER_MODE))
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         return PartialImage(image_id, path, lock)
@@ -140,10 +142,13 @@ class ImageStore:
             check()
             final_path = partial.path.with_name(partial.image_id)
             partial.path.rename(final_path)
-        # It is there from here on, so that a failure to say so to the disk is no reason to say that it isn't.
-        with suppress(OSError):
-            sync(final_path.parent)
-            sync(self.root)
+            try:
+                sync(final_path.parent)
+                sync(self.root)
+            except OSError:
+                # Its processes would be ended for what a loss of power may take away.
+                final_path.rename(partial.path)
+                raise
         partial.close()
         return StoredImage(final_path, manifest)
 
@@ -167,14 +172,19 @@ class ImageStore:
             verify_files(image.path, image.manifest, progress, check)
 
     def images(self) -> list[StoredImage]:
-        """All images whose manifest can be read, the oldest first. Others are logged and left out."""
-        found = []
-        for path in self._paths():
+        """All images whose manifest can be read, the oldest first."""
+        return [image for image in self.scan() if isinstance(image, StoredImage)]
+
+    def scan(self) -> list[StoredImage | DamagedCheckpoint]:
+        """All images, the oldest first. What is of another user and closed to us is passed over."""
+        found: list[StoredImage | DamagedCheckpoint] = []
+        for path in sorted(self._paths(), key=lambda path: path.name):
             try:
                 found.append(self._read(path))
             except OperationError as error:
-                logger.warning("%s", error)
-        return sorted(found, key=lambda image: image.manifest.image_id)
+                if _is_folder(path):  # else it has just been deleted
+                    found.append(DamagedCheckpoint(path, path.name, error))
+        return found
 
     def find(self, image_id: str) -> StoredImage:
         """An image by its id.
@@ -192,7 +202,7 @@ class ImageStore:
         return self._read(path)
 
     def delete(self, image_id: str) -> None:
-        """Deletes an image. From its first step on it is no image any more. Repeating does nothing.
+        """Deletes an image, damaged or not. From its first step on it is none. Repeating does nothing.
 
         Raises:
             OperationError: The disk failed.
@@ -205,6 +215,7 @@ class ImageStore:
                 path.rename(gone)
                 sync(path.parent)
                 shutil.rmtree(gone)
+            remove_if_empty(path.parent)
 
     def sweep(self) -> list[Path]:
         """Removes what a crash has left: what is not final and belongs to nobody who lives.
@@ -223,18 +234,6 @@ class ImageStore:
         """Disk that final images take."""
         return sum(directory_bytes(path) for path in self._paths())
 
-    def disk(self) -> DiskSpace:
-        """The volume.
-
-        Raises:
-            OperationError: It can't be read.
-        """
-        folder = self.root
-        while not folder.exists() and folder != folder.parent:
-            folder = folder.parent
-        with disk_errors(folder):
-            return disk_space(folder)
-
     def _folder(self, workload_id: str) -> Path:
         if _WORKLOAD_ID.fullmatch(workload_id) is None:
             raise OperationError(
@@ -244,26 +243,34 @@ class ImageStore:
             )
         return self.root / workload_id
 
-    def _folders(self) -> Iterator[Path]:
+    def _entries(self, folder: Path) -> list[Path]:
+        """What is in a folder. One that can't be read is passed over, and that is logged once."""
         try:
-            entries = sorted(self.root.iterdir())
+            return sorted(folder.iterdir())
         except FileNotFoundError:
-            return
-        for path in entries:
-            if _WORKLOAD_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            return []
+        except OSError as error:
+            if folder not in self._passed_over:
+                self._passed_over.add(folder)
+                logger.warning("%s is passed over: it can't be read (%s)", folder, error.strerror)
+            return []
+
+    def _folders(self) -> Iterator[Path]:
+        for path in self._entries(self.root):
+            if _WORKLOAD_ID.fullmatch(path.name) and _is_folder(path):
                 yield path
 
     def _paths(self) -> Iterator[Path]:
         for folder in self._folders():
-            for path in sorted(folder.iterdir()):
-                if _IMAGE_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            for path in self._entries(folder):
+                if _IMAGE_ID.fullmatch(path.name) and _is_folder(path):
                     yield path
 
     def _leftovers(self) -> Iterator[Path]:
         for folder in self._folders():
-            for path in sorted(folder.iterdir()):
+            for path in self._entries(folder):
                 suffix = path.suffix in {PARTIAL_SUFFIX, WORK_SUFFIX}
-                if suffix and path.name.startswith("i-") and path.is_dir() and not path.is_symlink():
+                if suffix and path.name.startswith("i-") and _is_folder(path):
                     yield path
 
     def _path_of(self, image_id: str) -> Path | None:
@@ -273,13 +280,26 @@ class ImageStore:
 
     def _read(self, path: Path) -> StoredImage:
         try:
-            manifest = decode_manifest((path / MANIFEST_FILE).read_bytes())
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise corrupt(path.name, f"its manifest can't be used ({why})") from error
+            manifest = decode_manifest(self._read_manifest(path))
+        except UnknownFormatError as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+                f"image {path.name} can't be used here ({error}): restore it with a worker of the "
+                "release that wrote it",
+                {"checkpoint_id": path.name},
+            ) from error
+        except ValueError as error:
+            raise corrupt(path.name, f"its manifest can't be used: {error}") from error
         if manifest.image_id != path.name or manifest.subject.workload_id != path.parent.name:
             raise corrupt(path.name, f"its manifest is of {manifest.image_id}")
         return StoredImage(path, manifest)
+
+    def _read_manifest(self, path: Path) -> bytes:
+        with disk_errors(path.parent):
+            try:
+                return (path / MANIFEST_FILE).read_bytes()
+            except FileNotFoundError as error:
+                raise corrupt(path.name, "its manifest is gone") from error
 
 
 def _is_left(path: Path) -> bool:
@@ -287,8 +307,10 @@ def _is_left(path: Path) -> bool:
     owner = path.with_suffix("") if path.suffix == WORK_SUFFIX else path
     try:
         descriptor = os.open(owner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return True
+    except OSError:
+        return False  # another user's
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -296,3 +318,11 @@ def _is_left(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -81,6 +81,8 @@ class Checkpoint(_message.Message):
     KERNEL_FIELD_NUMBER: _builtins.int
     IN_USE_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    OWNER_WORKER_ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Unique in the fleet."""
     kind: Global___CheckpointKind.ValueType
@@ -94,7 +96,11 @@ class Checkpoint(_message.Message):
     size_bytes: _builtins.int
     """Bytes on disk."""
     in_use: _builtins.bool
-    """A parked workload needs it."""
+    """A parked workload of worker_id needs it, or one that is about to be parked as it."""
+    owner_worker_id: _builtins.str
+    """Worker that made it. Others that share the directory delete it by force only. Empty: unknown."""
+    problem: _builtins.str
+    """Why nothing can be restored from it, as far as its header or manifest says. Empty: nothing is known against it."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was finished."""
@@ -120,10 +126,12 @@ class Checkpoint(_message.Message):
         kernel: _workload_pb2.Kernel | None = ...,
         in_use: _builtins.bool = ...,
         custom: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        owner_worker_id: _builtins.str = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "create_time", b"create_time", "kernel", b"kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "kernel", b"kernel", "kind", b"kind", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "kernel", b"kernel", "kind", b"kind", "owner_worker_id", b"owner_worker_id", "problem", b"problem", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
     _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015

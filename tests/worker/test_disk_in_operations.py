@@ -1,0 +1,162 @@
+"""What saving and imaging do with the disk: room is held while they write, and what they write is needed."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
+from leasehold_worker import imaging
+from leasehold_worker.applications import Applications
+from leasehold_worker.checkpoint_disk import CheckpointDisk
+from leasehold_worker.config import WorkerConfig
+from leasehold_worker.errors import OperationError
+from leasehold_worker.images.envelope import PAYLOAD_OFFSET
+from leasehold_worker.images.store import ImageStore
+from leasehold_worker.intents import Intent
+from leasehold_worker.parts import open_parts
+from leasehold_worker.plan import Party, Plan, TierNeed
+from leasehold_worker.report import Report
+from leasehold_worker.strategies import DISK, RETAIN, STOP
+from leasehold_worker.workload import RUNNING, Workload
+
+from .criu_cases import fake_criu, program
+from .kernel_host import SIZE, Served, open_served
+from .test_checkpoint_disk import HERE, MIB, World, ids
+
+SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "images")
+
+
+def applications(served: Served, disk: CheckpointDisk) -> Applications:
+    """Those of a worker, with another disk."""
+    parts = served.parts
+    return Applications(
+        parts.pool,
+        parts.workloads,
+        served.kernels,
+        served.store,
+        disk,
+        parts.stopping,
+        parts.applications._taking,
+        parts.nursery,
+    )
+
+
+def refusal_of(disk: CheckpointDisk, checkpoint_id: str) -> str:
+    with pytest.raises(OperationError) as refused:
+        disk.delete([checkpoint_id], force=False)
+    return errors_pb2.ErrorReason.Name(refused.value.reason).removeprefix("ERROR_REASON_")
+
+
+async def test_room_is_made_before_an_application_saves_itself(tmp_path: Path, world: World) -> None:
+    async with open_served(tmp_path) as served:
+        unneeded = world.image("gone", 3 * MIB)
+        disk = world.disk(limit=5 * MIB, keep_images=True)
+        _, kernel = await served.serve()
+        report = Report(_nobody)
+        await applications(served, disk).checkpoint(kernel.workload.workload_id, report)
+        assert ids(disk) == [report.checkpoint_id]
+        assert unneeded not in ids(disk)
+        assert disk.used_bytes() > SIZE
+        assert disk.available_bytes() == 5 * MIB - disk.used_bytes(), "no room is held any more"
+
+
+async def test_what_says_nothing_of_its_size_stays_within_the_budget(tmp_path: Path, world: World) -> None:
+    async with open_served(tmp_path) as served:
+        disk = world.disk(limit=2 * MIB)
+        # It yields without an end, or until it is told that there is no room.
+        _, kernel = await served.serve("encode-fails", size=0)
+        room = disk.room()
+        with room:
+            room.hold(2 * MIB - PAYLOAD_OFFSET - 1)
+            with pytest.raises(OperationError) as refused:
+                await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+        assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
+        assert disk.available_bytes() == 2 * MIB
+
+
+async def test_what_an_application_saves_does_not_eat_what_an_image_was_promised(
+    tmp_path: Path, world: World
+) -> None:
+    async with open_served(tmp_path) as served:
+        disk = world.disk(limit=6 * MIB)
+        _, kernel = await served.serve()
+        before = disk.room()
+        with before:
+            before.hold(3 * MIB)
+            with pytest.raises(OperationError) as refused:
+                await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+        assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
+        await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+        assert len(ids(disk)) == 1
+
+
+async def test_what_a_workload_is_stopped_with_is_needed_while_it_ends(tmp_path: Path, world: World) -> None:
+    async with open_served(tmp_path) as served:
+        _, kernel = await served.serve()
+        world.registry.workloads.append(kernel.workload)
+        disk = world.disk()
+        seen: list[str] = []
+
+        async def intend(intent: Intent) -> None:
+            await trio.lowlevel.checkpoint()
+            if intent.phase == "end":
+                seen.append(refusal_of(disk, intent.checkpoint_id))
+                raise OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "it can't be written down")
+
+        policy = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
+        plan = Plan([Party(kernel.workload)], policy=policy, saves=True)
+        with pytest.raises(OperationError, match="written down"):
+            await applications(served, disk).park(plan, Report(_nobody, intend))
+        assert seen == ["CHECKPOINT_IN_USE"]
+        assert disk.in_use() == set(), "it runs on, and needs nothing"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="CRIU needs root")
+async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CRIU", "")
+    monkeypatch.setattr(imaging, "GONE_TIMEOUT_S", 0.1)  # nobody waits for the process here
+    config = WorkerConfig(state_dir=tmp_path, criu=str(fake_criu(tmp_path).path), checkpoint_limit=4 * MIB)
+    with program(tmp_path) as counter:
+        async with open_parts(config, tmp_path / "workloads", _nobody, worker_id=HERE) as parts:
+            workload = Workload(
+                workload_id="w-1",
+                name="counter",
+                spec=WorkloadSpec(),
+                root=counter,
+                output_path=tmp_path / "output.log",
+                start_time=datetime.now(UTC),
+                lease=None,
+                state=SUSPENDING,
+            )
+            parts.workloads.add(workload, parts.nursery)
+            seen: list[bool] = []
+
+            async def intend(intent: Intent) -> None:
+                await trio.lowlevel.checkpoint()
+                seen.append(intent.checkpoint_id in parts.disk.in_use())
+                seen.append(parts.disk.available_bytes() == MIB)
+
+            plan = Plan([Party(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
+            kept = await parts.imaging.keep(plan, Report(_nobody, intend))
+            assert seen == [True, True]
+            assert parts.disk.available_bytes() > 3 * MIB, "the image is there, and takes what it takes"
+            # Nobody has said yet what became of the workload.
+            await trio.to_thread.run_sync(parts.disk._expire, set(), set())
+            assert refusal_of(parts.disk, kept.checkpoint_id) == "CHECKPOINT_IN_USE"
+            parts.workloads.set_state(workload, RUNNING)
+            await trio.to_thread.run_sync(parts.disk._expire, set(), set())
+            assert ImageStore(tmp_path / "images").images() == []
+
+
+def _nobody(_: object) -> None:
+    pass

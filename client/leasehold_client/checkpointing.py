@@ -60,12 +60,26 @@ def rm_checkpoint(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Delete checkpoints, wherever they are: by one command for each worker that has some of them."""
+    """Delete checkpoints, wherever they are: by one command for each worker that made some of them.
+
+    Workers that share a directory all list what is in it: it is deleted once, and not while one needs it.
+    """
     known = known_checkpoints(client)
-    holders = _find_holders(known, checkpoint_ids)
+    chosen = _choose(known, checkpoint_ids)
+    needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
     if dry_run:
-        _show_deletion(client, [one for one in known if one.checkpoint_id in checkpoint_ids], force, output)
+        _show_deletion(client, chosen, output)
+    if needed and not force:
+        raise LeaseholdError(
+            f"a parked workload is woken from {needed[0]}, and nothing was deleted: wake or stop it, "
+            "or give --force, and it is lost",
+            "CHECKPOINT_IN_USE",
+        )
+    if dry_run:
         return
+    holders: dict[str, list[str]] = {}
+    for one in chosen:
+        holders.setdefault(one.worker_id, []).append(one.checkpoint_id)
     create = partial(client.delete_checkpoints, force=force, timeout_s=timeout_s)
     creations: list[tuple[str, Callable[[], Command]]] = [
         (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
@@ -97,7 +111,7 @@ def echo_checkpoints(checkpoints: Iterable[Checkpoint], client: Client) -> None:
         [
             [
                 one.checkpoint_id,
-                enum_name(CheckpointKind.Name, one.kind, "CHECKPOINT_KIND_").lower(),
+                _kind(one),
                 one.workload_name or one.workload_id,
                 names.get(one.worker_id, one.worker_id),
                 size(one.size_bytes),
@@ -109,47 +123,41 @@ def echo_checkpoints(checkpoints: Iterable[Checkpoint], client: Client) -> None:
     )
 
 
+def _kind(checkpoint: Checkpoint) -> str:
+    kind = enum_name(CheckpointKind.Name, checkpoint.kind, "CHECKPOINT_KIND_").lower()
+    return f"{kind}, damaged" if checkpoint.problem else kind
+
+
 def _worker_names(client: Client) -> Mapping[str, str]:
     return {worker.worker_id: worker.name for worker in client.workers()}
 
 
-def _show_deletion(client: Client, chosen: Sequence[Checkpoint], force: bool, output: str) -> None:
-    """Says what would be deleted, and how many bytes that frees.
-
-    Raises:
-        LeaseholdError: CHECKPOINT_IN_USE, it would be refused.
-    """
+def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) -> None:
+    """Says what would be deleted, and how many bytes that frees."""
     freed_bytes = sum(one.size_bytes for one in chosen)
     if output == "json":
         echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
     else:
         echo_checkpoints(chosen, client)
         click.echo(f"would free {size(freed_bytes)} on disk")
-    needed = [one.checkpoint_id for one in chosen if one.in_use]
-    if needed and not force:
-        raise LeaseholdError(
-            f"a parked workload is woken from {needed[0]}, and nothing would be deleted: wake or stop it, "
-            "or give --force, and it is lost",
-            "CHECKPOINT_IN_USE",
-        )
 
 
-def _find_holders(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Checkpoints by the workers that have them, each once.
+def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+    """Checkpoints as the worker that deletes them has them, each once: the one that made it, if it is there.
 
     Raises:
         LeaseholdError: UNKNOWN_CHECKPOINT, nobody who answered has one of them.
     """
     listed = list(known)
-    holders: dict[str, list[str]] = {}
+    chosen: list[Checkpoint] = []
     for checkpoint_id in dict.fromkeys(checkpoint_ids):
-        found = [one.worker_id for one in listed if one.checkpoint_id == checkpoint_id]
+        found = [one for one in listed if one.checkpoint_id == checkpoint_id]
         if not found:
             raise LeaseholdError(
                 f"no worker that answered has the checkpoint {checkpoint_id!r}, and none was deleted: "
                 "`leasehold get checkpoints` lists them",
                 "UNKNOWN_CHECKPOINT",
             )
-        for worker_id in found:
-            holders.setdefault(worker_id, []).append(checkpoint_id)
-    return holders
+        by_owner = [one for one in found if one.worker_id == one.owner_worker_id]
+        chosen.append((by_owner or found)[0])
+    return chosen

@@ -66,7 +66,7 @@ async def list_checkpoints(fleet: Fleet, worker: str, workload: str) -> ListChec
 
 
 async def find_holders(fleet: Fleet, checkpoint_id: str) -> set[str]:
-    """Ids of the workers in contact that have a checkpoint: one, unless somebody copied it.
+    """Ids of the workers in contact that have a checkpoint: one, unless some share a directory.
 
     Raises:
         FleetError: UNKNOWN_CHECKPOINT, none has it.
@@ -104,26 +104,26 @@ async def _try(fleet: Fleet, known: KnownWorker, workload_id: str) -> list[Check
 
 
 async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoint]:
-    """The newest checkpoints of a worker, page by page.
+    """The newest checkpoints of a worker, page by page, each once: a worker may begin anew meanwhile.
 
     Raises:
         FleetError: WORKER_UNAVAILABLE, or what the worker answers.
     """
     session = fleet.contact(worker_id)
     deadline = time.monotonic() + ANSWER_S
-    found: list[Checkpoint] = []
+    found: dict[str, Checkpoint] = {}
+    last = ""
     while True:
-        query = CheckpointQuery(
-            workload_id=workload_id, after_checkpoint_id=found[-1].checkpoint_id if found else ""
-        )
+        query = CheckpointQuery(workload_id=workload_id, after_checkpoint_id=last)
         answer = await session.list_checkpoints(query, max(0.0, deadline - time.monotonic()))
         if answer.HasField("error"):
             raise FleetError.from_proto(answer.error)
         for checkpoint in answer.checkpoints:
             checkpoint.worker_id = worker_id
-        found.extend(answer.checkpoints)
+            found[checkpoint.checkpoint_id] = checkpoint
+            last = checkpoint.checkpoint_id
         if not (answer.more and answer.checkpoints) or len(found) >= LIST_LIMIT:
-            return found
+            return list(found.values())
 
 
 def _name(fleet: Fleet, worker_id: str) -> str:

@@ -120,6 +120,8 @@ def check_operation(operation: Operation) -> None:
                     "operation.checkpoint_ids",
                     "no checkpoint is named, or one by an empty id: `leasehold get checkpoints` lists them",
                 )
+            if len(set(ids)) < len(ids):
+                raise invalid("operation.checkpoint_ids", "a checkpoint is named twice: name each once")
 
 
 def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:

@@ -192,11 +192,58 @@ def test_what_would_be_deleted_is_told_and_nothing_is(
 
 def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     serve(scripted, *MADE)
+    done = leasehold("rm", "checkpoint", "k-0", "k-2")
+    assert (done.code, done.stdout) == (1, "")
+    assert "woken from k-2, and nothing was deleted" in done.stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
     scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(
-        context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-2"
+        context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-0"
     )
-    done = leasehold("rm", "checkpoint", "k-2")
-    assert (done.code, done.stderr) == (1, "leasehold: one needs k-2 (CHECKPOINT_IN_USE)\n")
+    done = leasehold("rm", "checkpoint", "k-0")
+    assert (done.code, done.stderr) == (1, "leasehold: one needs k-0 (CHECKPOINT_IN_USE)\n")
+
+
+def shared(worker_id: str, *, in_use: bool = False) -> Checkpoint:
+    """What w-2 made, as a worker with the same directory lists it."""
+    return Checkpoint(
+        checkpoint_id="k-5", worker_id=worker_id, owner_worker_id="w-2", size_bytes=GIB, in_use=in_use
+    )
+
+
+def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, shared("w-1"), shared("w-2"))
+    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
+    assert dry.stdout.splitlines()[1:] == [
+        "k-5  unspecified            beta    1.0 GiB  -        -",
+        "would free 1.0 GiB on disk",
+    ]
+    assert leasehold("rm", "checkpoint", "k-5").code == 0
+    [request] = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert (request.worker, list(request.operation.checkpoint_ids)) == ("w-2", ["k-5"])
+
+
+@pytest.mark.parametrize("needing", ["w-1", "w-2"])
+def test_what_one_of_several_workers_needs_is_not_deleted(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, needing: str
+) -> None:
+    serve(scripted, *(shared(one, in_use=one == needing) for one in ("w-1", "w-2")))
+    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    assert "(CHECKPOINT_IN_USE)" in leasehold("rm", "checkpoint", "k-5").stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
+    assert len(scripted.asked(fleet_pb2.DeleteCheckpointsRequest)) == 1
+
+
+def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    damaged = Checkpoint(
+        checkpoint_id="k-6", kind=checkpoint_pb2.CHECKPOINT_KIND_IMAGE, worker_id="w-1", problem="no header"
+    )
+    serve(scripted, damaged)
+    assert "k-6  image, damaged " in leasehold("get", "checkpoints").stdout
+    assert json.loads(leasehold("get", "checkpoints", "-o", "json").stdout)["checkpoints"][0]["problem"]
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,18 @@ def test_long_lists_come_page_by_page(
     assert (second.after_checkpoint_id, third.after_checkpoint_id) == ("k-2", "k-1")
 
 
+def test_a_list_that_begins_anew_has_each_once(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    asked = ask(coordinator, aside, worker="worker-alpha")
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3), made("k-2", 2)], more=True))
+    # k-2 was deleted meanwhile.
+    again = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3)], more=True), 1)
+    last = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1", 1)]), 2)
+    assert ids(asked.result(20)) == ["k-3", "k-2", "k-1"]
+    assert (again.after_checkpoint_id, last.after_checkpoint_id) == ("k-2", "k-3")
+
+
 def test_more_than_an_answer_holds_is_cut_off(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
@@ -225,6 +237,9 @@ def test_checkpoints_are_deleted_by_their_worker(
         Code.INVALID_ARGUMENT,
         "INVALID_ARGUMENT",
     )
+    twice = DeleteCheckpointsOperation(checkpoint_ids=["k-1", "k-2", "k-1"])
+    with pytest.raises(grpc.RpcError, match="named twice"):
+        calls.DeleteCheckpoints(DeleteCheckpointsRequest(worker="alpha", operation=twice))
     operation = DeleteCheckpointsOperation(checkpoint_ids=["k-1"])
     nobody = DeleteCheckpointsRequest(worker="nobody", operation=operation)
     assert refusal(lambda: calls.DeleteCheckpoints(nobody)) == (Code.NOT_FOUND, "UNKNOWN_WORKER")

@@ -120,8 +120,7 @@ class Arena:
     def _give_up(self, model: Model) -> None:
         del self.models[model.kernel]
         self.criu_mode.unlink(missing_ok=True)
-        if WORKER not in self.fleet.processes or self.fleet.processes[WORKER].poll() is not None:
-            self._restart()
+        self._restart()  # it may be dead, or have a crash point that it did not come to
         model.clear_faults()
         with contextlib.suppress(Exception):
             self.client.wait(self.client.stop(model.name, grace_s=0, force=True))

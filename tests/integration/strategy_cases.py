@@ -121,7 +121,9 @@ def kernel_down() -> Iterator[Trouble]:
         yield Trouble(Kind.SERVER, f"kernel.{name}", "raise")
 
 
-KILLED_IN_HOOKS: Final = ("phase-hooks", "intent-hooks")
+KILLED_IN_HOOKS: Final = ("phase-hooks", "intent-hooks", "hook-noted")
+"""Crash points of every way down. On the way up only what keeps running has an intent for its hooks."""
+
 KILLED_DOWN: Final = {
     "keep_running": ("command-journaled",),
     "cuda_suspend": (
@@ -157,7 +159,9 @@ def kills(weights: str, process: str, way: str) -> Iterator[Trouble]:
     """Where the worker is killed."""
     points = (KILLED_DOWN if way == DOWN else KILLED_UP)[process]
     if process != "stop":
-        points = (*KILLED_IN_HOOKS[: None if weights != "retain" and way == DOWN else 1], *points)
+        own_intent = way == DOWN or process == "keep_running"
+        hooks = [point for point in KILLED_IN_HOOKS if own_intent or point != "intent-hooks"]
+        points = (*hooks, *points)
     for point in points:
         yield Trouble(Kind.KILL, point, may_succeed=True)
 

@@ -32,6 +32,7 @@ class ScriptedServer:
         calls: What was asked, in order, as "METHOD TARGET", and " BODY" where there was one.
         answers: Statuses that the next calls of a path get instead, one each; 0 breaks the connection.
         held: Paths whose calls are not answered before the server stops.
+        deaf_to: Paths whose calls are carried out, and whose answer is lost.
         device_bytes: What NVML would list for it.
     """
 
@@ -39,6 +40,7 @@ class ScriptedServer:
         self.calls: list[str] = []
         self.answers: dict[str, list[int]] = {}
         self.held: set[str] = set()
+        self.deaf_to: set[str] = set()
         self.device_bytes = TOTAL_BYTES
         self._lock = threading.Lock()
         self._called = threading.Event()
@@ -82,7 +84,8 @@ class ScriptedServer:
         if status is not None:
             return (status, {"detail": "as scripted"}) if status else None
         with self._lock:
-            return self.serve(method, target, body)
+            answer = self.serve(method, target, body)
+        return None if path in self.deaf_to else answer
 
     def serve(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
         """What it does when nothing else was scripted."""
@@ -208,7 +211,7 @@ class SglangServer(ScriptedServer):
                 return 404, {"detail": "Not Found"}
 
     def _release(self, tags: set[str]) -> tuple[int, object] | None:
-        if self.in_flight:  # an assertion of the scheduler
+        if self.in_flight or tags & self.released:  # an assertion, or "Cannot pause allocation …"
             self.alive = False
             return None
         self.released |= tags

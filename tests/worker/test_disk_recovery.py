@@ -17,6 +17,7 @@ from leasehold_worker.config import WorkerConfig
 from leasehold_worker.disk_recovery import DiskRecovery
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.launching import launched
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.report import Report
 from leasehold_worker.workload import RUNNING, STOPPED
@@ -37,6 +38,10 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_recovery, "DEFAULT_GRACE_S", 0.3)
 
 
+def is_there(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
 async def settled(parts: Parts, phase: str) -> tuple[str, int]:
     """What is said of a stop of a slow program, and the state of its workload."""
     spec = WorkloadSpec(arguments=["sh", "-c", SLOW])
@@ -52,8 +57,13 @@ async def settled(parts: Parts, phase: str) -> tuple[str, int]:
     intent = Intent(phase, (party,), policy=POLICY, checkpoint_id="c-1")
     error, _ = await DiskRecovery(parts, Interrupted(parts)).settle(intent, parts.workloads)
     state = workload.state
+    launcher = launched(parts.workloads.folder("w"))
+    assert launcher is not None
     at_once = command_pb2.StopOperation(grace=Duration(seconds=0))
     await parts.stopping.stop("w", at_once, Report(lambda _: None))
+    with trio.fail_after(20):
+        while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
+            await trio.sleep(0.01)
     return error.message if error else "", state
 
 

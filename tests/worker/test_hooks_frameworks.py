@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook, WorkDrain
+from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook, WeightStrategy, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import memory, runner
 from leasehold_worker.hooks.context import HookRecord
@@ -69,14 +69,27 @@ async def test_vllm_loads_discarded_weights_before_it_is_awake(vllm: VllmServer,
     ]
 
 
+@pytest.mark.parametrize("strategy", [OFFLOAD, DISCARD], ids=["offload", "discard"])
 @pytest.mark.parametrize("tags", [("kv_cache", "weights"), ("weights", "kv_cache")])
 async def test_vllm_wakes_tags_one_after_the_other(
-    vllm: VllmServer, tmp_path: Path, tags: tuple[str, ...]
+    vllm: VllmServer, tmp_path: Path, tags: tuple[str, ...], strategy: WeightStrategy.ValueType
 ) -> None:
-    used = context([engine(vllm, *tags)], tmp_path, DISCARD, measure=vllm.measure)
+    used = context([engine(vllm, *tags)], tmp_path, strategy, measure=vllm.measure)
     await runner.down(used)
     await runner.up(used)
-    assert [call for call in vllm.calls if "wake" in call] == [f"POST /wake_up?tags={tag}" for tag in tags]
+    # Dropped weights are always first: a server that is awake must have them.
+    order = tags if strategy == OFFLOAD else ("weights", "kv_cache")
+    assert [call for call in vllm.calls if "wake" in call] == [f"POST /wake_up?tags={tag}" for tag in order]
+    assert vllm.serves
+
+
+async def test_vllm_sleeps_until_its_weights_are_loaded(vllm: VllmServer, tmp_path: Path) -> None:
+    used = context([engine(vllm, "kv_cache", "weights")], tmp_path, DISCARD, measure=vllm.measure)
+    await runner.down(used)
+    vllm.answers = {"/collective_rpc": [500, 500, 500]}
+    with pytest.raises(OperationError, match="reload_weights"):
+        await runner.up(used)
+    await runner.up(used)
     assert vllm.serves
 
 

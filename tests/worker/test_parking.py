@@ -201,7 +201,7 @@ def test_hooks_that_an_earlier_suspend_has_undone_are_forgotten(
     host.set_fault("checkpoint", member, error=999)
     assert suspend(session, "s", CUDA_SUSPEND) == FAILED
     worker.kill()
-    worker = start_worker(host, crash_point="intent-hooks")
+    worker = start_worker(host, crash_point="hook-noted")
     session = coordinator.next_session()
     policy = EvictionPolicy(process_strategy=KEEP_RUNNING)
     session.send(make_command("k", "w", suspend=SuspendOperation(policy=policy, force=True)))

@@ -92,7 +92,13 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
         workloads_path = state_directory.workloads_path
         worker_id = identity.worker_id
         async with open_parts(
-            config, workloads_path, keep_workload, forget_workload, keep_standing, worker_id
+            config,
+            workloads_path,
+            keep_workload,
+            forget_workload,
+            keep_standing,
+            worker_id,
+            journal.wait_written,
         ) as parts:
             driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
             if driver.unavailable_reason is not None:

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 import trio
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
+from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
@@ -26,8 +27,6 @@ SMALL_DEADLINE_S: Final = 10.0
 
 SMALL_INTERVAL_S: Final = 0.1
 
-Save: TypeAlias = Callable[[], Awaitable[None]]
-
 
 @final
 class HookCalls:
@@ -37,14 +36,20 @@ class HookCalls:
         workloads: The registry, which knows where each has its files.
         proof: What NVML says of members.
         kernel_of: The kernel that a workload's application serves. None: it serves none.
+        written: Waits until what is known of workloads is on disk; it raises OperationError where it can't.
     """
 
     def __init__(
-        self, workloads: Workloads, proof: Proof, kernel_of: Callable[[str], KernelSide | None]
+        self,
+        workloads: Workloads,
+        proof: Proof,
+        kernel_of: Callable[[str], KernelSide | None],
+        written: Callable[[], Awaitable[None]],
     ) -> None:
         self._workloads = workloads
         self._proof = proof
         self._kernel_of = kernel_of
+        self._written = written
 
     def beside(self, parties: Sequence[Party], policy: EvictionPolicy | None, report: Report) -> "Beside":
         """The hooks of an operation on some workloads.
@@ -55,10 +60,13 @@ class HookCalls:
             report: Gets what goes wrong and is not fatal.
         """
         hooked = [party for party in parties if party.workload.spec.hooks]
-        return Beside(hooked, partial(self._context, policy), report, self._tell)
+        return Beside(hooked, partial(self._context, policy), report, self._keep)
 
-    def _tell(self, workload: Workload) -> None:
+    async def _keep(self, workload: Workload) -> None:
+        """Puts on disk what is noted of a workload's hooks."""
         self._workloads.set_state(workload, workload.state)
+        await self._written()
+        crash_point("hook-noted")
 
     def _context(
         self, policy: EvictionPolicy | None, party: Party, record: HookRecord, warnings: list[str]
@@ -99,7 +107,7 @@ class Beside:
         parties: Those that have hooks.
         context: What those of one are called with.
         report: Gets what goes wrong and is not fatal.
-        tell: Keeps a workload as it is now.
+        keep: Puts a workload on disk as it is now, before it returns.
     """
 
     def __init__(
@@ -107,24 +115,20 @@ class Beside:
         parties: Sequence[Party],
         context: Callable[[Party, HookRecord, list[str]], HookContext],
         report: Report,
-        tell: Callable[[Workload], None],
+        keep: Callable[[Workload], Awaitable[None]],
     ) -> None:
         self._parties = parties
         self._context = context
         self._report = report
-        self._tell = tell
-        self._before: dict[str, Hooked | None] = {}
+        self._keep = keep
 
     @property
     def is_needed(self) -> bool:
         """Whether there are any."""
         return bool(self._parties)
 
-    async def down(self, save: Save) -> None:
+    async def down(self) -> None:
         """Calls the hooks of the way down, or undoes what some have done.
-
-        Args:
-            save: Keeps what is noted of the parties, before anything of it is done.
 
         Raises:
             OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all is undone, as far as the warnings say.
@@ -132,28 +136,14 @@ class Beside:
         called: list[Party] = []
         try:
             for party in self._parties:
-                await self._down(party, save)
                 called.append(party)
+                context = self._noting(party)
+                party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
+                await runner.down(context)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._back(called)
             raise
-
-    async def _down(self, party: Party, save: Save) -> None:
-        workload = party.workload
-
-        async def keep(notes: frozenset[str]) -> None:
-            before = workload.hooked
-            workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
-            try:
-                await save()
-            except BaseException:
-                workload.hooked = before
-                raise
-
-        record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
-        context = self._context(party, record, self._report.warnings)
-        await runner.down(context)
 
     async def up(self) -> None:
         """Calls the hooks of the way up, of all workloads, whatever goes wrong with one.
@@ -163,8 +153,7 @@ class Beside:
         """
         errors: list[OperationError] = []
         for party in self._parties:
-            self._before[party.workload.workload_id] = party.workload.hooked
-            context = self._undoing(party)
+            context = self._noting(party)
             try:
                 await runner.up(context)
                 party.workload.hooked = None
@@ -183,11 +172,9 @@ class Beside:
         """
         asleep = True
         for party in self._parties:
-            before = self._before.get(party.workload.workload_id)
-            party.workload.hooked = before
-            context = self._undoing(party)
+            context = self._noting(party)
+            party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
             failures = await runner.down_again(context)
-            party.workload.hooked = before
             asleep = asleep and not failures and await self._is_as_small(party, context)
         return asleep
 
@@ -210,24 +197,31 @@ class Beside:
         running = [party for party in self._parties if party.workload.parked is None]
         with trio.CancelScope(shield=True):
             await self._back(running)
-        for party in running:
-            self._tell(party.workload)
 
     async def _back(self, parties: Sequence[Party]) -> None:
         for party in reversed(parties):
-            await runner.roll_back(self._undoing(party))
-            if party.workload.hooked is not None and not party.workload.hooked.notes:
-                party.workload.hooked = None
+            workload = party.workload
+            await runner.roll_back(self._noting(party))
+            if workload.hooked is not None and not workload.hooked.notes:
+                workload.hooked = None
+            try:
+                await self._keep(workload)
+            except OperationError as error:
+                self._report.warnings.append(f"that its hooks are undone is not on disk yet: {error.message}")
 
-    def _undoing(self, party: Party) -> HookContext:
-        """What the hooks of one are called with to undo what is noted, which then is noted no longer."""
+    def _noting(self, party: Party) -> HookContext:
+        """What the hooks of a workload are called with. How far they go is on disk before they go on."""
         workload = party.workload
-        hooked = workload.hooked
 
         async def keep(notes: frozenset[str]) -> None:
-            workload.hooked = Hooked(context.policy, tuple(sorted(notes))) if notes else None
-            await trio.lowlevel.checkpoint()
+            before = workload.hooked
+            workload.hooked = Hooked(context.policy, tuple(sorted(notes)))
+            try:
+                await self._keep(workload)
+            except BaseException:
+                workload.hooked = before
+                raise
 
-        record = HookRecord(hooked.notes if hooked is not None else (), keep)
+        record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
         context = self._context(party, record, self._report.warnings)
         return context

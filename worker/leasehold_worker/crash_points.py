@@ -38,6 +38,7 @@ CRASH_POINTS: Final = (
 PARKING_CRASH_POINTS: Final = (
     "phase-hooks",
     "intent-hooks",
+    "hook-noted",
     "phase-image",
     "intent-image",
     "image-final",

@@ -12,7 +12,6 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from leasehold_worker.beside import PLAIN
 from leasehold_worker.errors import OperationError
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
@@ -29,7 +28,6 @@ from leasehold_worker.workload import (
     RUNNING,
     STOPPED,
     UNKNOWN,
-    Hooked,
     Parked,
     Workload,
 )
@@ -165,23 +163,16 @@ class DiskRecovery:
         if kept is not None:
             await imaging.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")
-        return await self.call_hooks(intent, [workload], "suspend") or error, warning
+        return await self.call_hooks([workload], "suspend") or error, warning
 
-    async def call_hooks(
-        self, intent: Intent, workloads: Sequence[Workload], kind: str
-    ) -> OperationError | None:
+    async def call_hooks(self, workloads: Sequence[Workload], kind: str) -> OperationError | None:
         """Calls the hooks of workloads that run again: of the way up, or to undo the way down.
 
         Returns:
             Why a workload runs that was to be woken, and is not awake. It may be woken again.
         """
-        parties = {party.workload_id: party for party in intent.parties}
         failed: OperationError | None = None
         for workload in workloads:
-            if notes := parties[workload.workload_id].hook_notes:
-                # It is newer than what is known of the workload: that was kept before the first hook.
-                policy = intent.policy or (workload.hooked.policy if workload.hooked else PLAIN)
-                workload.hooked = Hooked(policy, notes)
             if workload.state != RUNNING or workload.hooked is None:
                 continue
             report = Report(lambda _: None)

@@ -17,7 +17,6 @@ class PartyIntent(msgspec.Struct, frozen=True):
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards.
         parked: It was parked when the operation began.
-        hook_notes: What its hooks did on the way down.
         full_bytes: What it needs on its GPUs once it is awake, by GPU.
     """
 
@@ -26,7 +25,6 @@ class PartyIntent(msgspec.Struct, frozen=True):
     home: tuple[str, ...]
     destination: tuple[str, ...]
     parked: bool
-    hook_notes: tuple[str, ...] = ()
     full_bytes: dict[str, int] = {}
 
 

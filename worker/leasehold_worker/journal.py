@@ -120,6 +120,14 @@ class Journal:
         if failure:
             raise failure[0]
 
+    async def wait_written(self) -> None:
+        """Waits until everything that was put before is on disk.
+
+        Raises:
+            OperationError: STORAGE_UNAVAILABLE: it is not yet, and will be once it can.
+        """
+        await self.write(("", str(next(self._number))), [])
+
     async def wait_settled(self) -> None:
         """Waits until everything is on disk."""
         while not self.is_settled:

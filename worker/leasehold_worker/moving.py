@@ -203,7 +203,8 @@ class Moving:
             OperationError: A hook failed; all of them are undone.
         """
         report.enter("hooks")
-        await beside.down(lambda: report.intend(intent_of("hooks", plan, {}, reserved)))
+        await report.intend(intent_of("hooks", plan, {}, reserved))
+        await beside.down()
         try:
             for party in plan.parties:
                 party.members = await self.members_of(party.workload)
@@ -418,7 +419,6 @@ def intent_of(
             home=party.home,
             destination=party.destination,
             parked=party.workload.parked is not None,
-            hook_notes=party.workload.hooked.notes if party.workload.hooked else (),
             full_bytes=dict(party.full_bytes),
         )
         for party in plan.parties

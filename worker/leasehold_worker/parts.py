@@ -1,6 +1,6 @@
 """The parts of a worker that carry out operations, built in one place."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,6 +109,7 @@ async def open_parts(
     on_forgotten: Callable[[str], None] = lambda _: None,
     keep_standing: Callable[[str, Standing], None] = lambda *_: None,
     worker_id: str = "",
+    written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context; what is left in the nursery is cancelled.
 
@@ -119,6 +120,7 @@ async def open_parts(
         on_forgotten: Told the id of an ended workload that is not remembered any longer.
         keep_standing: Told what is held against a GPU, or under "" against the worker, when it is another.
         worker_id: Whose images are on disk.
+        written: Waits until what the observer was told is on disk; it raises OperationError where it can't.
 
     Raises:
         StartError: A limit of the settings is above what the host has.
@@ -173,7 +175,7 @@ async def open_parts(
         taking = Taking(inventory, pool, resources, workloads, foreign)
         stopping = Stopping(workloads, killer)
         kernels = Kernels(workloads, nursery)
-        hook_calls = HookCalls(workloads, proof, kernels.of)
+        hook_calls = HookCalls(workloads, proof, kernels.of, written)
         moving = Moving(
             driver,
             inventory,

@@ -293,7 +293,7 @@ class Recovery:
                 await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
             if parked is not None and workload.state == SUSPENDED:
                 error = await self._on_disk.put_back(workload, parked) or error
-        error = await self._on_disk.call_hooks(left, list(living.values()), kind) or error
+        error = await self._on_disk.call_hooks(list(living.values()), kind) or error
         if not gone:
             return error, warning
         names = ", ".join(workload.name for workload in gone)

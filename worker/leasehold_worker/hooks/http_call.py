@@ -10,6 +10,7 @@ import http.client
 import json
 import math
 import socket
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -100,12 +101,14 @@ async def call(
     headers = {"Connection": "close", "User-Agent": "leasehold", "Accept": "*/*"}
     if body is not None:
         headers["Content-Type"] = content_type
-    exchange = partial(_exchange, connection, method, target, body, headers)
+    given_up = threading.Event()
+    exchange = partial(_exchange, connection, method, target, body, headers, given_up)
     try:
         return await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
     except (OSError, http.client.HTTPException) as error:
         raise HttpCallError(str(error) or type(error).__name__) from error
     finally:
+        given_up.set()
         _break(connection)
 
 
@@ -115,8 +118,12 @@ def _exchange(
     target: str,
     body: bytes | None,
     headers: dict[str, str],
+    given_up: threading.Event,
 ) -> HttpAnswer:
     try:
+        connection.connect()
+        if given_up.is_set():  # nobody waits any more, and what is asked might be done after it was undone
+            raise ConnectionAbortedError("given up while it connected")
         connection.request(method, target, body, headers)
         response = connection.getresponse()
         return HttpAnswer(response.status, response.read(MOST_ANSWER_BYTES))

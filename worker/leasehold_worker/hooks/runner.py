@@ -100,6 +100,7 @@ async def down_again(context: HookContext) -> list[str]:
         for hook in _downward(context):
             turn = Turn(hook, context, Phase.BEFORE_SUSPEND, warnings=context.warnings)
             try:
+                await context.record.add(hook.name)
                 if hook.HasField("drain"):
                     await _limited(turn, http_hook.drain)
                 await _limited(turn, _act_down)

@@ -8,8 +8,9 @@ and its issues report decides how it is called:
   requests are held back by ``POST /pause_generation``, and ``GET /flush_cache`` is asked until it says 200,
   which it does when nothing is under way or waits (400 else).
 * ``POST /resume_memory_occupation`` with the same tags. Called for a tag that was not released it **ends the
-  scheduler** too (a KeyError, ibid.), and no route tells what is released. So a release is noted before it is
-  made, and what was not noted is not resumed. Neither of the two is ever called again on a mere suspicion.
+  scheduler** too (a KeyError, ibid.), so does a second release, and no route tells what is released. So both
+  are noted before they are made, with the memory that was held before. Where one may have been made or not,
+  NVML's figure says which: neither is ever called again on a mere suspicion.
 * Released weights come back as they were only with ``--enable-weights-cpu-backup``; without it memory is
   mapped anew with whatever it holds, and the server answers nonsense (issues 6367, 19442). So offload
   requires that setting, and discard loads them by ``POST /update_weights_from_disk`` with ``{"model_path":
@@ -27,17 +28,26 @@ from typing import Final
 import trio
 from leasehold.v1 import workload_pb2
 
-from leasehold_worker.hooks.context import HookFailedError, Phase, Turn
+from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
 IDLE_INTERVAL_S: Final = 0.2
 """How often a server is asked whether requests are under way."""
 
+RELEASING: Final = "releasing="
+"""Noted after the hook's name and a slash, before its memory is released, with the bytes that it held."""
+
 RELEASED: Final = "released"
-"""Noted after the hook's name and a slash: its memory was released and not resumed."""
+"""Noted likewise, once it certainly was."""
+
+RESUMING: Final = "resuming"
+"""Noted likewise, before it is resumed."""
 
 DROPPED: Final = "dropped"
 """Noted likewise: its weights were dropped and not loaded again."""
+
+AWAKE_SHARE: Final = 0.9
+"""Of the bytes that it held before. A server that holds more has not released its memory, or has it back."""
 
 _TAGS: Final = ("kv_cache", "weights")
 _WEIGHTS: Final = "weights"
@@ -52,6 +62,9 @@ async def down(turn: Turn) -> None:
     strategy = turn.context.weight_strategy
     if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
         return
+    if await _is_released(turn):
+        return
+    await _forget_release(turn)
     tags = _tags(turn)
     discards = strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
     _require_settings(turn, await _server_info(turn), tags, discards)
@@ -62,43 +75,80 @@ async def down(turn: Turn) -> None:
     record = turn.context.record
     if discards:
         await record.add(_note(turn, DROPPED))
-    await record.add(_note(turn, RELEASED))
+    held_bytes = await turn.context.measure()
+    await record.add(_note(turn, f"{RELEASING}{held_bytes or ''}"))
     answer = await _post(turn, "/release_memory_occupation", {"tags": tags})
     if not answer.good:
         if answer.status < 500:  # refused before it came to the scheduler
-            await record.remove(_note(turn, RELEASED))
+            await _forget_release(turn)
             await record.remove(_note(turn, DROPPED))
         raise _refused(turn, "/release_memory_occupation", answer)
+    await record.add(_note(turn, RELEASED))
 
 
 async def up(turn: Turn) -> None:
     """Resumes the memory, loads dropped weights, and admits requests again.
 
-    On rollback only what was noted is resumed.
+    Only what was noted is resumed.
 
     Raises:
-        HookFailedError: One of it failed; or on rollback, nobody knows whether the memory was released.
+        HookFailedError: One of it failed; or nobody knows whether the memory was released.
     """
     strategy = turn.context.weight_strategy
     if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
         return
+    if await _is_released(turn):
+        await turn.context.record.add(_note(turn, RESUMING))
+        answer = await _post(turn, "/resume_memory_occupation", {"tags": _tags(turn)})
+        if not answer.good:
+            raise _refused(turn, "/resume_memory_occupation", answer)
+    await _forget_release(turn)
+    if strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in _tags(turn):
+        await _load_weights(turn)
+    await _post_if_offered(turn, "/continue_generation", {})
+
+
+async def _is_released(turn: Turn) -> bool:
+    """Whether the server has released its memory: by the notes, or where they leave it open by NVML.
+
+    Raises:
+        HookFailedError: Neither knows.
+    """
     record = turn.context.record
-    tags = _tags(turn)
-    if turn.phase is Phase.ROLLBACK and not record.known:
+    releasing = _held(turn, RELEASING)
+    if record.known and releasing is None:
+        return False
+    if record.known and _held(turn, RELEASED) is not None and _held(turn, RESUMING) is None:
+        return True
+    before = int(releasing) if releasing else None
+    now = await turn.context.measure()
+    if before is None or now is None:
         await _post_if_offered(turn, "/continue_generation", {})
         raise HookFailedError(
             "nobody knows whether the server had released its memory, and resuming one that had not "
             f"would end it: if it does not answer, POST {_url(turn, '/resume_memory_occupation')} with "
-            f"{_json({'tags': tags})}"
+            f"{_json({'tags': _tags(turn)})}"
         )
-    if record.holds(_note(turn, RELEASED)):
-        answer = await _post(turn, "/resume_memory_occupation", {"tags": tags})
-        if not answer.good:
-            raise _refused(turn, "/resume_memory_occupation", answer)
-        await record.remove(_note(turn, RELEASED))
-    if strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags:
-        await _load_weights(turn)
-    await _post_if_offered(turn, "/continue_generation", {})
+    return now < AWAKE_SHARE * before
+
+
+async def _forget_release(turn: Turn) -> None:
+    """Takes the notes back of a release that was not made, or is undone.
+
+    What is left of them on the way leaves it open, and never says that it certainly was made.
+    """
+    record = turn.context.record
+    for note in (RELEASED, RESUMING):
+        await record.remove(_note(turn, note))
+    if (held := _held(turn, RELEASING)) is not None:
+        await record.remove(_note(turn, f"{RELEASING}{held}"))
+
+
+def _held(turn: Turn, note: str) -> str | None:
+    """What follows a note that is held. None: it is not."""
+    prefix = _note(turn, note)
+    found = [held for held in turn.context.record.notes if held.startswith(prefix)]
+    return found[0].removeprefix(prefix) if found else None
 
 
 async def _load_weights(turn: Turn) -> None:

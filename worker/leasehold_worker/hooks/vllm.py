@@ -47,9 +47,7 @@ LEVELS: Final[dict[WeightStrategy.ValueType, int]] = {
 """The sleep level of each weight strategy; with others a server does not sleep."""
 
 _WEIGHTS: Final = "weights"
-_RELOADED_TAGS: Final = (_WEIGHTS, "kv_cache")
-"""What is woken one after the other after level 2. The weights are loaded in between, so that a server that
-does not sleep any more has its weights, whoever was interrupted where."""
+_CACHE: Final = "kv_cache"
 
 
 async def down(turn: Turn) -> None:
@@ -88,16 +86,17 @@ async def up(turn: Turn) -> None:
 
 
 async def _wake(turn: Turn) -> None:
-    reload = turn.context.weight_strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD
-    tags = tuple(turn.hook.vllm.wake_tags) or (_RELOADED_TAGS if reload else ())
-    if not tags:
+    tags = tuple(turn.hook.vllm.wake_tags)
+    if turn.context.weight_strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD:
+        # Loaded while the rest still sleeps: a server that does not sleep any more has its weights, whoever
+        # was interrupted where.
+        await _control(turn, "POST", f"/wake_up?tags={_WEIGHTS}")
+        await _remote_call(turn, "reload_weights")
+        tags = tuple(tag for tag in tags or (_CACHE,) if tag != _WEIGHTS)
+    elif not tags:
         await _control(turn, "POST", "/wake_up")
     for tag in tags:
         await _control(turn, "POST", f"/wake_up?tags={tag}")
-        if reload and tag == _WEIGHTS:
-            await _remote_call(turn, "reload_weights")
-    if reload and _WEIGHTS not in tags:
-        await _remote_call(turn, "reload_weights")
 
 
 async def _require_awake(turn: Turn) -> None:

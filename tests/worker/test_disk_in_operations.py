@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
+from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
 from leasehold_worker import imaging
 from leasehold_worker.applications import Applications
 from leasehold_worker.checkpoint_disk import CheckpointDisk
@@ -16,6 +16,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.store import ImageStore
 from leasehold_worker.intents import Intent
+from leasehold_worker.kernel_calls import save
 from leasehold_worker.parts import open_parts
 from leasehold_worker.plan import Party, Plan, TierNeed
 from leasehold_worker.report import Report
@@ -25,6 +26,12 @@ from leasehold_worker.workload import RUNNING, Workload
 from .criu_cases import fake_criu, program
 from .kernel_host import SIZE, Served, open_served
 from .test_checkpoint_disk import HERE, MIB, World, ids
+
+TELLING_CRIU = """#!/bin/sh
+echo "$CRIU_LIBS_DIR" >> {told}
+exec {criu} "$@"
+"""
+"""Tells where it would load plugins from."""
 
 SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
@@ -66,6 +73,27 @@ async def test_room_is_made_before_an_application_saves_itself(tmp_path: Path, w
         assert unneeded not in ids(disk)
         assert disk.used_bytes() > SIZE
         assert disk.available_bytes() == 5 * MIB - disk.used_bytes(), "no room is held any more"
+
+
+async def test_room_is_held_before_an_application_comes_to_rest(tmp_path: Path, world: World) -> None:
+    async with open_served(tmp_path) as served:
+        _, kernel = await served.serve()
+        held: dict[str, int] = {}
+        with world.disk().room() as room:
+
+            def progress(step: str, _: int) -> None:
+                held.setdefault(step, room.held_bytes)
+
+            await save(kernel, served.store, room=room, resume=True, progress=progress)
+        assert (held["ask"], held["prepare"]) == (0, PAYLOAD_OFFSET + SIZE)
+
+
+async def test_what_a_worker_saves_says_that_it_is_its_own(tmp_path: Path) -> None:
+    config = WorkerConfig(state_dir=tmp_path)
+    async with open_parts(config, tmp_path / "workloads", _nobody, worker_id=HERE) as parts:
+        with parts.applications._envelopes.begin("w-1", "train", Kernel(kernel_id="k")) as writer:
+            writer.commit({})
+        assert [each.owner_worker_id for each in parts.disk.checkpoints()] == [HERE]
 
 
 async def test_what_says_nothing_of_its_size_stays_within_the_budget(tmp_path: Path, world: World) -> None:
@@ -125,7 +153,10 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
 ) -> None:
     monkeypatch.setenv("FAKE_CRIU", "")
     monkeypatch.setattr(imaging, "GONE_TIMEOUT_S", 0.1)  # nobody waits for the process here
-    config = WorkerConfig(state_dir=tmp_path, criu=str(fake_criu(tmp_path).path), checkpoint_limit=4 * MIB)
+    criu = tmp_path / "criu-that-tells"
+    criu.write_text(TELLING_CRIU.format(told=tmp_path / "plugins", criu=fake_criu(tmp_path).path))
+    criu.chmod(0o755)
+    config = WorkerConfig(state_dir=tmp_path, criu=str(criu), checkpoint_limit=4 * MIB)
     with program(tmp_path) as counter:
         async with open_parts(config, tmp_path / "workloads", _nobody, worker_id=HERE) as parts:
             workload = Workload(
@@ -149,6 +180,8 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
             plan = Plan([Party(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
             kept = await parts.imaging.keep(plan, Report(_nobody, intend))
             assert seen == [True, True]
+            plugins = (tmp_path / "plugins").read_text().splitlines()[-1]
+            assert plugins.endswith(f"{kept.checkpoint_id}.partial.work"), "where none is: none is loaded"
             assert parts.disk.available_bytes() > 3 * MIB, "the image is there, and takes what it takes"
             # Nobody has said yet what became of the workload.
             await trio.to_thread.run_sync(parts.disk._expire, set(), set())

@@ -171,7 +171,7 @@ def test_folders_of_images_that_others_write_are_no_business_of_ours(
     keep(store)
     image = store.root / "w-1/i-20260101T000000000000Z-01234567.partial"
     image.mkdir()
-    left = store.root / "w-1/notes.partial"
+    left = store.root / "w-1/k-notes.partial"
     left.write_text("none of ours")
     assert store.sweep() == 0
     assert image.exists()

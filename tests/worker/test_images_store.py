@@ -250,6 +250,23 @@ def test_what_a_crash_has_left_is_swept_and_what_is_being_written_is_not(store: 
     assert os.listdir(store.root / "w-1") == [image.manifest.image_id]
 
 
+def test_what_another_user_writes_is_not_swept(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = store.begin("w-1")
+    partial.close()
+    opened = os.open
+
+    def closed(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == partial.path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", closed)
+        assert store.sweep() == []
+    assert partial.path.exists()
+    assert store.sweep() == [partial.path]
+
+
 def test_a_half_deleted_image_is_swept(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     image = write(store)
 

@@ -86,8 +86,8 @@ class KernelCalls(Generic[C]):
     def undo(self) -> None:
         """Lets the kernel go on if it was brought to rest, or asked to."""
         if self._prepared:
-            self._prepared = False
             self._kernel.cancel()
+            self._prepared = False  # one that raised is called again, when the worker goes away at the latest
 
     def _answer(self, call: KernelCall, send: Send) -> KernelAnswer:
         match call.method:

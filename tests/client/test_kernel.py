@@ -187,6 +187,21 @@ def test_cancel_follows_prepare_and_nothing_else() -> None:
     assert app.told == ["prepare", "cancel"]
 
 
+def test_a_cancel_that_failed_is_called_again_when_the_worker_goes_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App()
+    calls = KernelCalls(app, FACTS)
+    calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_PREPARE), lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "cancel", lambda: 1 / 0)
+        answer = calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_CANCEL), lambda _: None)
+        assert "ZeroDivisionError" in answer.failure
+    calls.undo()
+    calls.undo()
+    assert app.told == ["prepare", "cancel"]
+
+
 def test_what_arrives_damaged_is_not_restored() -> None:
     app = App()
     frames = [

@@ -3,28 +3,39 @@
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker import disk_recovery
+from leasehold_worker import disk_recovery, stopping
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.disk_recovery import DiskRecovery
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.launching import launched
 from leasehold_worker.parts import Parts, open_parts
+from leasehold_worker.pool import GpuPool
+from leasehold_worker.processes import why_blocked
 from leasehold_worker.report import Report
-from leasehold_worker.workload import RUNNING, STOPPED
+from leasehold_worker.workload import RUNNING, STOPPED, UNKNOWN
 
 POLICY = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
 SLOW = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"
 """Is told to end, and takes its time."""
+
+FORKING: Final = (
+    "trap '' TERM; echo up; (for i in $(seq 400); do sleep 1000 & sleep 0.004; done) & sleep 1000"
+)
+"""Starts one process after the other, for some seconds."""
 
 
 @pytest.fixture
@@ -42,9 +53,11 @@ def is_there(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-async def settled(parts: Parts, phase: str) -> tuple[str, int]:
+async def settled(
+    parts: Parts, phase: str, checkpoint_id: str = "c-1", script: str = SLOW
+) -> tuple[str, int]:
     """What is said of a stop of a slow program, and the state of its workload."""
-    spec = WorkloadSpec(arguments=["sh", "-c", SLOW])
+    spec = WorkloadSpec(arguments=["sh", "-c", script])
     await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
     workload = parts.workloads.get("w")
     with trio.fail_after(20):
@@ -54,9 +67,14 @@ async def settled(parts: Parts, phase: str) -> tuple[str, int]:
     if phase == "ending":
         os.kill(workload.root.pid, signal.SIGTERM)
     party = PartyIntent("w", (), (), (), parked=False)
-    intent = Intent(phase, (party,), policy=POLICY, checkpoint_id="c-1")
+    intent = Intent(phase, (party,), policy=POLICY, checkpoint_id=checkpoint_id)
     error, _ = await DiskRecovery(parts, Interrupted(parts)).settle(intent, parts.workloads)
     state = workload.state
+    await end(parts)
+    return error.message if error else "", state
+
+
+async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
     at_once = command_pb2.StopOperation(grace=Duration(seconds=0))
@@ -64,7 +82,6 @@ async def settled(parts: Parts, phase: str) -> tuple[str, int]:
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
             await trio.sleep(0.01)
-    return error.message if error else "", state
 
 
 async def test_who_was_certainly_told_to_end_is_stopped_however_long_it_takes(parts: Parts) -> None:
@@ -72,7 +89,61 @@ async def test_who_was_certainly_told_to_end_is_stopped_however_long_it_takes(pa
     assert not parts.workloads.get("w").processes()
 
 
-async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts) -> None:
-    said, state = await settled(parts, "end")
+@pytest.mark.parametrize("checkpoint_id", ["c-1", ""], ids=["saved", "not saved"])
+async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts, checkpoint_id: str) -> None:
+    said, state = await settled(parts, "end", checkpoint_id)
     assert "goes on" in said
     assert state == RUNNING
+
+
+async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "KILL_AGAIN_S", 0.1)
+    assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
+    assert not parts.workloads.get("w").processes()
+
+
+async def test_gpus_of_what_can_not_be_ended_stay_leased(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = WorkloadSpec(arguments=["sleep", "1000"])
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
+    workload = parts.workloads.get("w")
+    parts.workloads.stop_watching(workload)
+    pool = GpuPool([PoolGpu("GPU-0", "H100")])
+    lease = pool.reserve_gpus("w", ["GPU-0"])
+
+    async def stuck(*_: object, **__: object) -> None:
+        raise OperationError(errors_pb2.ERROR_REASON_DRIVER_ERROR, "stuck in the kernel")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.stopping, "end_processes", stuck)
+        intent = Intent("start", (PartyIntent("w", (), (), (), parked=True),), reserved=(lease,))
+        with_gpu = replace(parts, pool=pool)
+        error, _ = await DiskRecovery(with_gpu, Interrupted(with_gpu)).settle(intent, parts.workloads)
+    assert error is not None
+    assert workload.state == UNKNOWN
+    assert workload.lease is not None
+    assert pool.slots.get("GPU-0").lease == workload.lease
+    await end(parts)
+
+
+async def test_what_criu_does_not_let_go_of_is_not_asked_of_the_driver(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_recovery, "FREED_TIMEOUT_S", 0.2)
+    spec = WorkloadSpec(arguments=["sleep", "1000"])
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
+    workload = parts.workloads.get("w")
+    parts.workloads.stop_watching(workload)
+    os.kill(workload.root.pid, signal.SIGSTOP)
+    with trio.fail_after(20):
+        while why_blocked(workload.root) is None:  # noqa: ASYNC110 - it stops a moment later
+            await trio.sleep(0.01)
+    intent = Intent("image", (PartyIntent("w", (), (), (), parked=False),), policy=POLICY)
+    error, _ = await DiskRecovery(parts, Interrupted(parts)).settle(intent, parts.workloads)
+    assert error is not None
+    assert "CRIU holds the processes" in error.message
+    assert workload.state == UNKNOWN
+    await end(parts)

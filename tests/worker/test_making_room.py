@@ -213,6 +213,22 @@ def test_where_host_memory_is_short_and_nobody_makes_room_the_ladder_is_climbed(
     wait_counting(session, "b")
 
 
+def test_host_memory_that_is_only_passed_through_on_the_way_to_disk_is_not_counted(
+    begin: Callable[..., Session],
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    session = begin('parked_memory_limit = "100MiB"')
+    start(session, "a", CHECKPOINT)
+    parked = session.run("s-a", "a", suspend=SuspendOperation())
+    assert parked.state == SUCCEEDED, parked.error
+    assert state(session, "a") == "CHECKPOINTED"
+    assert [each.split(":")[0] for each in parked.result.warnings] == ["retain+cuda_suspend was not possible"]
+    assert session.run("r-a", "a", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "a")
+
+
 def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(session: Session) -> None:
     gone = session.run("d", "", delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=["k-1-0"]))
     assert gone.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT

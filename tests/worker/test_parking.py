@@ -1,74 +1,39 @@
 """What goes wrong while a workload is parked or woken: crashes, deaths, hooks; on a real worker."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RestoreOperation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import WorkerLoad
-from leasehold.v1.workload_pb2 import CommandHook, EvictionPolicy, Hook, Workload
+from leasehold.v1.workload_pb2 import EvictionPolicy
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .conftest import WorkerProcess
-from .counters import counter_run, counts, read_output, wait_counting
+from .counters import counts, read_output, wait_counting
 from .criu_cases import real_criu
-from .scripted_coordinator import ScriptedCoordinator, Session, make_command
-
-SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
-BEFORE, AFTER = workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, workload_pb2.HOOK_PHASE_AFTER_RESTORE
-KEEP_RUNNING = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
-CUDA_SUSPEND = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
-CHECKPOINT = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
-STOP = workload_pb2.PROCESS_STRATEGY_STOP
-FREE = lease_pb2.SLOT_STATE_FREE
-
-Start = Callable[..., WorkerProcess]
+from .parking_cases import (
+    AFTER,
+    BEFORE,
+    CHECKPOINT,
+    CUDA_SUSPEND,
+    FAILED,
+    FREE,
+    KEEP_RUNNING,
+    STOP,
+    SUCCEEDED,
+    Start,
+    found,
+    hook,
+    is_well,
+    slots,
+    start,
+    suspend,
+)
+from .scripted_coordinator import ScriptedCoordinator, make_command
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
-
-
-def hook(name: str, phase: workload_pb2.HookPhase.ValueType, script: str) -> Hook:
-    return Hook(name=name, phase=phase, command=CommandHook(arguments=["sh", "-c", script]))
-
-
-def start(session: Session, hooks: Sequence[Hook] = ()) -> list[int]:
-    """Starts a counter, and says the pids of its processes."""
-    run = counter_run("w")
-    run.spec.hooks.extend(hooks)
-    outcome = session.run("run", "w", run=run)
-    assert outcome.state == SUCCEEDED, outcome.error
-    wait_counting(session, "w")
-    return [workload.status.root_pid for workload in outcome.workloads]
-
-
-def is_well(workload: Workload) -> bool:
-    status = workload.status
-    return status.state == workload_pb2.WORKLOAD_STATE_RUNNING and not status.HasField("error")
-
-
-def suspend(
-    session: Session, command_id: str, process: workload_pb2.ProcessStrategy.ValueType, escalate_to: int = 0
-) -> command_pb2.CommandState.ValueType:
-    policy = EvictionPolicy(process_strategy=process)
-    policy.escalate_to = escalate_to  # type: ignore[assignment]
-    return session.run(command_id, "w", suspend=SuspendOperation(policy=policy, force=True)).state
-
-
-def found(session: Session) -> Workload:
-    """The workload as hello tells it."""
-    (workload,) = session.hello.workloads
-    return workload
-
-
-def slots(session: Session) -> list[int]:
-    session.wait(lambda frame: frame.HasField("worker_load"))
-    loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
-    newest: WorkerLoad = loads[-1]
-    return [slot.state for slot in newest.gpu_pool]
 
 
 def test_a_stronger_suspend_that_is_refused_says_why_and_leaves_all_as_it_was(

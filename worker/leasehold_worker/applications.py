@@ -24,7 +24,7 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.moving import intent_of
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.preconditions import require_state
+from leasehold_worker.preconditions import require_alive, require_state
 from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.resources import Allocation
@@ -33,6 +33,7 @@ from leasehold_worker.stopping import Stopping
 from leasehold_worker.strategies import RETAIN, STOP
 from leasehold_worker.taking import Taking
 from leasehold_worker.workload import (
+    CHECKPOINTED,
     RUNNING,
     SLEEPING,
     STOPPED,
@@ -137,6 +138,8 @@ class Applications:
                     self._disk.expect(kept.checkpoint_id, workload)
                 await report.intend(_ending("end", plan, kept))
                 self._workloads.stop_watching(workload)
+                if before != CHECKPOINTED:
+                    require_alive(workload)  # one that has come to its own end is not to be started again
                 at_work = before in (RUNNING, SLEEPING)
                 told = partial(report.intend, _ending("ending", plan, kept))
                 await self._stopping.end_processes(workload, report, parked=not at_work, told=told)
@@ -236,6 +239,7 @@ class Applications:
             return
         workload.absent = True
         workload.host = None
+        self._workloads.give_back_host(workload)  # the control group
         allocation.release()
         self._workloads.set_state(workload, STOPPED)
 

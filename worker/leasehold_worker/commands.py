@@ -42,7 +42,7 @@ from leasehold_worker.command_states import (
     is_terminal,
 )
 from leasehold_worker.crash_points import crash_point
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal
 from leasehold_worker.report import Report
@@ -320,9 +320,7 @@ class Commands:
                 error = raised
             except Exception:
                 logger.exception("command %s failed by a defect", command.command_id)
-                error = OperationError(
-                    errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
-                )
+                error = defect()
         crash_point("operation-ended")
         if execution.scope.cancelled_caught:
             error = execution.why_undone(report)
@@ -397,6 +395,8 @@ class _Execution:
             if outcome.rolled_back is False and outcome.error is not None:
                 return outcome.error
         undone = "everything was undone" if _has_called(report) else "nothing was done"
+        if report.warnings:
+            undone += ", but for what the warnings say"
         if self._cancelled:
             return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
         return OperationError(

@@ -13,20 +13,21 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.swrk import forbid_writing
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.launching import abandon, launched
 from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party
-from leasehold_worker.processes import is_alive, wait_ended, why_blocked
+from leasehold_worker.processes import is_alive, tracer, wait_ended, why_blocked
 from leasehold_worker.report import Report
 from leasehold_worker.settling import PROCESS_STRATEGIES
 from leasehold_worker.stopping import DEFAULT_GRACE_S
-from leasehold_worker.strategies import CHECKPOINT
 from leasehold_worker.workload import (
     CHECKPOINTED,
     RUNNING,
     STOPPED,
+    SUSPENDED,
     UNKNOWN,
     Parked,
     Workload,
@@ -82,17 +83,17 @@ class DiskRecovery:
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """Its processes were being told to end, or certainly were. If they do, it is stopped.
 
-        An application that saved itself has gone on once it lost the worker. If it was not told to end
-        either, what it has done since would be lost: then it runs, as before.
+        What could end by itself, does not, and was perhaps not told to, goes on as before: an application
+        that saved itself has gone on once it lost the worker, and what it has done since would be lost.
         """
         parts, (party,) = self._parts, intent.parties
         before = _state_before(workload) if party.parked else RUNNING
         told = intent.phase == "ending"
-        if told or (intent.checkpoint_id and not party.parked):
+        if told or not party.parked or workload.is_asleep:
             with trio.move_on_after(DEFAULT_GRACE_S):
                 await wait_ended(workload.root)
             if not told and is_alive(workload.root):
-                self._go_on(workload, RUNNING)
+                self._go_on(workload, before)
                 return _interrupted(f"workload {workload.name} goes on"), ""
         try:
             await parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
@@ -121,6 +122,9 @@ class DiskRecovery:
             await self._parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
         except OperationError as error:
             workload.error = error
+            gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
+            granted = self._parts.pool.reassign(intent.reserved, [(workload.workload_id, gpu_uuids)])
+            workload.lease = granted.get(workload.workload_id)
             self._go_on(workload, UNKNOWN)
             return error, ""
         workload.absent = True
@@ -130,7 +134,30 @@ class DiskRecovery:
         self._parts.workloads.set_state(workload, state)
         return _interrupted(f"workload {workload.name} is parked as before"), ""
 
-    async def put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
+    async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
+        """Ends a wake from an image: the workload runs, or is that image as before.
+
+        Nobody watches its processes: that they have ended, if they have, is no end of it.
+        """
+        parked = workload.parked
+        if parked is None:
+            raise ValueError("a workload that is woken has what it is parked by")
+        error: OperationError | None = _interrupted(f"the processes of workload {workload.name} have ended")
+        warning = ""
+        if is_alive(workload.root):
+            error, warning = await self._interrupted.settle(intent, [workload], "restore")
+        else:
+            for lease in intent.reserved:
+                self._parts.pool.release(lease)
+        if workload.state == RUNNING:
+            await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
+        elif workload.state == SUSPENDED or not is_alive(workload.root):
+            error = await self._put_back(workload, parked) or error
+        if not workload.absent:
+            self._parts.workloads.watch_again(workload, self._parts.nursery)
+        return await self.call_hooks([workload], "restore") or error, warning
+
+    async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
         """Ends what was brought back of a workload that had come from an image, and is parked once more.
 
         Args:
@@ -138,13 +165,10 @@ class DiskRecovery:
             parked: What it was to be woken from.
 
         Returns:
-            What is said of the command. None: it had not come from an image, or there is none any more.
+            What is said of the command. None: there is no image any more.
         """
-        if parked.policy.process_strategy != CHECKPOINT:
-            return None
         if await self._parts.imaging.find_kept(parked.checkpoint_id) is None:
             return None  # its processes are all that there is of it
-        self._parts.workloads.stop_watching(workload)
         report = Report(lambda _: None)
         await self._parts.imaging.put_back(workload, parked, workload.members, report)
         return _interrupted(f"workload {workload.name} is parked as before")
@@ -152,7 +176,11 @@ class DiskRecovery:
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """An image was being written. Either it is whole and the processes are gone, or they go on."""
         imaging = self._parts.imaging
-        await _wait_free(workload)
+        if not await _is_free(workload):
+            held = _interrupted(f"CRIU holds the processes of workload {workload.name}: wake it later")
+            workload.error = held
+            self._go_on(workload, UNKNOWN)
+            return held, ""
         kept = await imaging.find_kept(intent.checkpoint_id)
         if kept is not None and not is_alive(workload.root):
             imaging.settle_kept(workload, intent, kept)
@@ -195,11 +223,20 @@ def _state_before(workload: Workload) -> WorkloadState.ValueType:
     return states[0] if states else RUNNING
 
 
-async def _wait_free(workload: Workload) -> None:
-    """Waits until nobody stops or traces the processes any more, as CRIU does."""
+async def _is_free(workload: Workload) -> bool:
+    """Waits until nobody stops or traces the processes any more, as CRIU does.
+
+    A CRIU that has lost its worker notices that at its next word, which may be after many gigabytes. So it
+    may write nothing more: it fails, and undoes what it has done to the processes.
+    """
     with trio.move_on_after(FREED_TIMEOUT_S):
-        while any(map(why_blocked, await workload.find_processes())):  # noqa: ASYNC110 - nothing else tells
+        while blocked := [each for each in await workload.find_processes() if why_blocked(each)]:
+            for pid, name in filter(None, map(tracer, blocked)):
+                if name == "criu":
+                    forbid_writing(pid)
             await trio.sleep(POLL_INTERVAL_S)
+        return True
+    return False
 
 
 def _interrupted(what: str) -> OperationError:

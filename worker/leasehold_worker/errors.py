@@ -26,5 +26,12 @@ class OperationError(Exception):
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
 
 
+def defect() -> OperationError:
+    """What is told where the worker itself is at fault; its log has the rest."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
+    )
+
+
 class StartError(Exception):
     """The worker can't start; its text is one sentence with the remedy."""

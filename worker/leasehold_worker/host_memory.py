@@ -66,6 +66,7 @@ class MemoryNeed:
 @dataclass(frozen=True, eq=False, slots=True)
 class _Charge:
     needed_bytes: int
+    parks: bool
     bytes_by_group: Mapping[Path, int]
 
 
@@ -108,7 +109,8 @@ class HostMemory:
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
         if self._limit_bytes and parks:
-            of_limit = max(0, self._limit_bytes - self._parked_bytes() - self.promised_bytes)
+            promised = sum(charge.needed_bytes for charge in self._charges if charge.parks)
+            of_limit = max(0, self._limit_bytes - self._parked_bytes() - promised)
             left = of_limit if left is None else min(left, of_limit)
         limits = self._limits(bytes_by_pid)
         needed = _bytes_by_group(bytes_by_pid, limits)
@@ -137,7 +139,7 @@ class HostMemory:
         """
         need = self.need(bytes_by_pid, parks=parks)
         need.check()
-        charge = _Charge(need.needed_bytes, _bytes_by_group(bytes_by_pid, self._limits(bytes_by_pid)))
+        charge = _Charge(need.needed_bytes, parks, _bytes_by_group(bytes_by_pid, self._limits(bytes_by_pid)))
         self._charges.append(charge)
         try:
             yield

@@ -8,11 +8,13 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy
 from msgspec import structs
 
 from leasehold_worker.checkpoint.driver import Driver
@@ -41,7 +43,7 @@ from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
 from leasehold_worker.stopping import Stopping
-from leasehold_worker.strategies import DISK
+from leasehold_worker.strategies import CHECKPOINT, DISK
 from leasehold_worker.workload import CHECKPOINTED, UNKNOWN, Parked, Workload
 from leasehold_worker.workloads import Workloads
 
@@ -347,7 +349,7 @@ class Imaging:
     async def put_back(
         self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Report
     ) -> None:
-        """Ends what was brought back of a workload: it is an image as before."""
+        """Ends what was brought back of a workload, if it lives: it is an image as before."""
         try:
             await self._stopping.end_processes(workload, report, parked=True)
         except OperationError as error:
@@ -361,7 +363,10 @@ class Imaging:
             self._pool.release(workload.lease)
             workload.lease = None
         self._workloads.give_back_host(workload)
-        workload.members, workload.parked = members, parked
+        policy = EvictionPolicy()
+        policy.CopyFrom(parked.policy)
+        policy.process_strategy = CHECKPOINT  # what is left of a restore may say otherwise
+        workload.members, workload.parked = members, replace(parked, policy=policy)
         workload.restored, workload.error = False, None
         self._workloads.set_state(workload, CHECKPOINTED)
 

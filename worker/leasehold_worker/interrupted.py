@@ -173,7 +173,7 @@ class Interrupted:
             problem = error
         for party in parties:
             # From the checkpoint on, the operation or its way back may have restored members.
-            begun = back or intent.phase in ("checkpoint", "restore")
+            begun = intent.phase in ("checkpoint", "restore", "image")
             party.workload.restored = party.workload.restored or begun
             outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
         done = problem is None and (kind != "suspend" or by_suspend)

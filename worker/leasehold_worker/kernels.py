@@ -8,7 +8,7 @@ import trio
 from leasehold.v1 import errors_pb2, local_pb2
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
 
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.foreign import owner
 from leasehold_worker.kernel_session import KernelSession, StreamLostError
 from leasehold_worker.local_socket import Peer
@@ -107,11 +107,7 @@ class Kernels:
             logger.debug("process %d left before it said who it is", session.peer.identity.pid)
         except Exception:
             logger.exception("the stream of an application failed by a defect")
-            session.close(
-                OperationError(
-                    errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
-                )
-            )
+            session.close(defect())
         finally:
             self._sessions.discard(session)
             session.close()
@@ -152,8 +148,8 @@ class Kernels:
         if workload is None or hello.workload_id not in ("", workload.workload_id):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-                f"process {pid} belongs to no workload {hello.workload_id[:NAME_LIMIT]}of this worker: start "
-                "it with `leasehold run` or `leasehold exec`, or let it claim its GPUs first",
+                f"process {pid} belongs to no workload {hello.workload_id[:NAME_LIMIT]!r} of this "
+                "worker: start it with `leasehold run` or `leasehold exec`, or let it claim its GPUs first",
                 {"pid": str(pid)},
             )
         # A mark in its environment may be all that makes it one of the workload's, and anybody can set that.

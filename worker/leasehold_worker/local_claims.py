@@ -20,7 +20,7 @@ from leasehold_worker import wire
 from leasehold_worker.claim_turns import ClaimTurns, Session
 from leasehold_worker.command_states import SUCCEEDED
 from leasehold_worker.commands import Commands
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.journal import Journal
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
@@ -105,11 +105,7 @@ class LocalClaims:
                 session.tell(error)
             except Exception:
                 logger.exception("a claim failed by a defect")
-                session.tell(
-                    OperationError(
-                        errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
-                    )
-                )
+                session.tell(defect())
             session.tell(None)
 
     async def _answer(self, session: Session) -> None:

@@ -176,7 +176,7 @@ class Moving:
             if beside.is_needed and not plan.is_parked:
                 await self.call_down(plan, beside, reserved, report)
                 called = True
-            with self._host_memory.charged(plan.bytes_by_pid):
+            with self._host_memory.charged(plan.bytes_by_pid, parks=plan.stays_in_memory):
                 for party in plan.parties:
                     self._workloads.limit_memory(
                         party.workload, sum(member.total_bytes for member in party.members)

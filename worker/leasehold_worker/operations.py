@@ -26,7 +26,7 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.strategies import ladder, policy_text, resolve
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.workload import CHECKPOINTED, SLEEPING, STOPPED
+from leasehold_worker.workload import CHECKPOINTED, PARKED, SLEEPING, STOPPED
 from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -112,6 +112,7 @@ class Operations:
         asked = operation.policy if operation.HasField("policy") else None
         rungs = [rung.process_strategy for rung in ladder(resolve(asked, workload.spec.eviction))]
         before = (workload.state, workload.hooked)
+        yielded_before = workload.yielded
         tried: list[ProcessStrategy.ValueType] = []
         first: OperationError | None = None
         while True:
@@ -130,13 +131,15 @@ class Operations:
                 return
             except OperationError as error:
                 first = first or error
+                workload.yielded = yielded_before and workload.state in PARKED
                 is_as_before = (workload.state, workload.hooked) == before
                 if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
                     raise
                 tried += rungs[: rungs.index(plan.policy.process_strategy) + 1]
                 if rungs[-1] in tried:
                     raise first from None
-                report.warnings.append(f"{policy_text(plan.policy)} failed and was undone: {error.message}")
+                how = "was not possible" if plan.refused else "failed and was undone"
+                report.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
 
     async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Report) -> None:
         policy = plan.policy

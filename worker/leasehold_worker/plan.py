@@ -19,7 +19,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import MemoryNeed
 from leasehold_worker.processes import ProcessIdentity
 from leasehold_worker.sizes import size_text
-from leasehold_worker.strategies import process_text
+from leasehold_worker.strategies import CHECKPOINT, process_text
 from leasehold_worker.workload import Workload
 
 PASSED: Final = plan_pb2.CHECK_RESULT_PASSED
@@ -199,6 +199,11 @@ class Plan:
         return {
             member.identity.pid: member.total_bytes for member in self.members if member.state != CHECKPOINTED
         }
+
+    @property
+    def stays_in_memory(self) -> bool:
+        """Whether device memory is to stay in the host's, rather than to go on to disk."""
+        return self.policy is None or self.policy.process_strategy != CHECKPOINT
 
     @property
     def party(self) -> Party:

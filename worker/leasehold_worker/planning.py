@@ -1,14 +1,17 @@
 """Dry runs: what the coordinator asks with plan_query."""
 
+import logging
 from typing import final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker import wire
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.plan import Plan
 from leasehold_worker.preflight import Preflight
+
+logger = logging.getLogger(__name__)
 
 
 @final
@@ -24,6 +27,9 @@ class Planning:
             plan = await self._plan(query)
         except OperationError as error:
             return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
+        except Exception:  # a question is no reason for the worker to end
+            logger.exception("the plan of workload %s failed by a defect", query.workload_id)
+            return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
         return PlanAnswer(plan_id=query.plan_id, plan=wire.plan(plan))
 
     async def _plan(self, query: PlanQuery) -> Plan:

@@ -140,7 +140,7 @@ class Preflight:
             allowed: Whether it may lose something, or free nothing.
         """
         plan = Plan([Party(workload, home=home_of(workload))])
-        if workload.parked is not None:
+        if workload.parked is not None and workload.state in PARKED:
             if not is_weaker(workload.parked.policy.process_strategy, policy.process_strategy):
                 plan.already_there, plan.policy = True, workload.parked.policy
                 return plan
@@ -160,8 +160,11 @@ class Preflight:
                     await self._look_at_suspended(plan)
                 else:
                     await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "checkpointed")
-                await self._policies.look_at_image(plan)
+                if not plan.refused:
+                    await self._policies.look_at_image(plan)
             case strategies.STOP:
+                with plan.findings.check("state", f"{workload.name} has not ended"):
+                    require_state(workload, (RUNNING, *PARKED), "stopped")
                 await self._policies.look_at_application(plan)
         if policy.process_strategy in (strategies.CUDA_SUSPEND, strategies.CHECKPOINT):
             plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
@@ -209,6 +212,7 @@ class Preflight:
         plan = Plan([Party(workload, home=home_of(workload))])
         if workload.state == RUNNING and not moves:
             plan.already_there = workload.hooked is None
+            plan.party.destination = plan.party.home
             if workload.hooked is not None:
                 plan.policy = workload.hooked.policy
                 plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
@@ -261,9 +265,11 @@ class Preflight:
         Raises:
             OperationError: UNKNOWN_WORKLOAD.
         """
-        plan = Plan([party := Party(self._workloads.get(workload_id))])
-        with plan.findings.check("state", f"{party.workload.name} is running"):
-            require_state(party.workload, (RUNNING,), "checkpointed")
+        workload = self._workloads.get(workload_id)
+        home = home_of(workload)
+        plan = Plan([Party(workload, home=home, destination=home)])
+        with plan.findings.check("state", f"{workload.name} is running"):
+            require_state(workload, (RUNNING,), "checkpointed")
         await self._policies.look_at_kernel(plan)
         plan.steps = [strategies.Step.SAVE.down, "it goes on"]
         return plan
@@ -323,7 +329,7 @@ class Preflight:
             )
 
     def _look_at_host_memory(self, plan: Plan) -> None:
-        need = self._host_memory.need(plan.bytes_by_pid)
+        need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
         plan.host_memory = need
         if plan.policy is not None and plan.policy.weight_strategy == DISCARD:
             plan.findings.skip("host_memory", "looked at once the weights are gone")

@@ -199,6 +199,12 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
     return "frozen by its control group" if cgroups.is_frozen(identity.pid) else None
 
 
+def tracer(identity: ProcessIdentity) -> tuple[int, str] | None:
+    """Pid and name of who traces a process. None: nobody does."""
+    pid = int(_read_status(identity.pid).get("TracerPid", "0"))
+    return (pid, _read_status(Pid(pid)).get("Name", "")) if pid else None
+
+
 def catches(identity: ProcessIdentity, signal_number: int) -> bool:
     """Whether the process has a handler for a signal, rather than ending by it."""
     mask = int(_read_status(identity.pid).get("SigCgt", "0"), 16)

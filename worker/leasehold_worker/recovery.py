@@ -36,9 +36,7 @@ from leasehold_worker.workload import (
     ENDED,
     FAILED,
     OUTPUT_FILE,
-    RUNNING,
     STOPPED,
-    SUSPENDED,
     Workload,
 )
 
@@ -102,13 +100,18 @@ class Recovery:
         crash_point("leases-rebuilt")
 
     def _unseen(self) -> set[str]:
-        """Workloads whose first process may have ended by intent: whoever settles that looks first."""
+        """Workloads whose first process may have ended by intent: whoever settles that looks first.
+
+        One that was being woken from an image is that image as before, if its processes are gone.
+        """
         open_ids = {entry.command_id for entry in self._commands.open_entries}
+        imaged = {record.workload_id for record in self._contents.workloads if _is_from_image(record)}
         return {
             party.workload_id
             for command_id, intent in self._contents.intents.items()
-            if command_id in open_ids and intent.phase in ENDING
+            if command_id in open_ids
             for party in intent.parties
+            if intent.phase in ENDING or (intent.phase in MOVES and party.workload_id in imaged)
         }
 
     def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
@@ -122,6 +125,7 @@ class Recovery:
         if rebooted and watched and not workload.absent:
             self._end_by_reboot(workload, record)
             return
+        workload.absent = workload.absent or rebooted  # the pids are those of others now
         if record.lease is not None:
             workload.lease = self._adopt(workload, record.lease)
         if not workload.absent:
@@ -280,19 +284,14 @@ class Recovery:
             if party.workload_id in self._parts.workloads
         ]
         kind = entry.command.operation.WhichOneof("kind") or "command"
+        if kind == "restore" and any(map(_is_from_image, workloads)):
+            return await self._on_disk.settle_wake(intent, workloads[0])
         gone = await _ended(workloads)
         living = {workload.workload_id: workload for workload in workloads if workload not in gone}
         left = msgspec.structs.replace(
             intent, parties=tuple(party for party in intent.parties if party.workload_id in living)
         )
-        images = {each.workload_id: each.parked for each in living.values()} if kind == "restore" else {}
         error, warning = await self._interrupted.settle(left, list(living.values()), kind)
-        for workload in living.values():
-            parked = images.get(workload.workload_id)
-            if parked is not None and workload.state == RUNNING:  # an image that it came from is not needed
-                await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
-            if parked is not None and workload.state == SUSPENDED:
-                error = await self._on_disk.put_back(workload, parked) or error
         error = await self._on_disk.call_hooks(list(living.values()), kind) or error
         if not gone:
             return error, warning
@@ -300,6 +299,11 @@ class Recovery:
         reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
         found = f"; {error.message}" if error and living else ""
         return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
+
+
+def _is_from_image(workload: Workload | WorkloadRecord) -> bool:
+    """Whether it has processes, or had them when the worker was killed, that an image was being woken to."""
+    return workload.parked is not None and bool(workload.parked.checkpoint_id) and not workload.absent
 
 
 async def _ended(workloads: Iterable[Workload]) -> list[Workload]:

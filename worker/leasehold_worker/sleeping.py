@@ -129,5 +129,6 @@ class Sleeping:
         granted = self._pool.reassign(reserved, [(workload.workload_id, plan.party.destination)])
         workload.lease = granted.get(workload.workload_id)
         workload.parked = None
+        workload.yielded = False
         report.claimed_gpu_uuids = plan.party.destination
         self._workloads.set_state(workload, RUNNING)

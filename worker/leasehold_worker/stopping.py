@@ -27,6 +27,9 @@ DEFAULT_GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 15.0
 """How long a killed workload may take to be gone."""
 
+KILL_AGAIN_S: Final = 1.0
+"""How long it is waited before what is left of it is killed once more."""
+
 
 @final
 class Stopping:
@@ -85,6 +88,9 @@ class Stopping:
         if workload.state in ENDED:
             return
         self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        if workload.absent:
+            self._workloads.end_without_processes(workload)
+            return
         with trio.CancelScope(shield=True):
             if not parked and self._may_terminate(workload, force=operation.force):
                 await _wait_grace(workload, operation)
@@ -123,13 +129,11 @@ class Stopping:
                 if told is not None:
                     await _note(told, report)
                 await wait_ended(workload.root)
-        await self._killer.kill(workload, report)
-        pause_s = POLL_INTERVAL_S
         with trio.move_on_after(KILL_WAIT_S):
-            while await workload.find_processes():  # nothing else tells
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            return
+            while True:
+                await self._killer.kill(workload, report)
+                if await _gone(workload):
+                    return
         raise _stuck(workload)
 
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
@@ -154,6 +158,17 @@ class Stopping:
         if not workload.ended.is_set():
             self._workloads.set_state(workload, UNKNOWN)
             raise _stuck(workload)
+
+
+async def _gone(workload: Workload) -> bool:
+    """Whether no process is left soon. What was started while the others were killed has to be killed too."""
+    pause_s = POLL_INTERVAL_S
+    with trio.move_on_after(KILL_AGAIN_S):
+        while await workload.find_processes():  # nothing else tells
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return True
+    return False
 
 
 def _stuck(workload: Workload) -> OperationError:

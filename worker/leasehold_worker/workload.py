@@ -165,8 +165,8 @@ class Workload:
             return self.error
         return OperationError(
             errors_pb2.ERROR_REASON_HOOK_FAILED,
-            f"workload {self.name} runs, and not all that its hooks put away is back yet: the worker calls "
-            "them again for some minutes, and `leasehold wake` does at once",
+            f"workload {self.name} runs, and not all that its hooks put away is back: the worker calls them "
+            "again for some minutes, and `leasehold wake` does at any time",
         )
 
     def processes(self) -> list[ProcessIdentity]:

@@ -243,6 +243,7 @@ class Workloads:
 
     def watch_again(self, workload: Workload, nursery: trio.Nursery) -> None:
         """Watches for the workload's end again, by its first process as it is now."""
+        workload.watching.cancel()
         workload.watching = trio.CancelScope()
         workload.headless = False
         nursery.start_soon(self._watch, workload)
@@ -344,7 +345,7 @@ class Workloads:
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        workload.parked = None
+        workload.parked = workload.kernel = None
         workload.yielded = False
         workload.members = ()
         workload.error = error

@@ -31,6 +31,18 @@ class SwrkError(Exception):
     """CRIU ended without an answer, or with one that can't be read; the text is part of a sentence."""
 
 
+def forbid_writing(pid: int) -> None:
+    """Makes a CRIU that dumps fail at its next write, upon which it lets the processes go on as they were.
+
+    It can't be asked to stop, and a kill would leave its code in processes that it had stopped. Its files are
+    limited to nothing instead; it runs with the signal ignored that this would send.
+    """
+    try:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    except OSError as error:
+        logger.warning("criu could not be kept from writing on: %s", error)
+
+
 @final
 class Swrk:
     """A running ``criu swrk``."""
@@ -76,15 +88,8 @@ class Swrk:
         await self.send(CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_NOTIFY, notify_success=success))
 
     def forbid_writing(self) -> None:
-        """Makes a dump fail at its next write, upon which CRIU lets the processes go on as they were.
-
-        It can't be asked to stop, and a kill would leave its code in processes that it had stopped. Its files
-        are limited to nothing instead; it runs with the signal ignored that this would send.
-        """
-        try:
-            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        except OSError as error:
-            logger.warning("criu could not be kept from writing on: %s", error)
+        """Makes a dump fail at its next write."""
+        forbid_writing(self._process.pid)
 
     async def end(self, timeout_s: float) -> bool:
         """Closes the conversation and waits for CRIU's end.

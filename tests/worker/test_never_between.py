@@ -1,0 +1,124 @@
+"""Workloads are as before or as asked, whatever dies and whenever; on a real worker."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import RestoreOperation, StopOperation, SuspendOperation
+from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold_simgpu import SimulatedHost, Timing
+
+from .counters import counts, read_output, wait_counting
+from .criu_cases import real_criu
+from .parking_cases import (
+    AFTER,
+    CHECKPOINT,
+    CUDA_SUSPEND,
+    FAILED,
+    FREE,
+    STOP,
+    SUCCEEDED,
+    Start,
+    hook,
+    slots,
+    start,
+    suspend,
+)
+from .scripted_coordinator import ScriptedCoordinator, make_command
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
+
+
+@pytest.mark.parametrize("policy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])
+def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
+    start_worker: Start,
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    policy: workload_pb2.ProcessStrategy.ValueType,
+) -> None:
+    if policy == CHECKPOINT and isinstance(criu := real_criu(), str):
+        pytest.skip(criu)
+    worker = start_worker(host, crash_point="intent-stop")
+    session = coordinator.next_session()
+    start(session)
+    assert suspend(session, "s", policy) == SUCCEEDED
+    session.send(make_command("e", "w", stop=StopOperation()))
+    worker.process.wait(30)
+    start_worker(host)
+    again = coordinator.next_session()
+    ended = again.outcome("e")
+    assert ended.state == SUCCEEDED, ended.error
+    assert ended.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_EXITED
+    assert slots(again) == [FREE, FREE]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies meanwhile"])
+def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_again(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, dies: bool
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    ready = tmp_path / "ready"
+    worker = start_worker(host, crash_point="phase-kill")
+    session = coordinator.next_session()
+    start(session, [hook("up", AFTER, f"test -e {ready}")])
+    assert suspend(session, "s", CHECKPOINT) == SUCCEEDED
+    before = counts(read_output(session, "w"))
+    session.send(make_command("r", "w", restore=RestoreOperation()))
+    worker.process.wait(30)
+    session.wait(lambda f: f.workload_event.workload.status.state == workload_pb2.WORKLOAD_STATE_RESTORING)
+    if dies:
+        roots = [
+            f.workload_event.workload.status.root_pid for f in session.frames if f.HasField("workload_event")
+        ]
+        os.kill(roots[-1], signal.SIGKILL)
+    start_worker(host)
+    again = coordinator.next_session()
+    outcome = again.outcome("r")
+    assert (outcome.state, outcome.error.reason) == (FAILED, errors_pb2.ERROR_REASON_INTERRUPTED)
+    (parked,) = outcome.workloads
+    assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+    assert parked.status.parked_by.process_strategy == CHECKPOINT
+    assert slots(again) == [FREE, FREE]
+    ready.touch()
+    woken = again.run("r2", "w", restore=RestoreOperation())
+    assert woken.state == SUCCEEDED, woken.error
+    wait_counting(again, "w")
+    assert counts(read_output(again, "w"))[: len(before)] == before
+
+
+@pytest.mark.parametrize("policy", [CUDA_SUSPEND, CHECKPOINT, STOP], ids=["suspend", "checkpoint", "stop"])
+def test_who_has_ended_is_parked_by_nothing(
+    start_worker: Start,
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    policy: workload_pb2.ProcessStrategy.ValueType,
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    start(session)
+    assert session.run("e", "w", stop=StopOperation()).state == SUCCEEDED
+    for number in range(2):
+        asked = SuspendOperation(policy=EvictionPolicy(process_strategy=policy), force=True)
+        refused = session.run(f"s{number}", "w", suspend=asked)
+        assert refused.error.reason == errors_pb2.ERROR_REASON_WRONG_STATE, refused
+
+
+def test_who_is_wedged_is_not_taken_for_parked(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    (member,) = start(session)
+    assert suspend(session, "s", CUDA_SUSPEND) == SUCCEEDED
+    host.set_fault("restore", member, error=2)
+    failed = session.run("r", "w", restore=RestoreOperation())
+    assert failed.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_WEDGED
+    refused = session.run("s2", "w", suspend=SuspendOperation())
+    assert refused.error.reason == errors_pb2.ERROR_REASON_WRONG_STATE, refused

@@ -3,7 +3,8 @@
 A process that is started here is one of its own, with its own pid, files, environment, signals and death. It
 is only forked where others are executed, from a process that has imported gRPC, SQLAlchemy, Trio and their
 like, and nothing of ours: our modules each process imports itself. There is one that forks for each search
-path of libraries, since the loader reads that when a process is executed.
+path of libraries, since the loader reads that when a process is executed. What it has started and nobody has
+ended dies with those who asked for it, however they die.
 """
 
 import atexit
@@ -14,6 +15,7 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -87,7 +90,8 @@ class Forked(subprocess.Popen[str]):
                 "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE),
             }
             server = _server(env.get("LD_LIBRARY_PATH", ""))
-            self.pid = server.start(json.dumps(task).encode(), [output, stderr.fileno(), ended])
+            self.pid, self._pidfd = server.start(json.dumps(task).encode(), [output, stderr.fileno(), ended])
+        weakref.finalize(self, os.close, self._pidfd)
 
     def poll(self) -> int | None:
         """How it ended, if it has."""
@@ -110,10 +114,9 @@ class Forked(subprocess.Popen[str]):
             return self.returncode
 
     def send_signal(self, sig: int) -> None:
-        """Signals it, unless it has ended."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sig)
+        """Signals it, unless it has ended. Another one reaps it, so its pid alone may be somebody else's."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, sig)
 
 
 def run(
@@ -150,16 +153,16 @@ class _Server:
             )
         atexit.register(self._stop)
 
-    def start(self, task: bytes, descriptors: Sequence[int]) -> int:
-        """Has it fork, and returns the pid."""
+    def start(self, task: bytes, descriptors: Sequence[int]) -> tuple[int, int]:
+        """Has it fork, and returns the pid and a pidfd."""
         with self._turn:
             socket.send_fds(self._socket, [struct.pack("!Q", len(task))], descriptors)
             self._socket.sendall(task)
-            answer = self._socket.recv(8, socket.MSG_WAITALL)
+            flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+            answer, pidfds, _, _ = socket.recv_fds(self._socket, 8, 1, flags)
         assert answer, "the process that forks has ended"
         (pid,) = struct.unpack("!Q", answer)
-        assert isinstance(pid, int)
-        return pid
+        return pid, pidfds[0]
 
     def _stop(self) -> None:
         self._socket.close()
@@ -186,7 +189,10 @@ class _Task(NamedTuple):
 
 
 def _serve(control: socket.socket) -> _Task | None:
-    """Forks for every request, and tells of every end. Returns in each child, and when nobody asks more."""
+    """Forks for every request, and tells of every end. Returns in each child, and when nobody asks more.
+
+    Who asks no more has ended its processes, or has died and left them: what is left then is killed.
+    """
     children: dict[int, tuple[int, int]] = {}
     ready = select.poll()
     ready.register(control, select.POLLIN)
@@ -203,6 +209,7 @@ def _serve(control: socket.socket) -> _Task | None:
                 continue
             size, descriptors, _, _ = socket.recv_fds(control, 8, 3)
             if not size:
+                _kill(children)
                 return None
             (length,) = struct.unpack("!Q", size)
             content = control.recv(length, socket.MSG_WAITALL)
@@ -215,7 +222,15 @@ def _serve(control: socket.socket) -> _Task | None:
             end = os.pidfd_open(pid)
             children[end] = pid, told
             ready.register(end, select.POLLIN)
-            control.sendall(struct.pack("!Q", pid))
+            socket.send_fds(control, [struct.pack("!Q", pid)], [end])
+
+
+def _kill(children: Mapping[int, tuple[int, int]]) -> None:
+    """Kills children by their pidfds, and waits until they are gone."""
+    for end in children:
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+    for pid, _ in children.values():
+        os.waitpid(pid, 0)
 
 
 def _main() -> None:

@@ -1,11 +1,14 @@
 """A simulated GPU host for the worker's parts that run in the test's own process."""
 
 import contextlib
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +17,12 @@ import pytest
 import trio
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.checkpoint.driver import Driver, open_driver
+from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.processes import ProcessIdentity, identify
 
 from tests.prefork import WORKER, Forked
 
+from .criu_cases import MakeCriu, fake_criu
 from .scripted_coordinator import ScriptedCoordinator, Session
 
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
@@ -94,6 +99,7 @@ def start_counter(host: SimulatedHost, tmp_path: Path) -> Iterator[Callable[...,
 @pytest.fixture
 def coordinator() -> Iterator[ScriptedCoordinator]:
     scripted = ScriptedCoordinator()
+    scripted.load_interval_s = 0.5  # many tests wait for the next load, which tells of every lease
     yield scripted
     scripted.stop()
 
@@ -116,7 +122,12 @@ class WorkerProcess:
 
 
 def end_leftovers(state_directory: Path) -> None:
-    """Kills the programs that a worker left running."""
+    """Kills the programs that a worker left running, and removes what was behind its socket."""
+    socket = (state_directory / "worker.sock").absolute()
+    name = f"leasehold-{hashlib.sha256(os.fsencode(socket)).hexdigest()[:12]}-*"
+    for folder in (Path(tempfile.gettempdir()), Path("/tmp")):
+        for left in folder.glob(name):
+            shutil.rmtree(left, ignore_errors=True)
     for path in state_directory.glob("workloads/*/process"):
         if not path.read_text().startswith("{"):
             continue  # its start was given up
@@ -166,6 +177,15 @@ def start_worker(tmp_path: Path, coordinator: ScriptedCoordinator) -> Iterator[C
             worker.stop()
     for state in tmp_path.glob("state*"):
         end_leftovers(state)
+
+
+@pytest.fixture
+def make_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCriu:
+    def make(scenario: str) -> CriuFacts:
+        monkeypatch.setenv("FAKE_CRIU", scenario)
+        return fake_criu(tmp_path)
+
+    return make
 
 
 @pytest.fixture

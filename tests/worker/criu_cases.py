@@ -37,10 +37,20 @@ def fake_criu(folder: Path) -> CriuFacts:
     return CriuFacts(path, "4.2.1", None)
 
 
+MakeCriu = Callable[[str], CriuFacts]
+"""What makes a fake criu that plays a scenario."""
+
+
 @functools.cache
 def real_criu() -> CriuFacts | str:
-    """The CRIU of this host, or why there is none."""
+    """The CRIU of this host that tests use, or why there is none."""
     return trio.run(probe, os.environ.get("LEASEHOLD_TEST_CRIU") or shutil.which("criu"))
+
+
+def criu_setting() -> str:
+    """What has a worker use that CRIU: a line of its settings. Empty: there is none."""
+    criu = real_criu()
+    return "" if isinstance(criu, str) else f'criu = "{criu.path}"\n'
 
 
 @contextmanager

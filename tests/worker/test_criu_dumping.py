@@ -9,22 +9,11 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images import dumping
-from leasehold_worker.images.criu import CriuFacts, decisive_errors, probe
+from leasehold_worker.images.criu import decisive_errors, probe
 from leasehold_worker.images.dumping import COMMITTED, dump
 from leasehold_worker.processes import ProcessIdentity, is_alive
 
-from .criu_cases import fake_criu, program, wait_counted
-
-Make = Callable[[str], CriuFacts]
-
-
-@pytest.fixture
-def make_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(scenario: str = "") -> CriuFacts:
-        monkeypatch.setenv("FAKE_CRIU", scenario)
-        return fake_criu(tmp_path)
-
-    return make
+from .criu_cases import MakeCriu, program, wait_counted
 
 
 @pytest.fixture
@@ -52,7 +41,7 @@ async def never() -> None:
     raise AssertionError("the image was not complete")
 
 
-async def test_a_criu_that_works_is_found(make_criu: Make) -> None:
+async def test_a_criu_that_works_is_found(make_criu: MakeCriu) -> None:
     facts = make_criu("")
     if os.geteuid() != 0:
         assert "root" in str(await probe(str(facts.path)))
@@ -62,17 +51,17 @@ async def test_a_criu_that_works_is_found(make_criu: Make) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="CRIU needs root")
 @pytest.mark.parametrize(
-    ("scenario", "reason"),
+    ("scenario", "timeout_s", "reason"),
     [
-        ("old", "is version 3.17.1, which fails on kernels of today: 4.1 is needed"),
-        ("check-fails", "as it says itself (Kernel lacks what is needed)"),
-        ("silent", "did not answer within 2 s"),
+        ("old", 30, "is version 3.17.1, which fails on kernels of today: 4.1 is needed"),
+        ("check-fails", 30, "as it says itself (Kernel lacks what is needed)"),
+        ("silent", 0.5, "did not answer within 0.5 s"),
     ],
 )
 async def test_a_criu_that_does_not_work_is_refused_with_the_reason(
-    make_criu: Make, scenario: str, reason: str
+    make_criu: MakeCriu, scenario: str, timeout_s: float, reason: str
 ) -> None:
-    assert reason in str(await probe(str(make_criu(scenario).path), timeout_s=2.0))
+    assert reason in str(await probe(str(make_criu(scenario).path), timeout_s=timeout_s))
 
 
 async def test_no_criu_and_no_program_are_reasons(tmp_path: Path) -> None:
@@ -84,7 +73,7 @@ async def test_no_criu_and_no_program_are_reasons(tmp_path: Path) -> None:
 
 
 async def test_a_dump_ends_the_process_after_its_commit(
-    make_criu: Make, counter: ProcessIdentity, directory: Path
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path
 ) -> None:
     told: list[int] = []
     alive_at_commit = False
@@ -103,7 +92,7 @@ async def test_a_dump_ends_the_process_after_its_commit(
 
 
 async def test_a_commit_that_fails_leaves_the_process_running(
-    make_criu: Make, counter: ProcessIdentity, directory: Path, tmp_path: Path
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path, tmp_path: Path
 ) -> None:
     async def commit() -> None:
         raise ValueError("no room")
@@ -116,7 +105,7 @@ async def test_a_commit_that_fails_leaves_the_process_running(
 
 @pytest.mark.parametrize("scenario", ["", "dump-writes"])
 async def test_a_cancelled_dump_leaves_the_process_running(
-    make_criu: Make, counter: ProcessIdentity, directory: Path, tmp_path: Path, scenario: str
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path, tmp_path: Path, scenario: str
 ) -> None:
     """In the middle of its writing, too, where CRIU can't be asked."""
     reached = trio.Event()
@@ -149,7 +138,7 @@ async def test_a_cancelled_dump_leaves_the_process_running(
     ],
 )
 async def test_a_dump_that_fails_says_why_and_leaves_the_process_running(
-    make_criu: Make,
+    make_criu: MakeCriu,
     counter: ProcessIdentity,
     directory: Path,
     tmp_path: Path,
@@ -168,7 +157,7 @@ async def test_a_dump_that_fails_says_why_and_leaves_the_process_running(
 
 
 async def test_a_failure_after_the_commit_is_told_apart(
-    make_criu: Make, counter: ProcessIdentity, directory: Path, tmp_path: Path
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OperationError, match="did not end the processes") as caught:
         await dump(make_criu("dump-stays"), counter.pid, directory, renames(directory))
@@ -178,7 +167,7 @@ async def test_a_failure_after_the_commit_is_told_apart(
 
 
 async def test_a_cancellation_after_the_commit_is_noticed_when_the_process_has_ended(
-    make_criu: Make, counter: ProcessIdentity, directory: Path
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path
 ) -> None:
     with trio.CancelScope() as scope:
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,9 @@ from leasehold_worker.images.restoring import new_identities, restore
 from leasehold_worker.launching import abandon, exit_record, launched, wait_exit
 from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive
 
-from .criu_cases import end, fake_criu, wait_for
+from .criu_cases import MakeCriu, end, wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a process gets a pid of choice from root only")
-
-Make = Callable[[str], CriuFacts]
-
-
-@pytest.fixture
-def make_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(scenario: str = "") -> CriuFacts:
-        monkeypatch.setenv("FAKE_CRIU", scenario)
-        return fake_criu(tmp_path)
-
-    return make
 
 
 @pytest.fixture
@@ -70,7 +59,7 @@ async def bring_back(facts: CriuFacts, image: Path, pid: int, folder: Path, time
 
 
 async def test_the_restored_is_written_down_and_its_end_is_kept(
-    make_criu: Make, image: Path, pid: int, folder: Path
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
 ) -> None:
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # the launcher gets large numbers
     async with trio.open_nursery() as nursery:
@@ -104,7 +93,7 @@ async def test_the_restored_is_written_down_and_its_end_is_kept(
     ],
 )
 async def test_a_restore_that_fails_says_why_and_leaves_nothing(
-    make_criu: Make, image: Path, pid: int, folder: Path, scenario: str, why: str
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path, scenario: str, why: str
 ) -> None:
     with pytest.raises(OperationError, match=why) as caught:
         await bring_back(make_criu(scenario), image, pid, folder)
@@ -115,7 +104,7 @@ async def test_a_restore_that_fails_says_why_and_leaves_nothing(
 
 
 async def test_a_failure_after_it_was_written_down_is_an_end_with_its_error(
-    make_criu: Make, image: Path, pid: int, folder: Path
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
 ) -> None:
     with pytest.raises(OperationError, match="criu failed"):
         await bring_back(make_criu("restore-fails-late"), image, pid, folder)
@@ -126,7 +115,7 @@ async def test_a_failure_after_it_was_written_down_is_an_end_with_its_error(
 
 
 async def test_what_was_given_up_is_never_let_run(
-    make_criu: Make, image: Path, pid: int, folder: Path
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
 ) -> None:
     """As by a worker that was started anew in the middle."""
     assert abandon(folder)
@@ -138,7 +127,7 @@ async def test_what_was_given_up_is_never_let_run(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_one_that_hangs_is_given_up(
-    make_criu: Make, image: Path, pid: int, folder: Path, cancelled: bool
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path, cancelled: bool
 ) -> None:
     if cancelled:
         with trio.move_on_after(0.5) as scope:
@@ -152,7 +141,7 @@ async def test_one_that_hangs_is_given_up(
 
 
 async def test_a_cancellation_that_comes_too_late_changes_nothing(
-    make_criu: Make, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = make_criu("")
     hear = launching._read_record
@@ -174,7 +163,7 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
 
 
 async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
-    make_criu: Make, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hear = launching._read_record
     heard: list[object] = []
@@ -196,7 +185,7 @@ async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
 
 
 async def test_a_worker_that_dies_in_the_middle_leaves_nothing(
-    make_criu: Make, image: Path, pid: int, folder: Path
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
 ) -> None:
     """Its end of the pipe is closed, which is all that the launcher sees of it."""
     facts = make_criu("restore-hangs")
@@ -236,7 +225,7 @@ def _launchers(folder: Path) -> list[str]:
 
 
 async def test_a_pid_that_is_taken_is_refused_before_anything_is_done(
-    make_criu: Make, image: Path, folder: Path
+    make_criu: MakeCriu, image: Path, folder: Path
 ) -> None:
     with pytest.raises(OperationError, match=f"pid {os.getpid()} ") as caught:
         await bring_back(make_criu(""), image, os.getpid(), folder)

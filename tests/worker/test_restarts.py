@@ -21,7 +21,7 @@ from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
-from .criu_cases import real_criu
+from .criu_cases import criu_setting
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 SUCCEEDED, FAILED, REJECTED = (
@@ -159,10 +159,12 @@ def test_after_a_reboot_everything_is_reported_gone(
 def test_what_is_parked_without_processes_outlives_a_reboot(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
-    worker = start_worker(host)
+    settings = tmp_path / "worker.toml"
+    settings.write_text(criu_setting())
+    worker = start_worker(host, config=str(settings))
     session = coordinator.next_session()
     strategies = {"w1": workload_pb2.PROCESS_STRATEGY_STOP}
-    if not isinstance(real_criu(), str):
+    if criu_setting():
         strategies["w2"] = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
     for workload_id, strategy in strategies.items():
         session.run(f"run-{workload_id}", workload_id, run=counter_run(workload_id))
@@ -177,7 +179,7 @@ def test_what_is_parked_without_processes_outlives_a_reboot(
             (session.hello.boot_id,),
         )
     journal.close()
-    start_worker(host)
+    start_worker(host, config=str(settings))
     again = coordinator.next_session()
     assert slots(again) == [FREE] * 4
     for workload_id, strategy in strategies.items():

@@ -7,9 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from leasehold.v1 import workload_pb2
@@ -200,27 +203,84 @@ def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -
     host.wait_line(waiting, "holding")
 
 
+class Clock:
+    """The time and the timers of a module: they pass when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.timers: list[tuple[float, Timer]] = []
+        monkeypatch.setattr(exec_verb, "time", SimpleNamespace(monotonic=lambda: self.now))
+        timer = partial(Timer, self)
+        monkeypatch.setattr(exec_verb, "threading", SimpleNamespace(Lock=threading.Lock, Timer=timer))
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass, and calls what is due then."""
+        self.now += seconds
+        due = [timer for at, timer in self.timers if at <= self.now]
+        self.timers = [(at, timer) for at, timer in self.timers if at > self.now]
+        for timer in due:
+            timer.function()
+
+
+class Timer:
+    """As one of ``threading``, by such a clock."""
+
+    def __init__(self, clock: Clock, interval: float, function: Callable[[], None]) -> None:
+        self.clock, self.interval, self.function = clock, interval, function
+        self.daemon = False
+
+    def start(self) -> None:
+        self.clock.timers.append((self.clock.now + self.interval, self))
+
+    def cancel(self) -> None:
+        self.clock.timers = [(at, timer) for at, timer in self.clock.timers if timer is not self]
+
+    def join(self) -> None:
+        assert self not in [timer for _, timer in self.clock.timers], "it was cancelled, or it never ends"
+
+
+def show(lines: exec_verb._WaitingLines, position: int, pending: int, reason: int) -> None:
+    lines.show(ClaimWaiting(position=position, pending_claimers=pending, reason=f"reason {reason}"))
+
+
 def test_lines_about_the_wait_come_slowly_and_end_with_the_newest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exec_verb, "LINE_INTERVAL_S", 0.2)
+    clock = Clock(monkeypatch)
     lines = exec_verb._WaitingLines()
-    begun_at = time.monotonic()
     for number in range(100):
-        lines.show(ClaimWaiting(position=1 + number % 3, pending_claimers=5, reason=f"reason {number}"))
-        time.sleep(0.005)
-    time.sleep(0.3)
+        show(lines, 1 + number % 3, 5, number)
+        clock.advance(exec_verb.LINE_INTERVAL_S / 40)
+    clock.advance(exec_verb.LINE_INTERVAL_S)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "leasehold: waiting, 1 of 5 in line: reason 0"
     assert told[-1] == "leasehold: waiting, 1 of 5 in line: reason 99"
-    assert 2 <= len(told) <= 2 + (time.monotonic() - begun_at) / 0.2
-    lines.show(ClaimWaiting(position=1, pending_claimers=9, reason="reason 99"))
+    assert len(told) == 4, "at once, twice while they come, and at the end"
+    assert not clock.timers
+    clock.advance(2 * exec_verb.LINE_INTERVAL_S)
+    show(lines, 1, 9, 99)
     assert capsys.readouterr().err == ""
-    lines.show(ClaimWaiting(position=2, pending_claimers=9, reason="reason 99"))
-    lines.show(ClaimWaiting(position=3, pending_claimers=9, reason="reason 99"))
+    show(lines, 2, 9, 99)
+    show(lines, 3, 9, 99)
     lines.close()
-    time.sleep(0.3)
+    clock.advance(2 * exec_verb.LINE_INTERVAL_S)
     assert capsys.readouterr().err.splitlines() == ["leasehold: waiting, 2 of 9 in line: reason 99"]
+
+
+def test_the_newest_line_about_the_wait_comes_by_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_verb, "LINE_INTERVAL_S", 0.05)
+    lines = exec_verb._WaitingLines()
+    show(lines, 2, 2, 0)
+    show(lines, 1, 2, 0)
+    told = ""
+    deadline = time.monotonic() + 30
+    while "1 of 2" not in told:
+        assert time.monotonic() < deadline
+        told += capsys.readouterr().err
+        time.sleep(0.01)
+    lines.close()
 
 
 def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None:

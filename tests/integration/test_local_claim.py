@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -225,9 +224,21 @@ def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: Loca
 
 
 NO_LISTS = f"""
-import grpc
+import grpc, trio
+from pathlib import Path
 from leasehold_worker import local_claims, local_service
-local_claims.RESUME_TIMEOUT_S = 3.0
+expect, resume = local_claims.LocalClaims._expect, local_claims.LocalClaims._resume
+async def expect_until_told(self, workload):
+    while not Path(TIME_IS_OVER).exists():
+        await trio.sleep(0.02)
+    local_claims.RESUME_TIMEOUT_S = 0
+    await expect(self, workload)
+    print("nobody is expected any more", flush=True)
+async def say_and_resume(self, session, workload_id):
+    print("a claim goes on", flush=True)
+    await resume(self, session, workload_id)
+local_claims.LocalClaims._expect = expect_until_told
+local_claims.LocalClaims._resume = say_and_resume
 list_ = local_service.LocalService.List
 def refuse(self, request, context):
     if self._peer(context).identity.pid != {os.getpid()}:
@@ -235,12 +246,13 @@ def refuse(self, request, context):
     return list_(self, request, context)
 local_service.LocalService.List = refuse
 """
-"""Lists are for the test alone."""
+"""Lists are for the test alone. Holders are expected until the file TIME_IS_OVER is there."""
 
 
 def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)
-    host.patch = NO_LISTS
+    over = host.folder / "over"
+    host.patch = f"TIME_IS_OVER = {str(over)!r}\n{NO_LISTS}"
     host.start_worker()
     holder = start(host, "holder")
     waiting = host.exec("--name", "next", "--", "echo", "done")
@@ -248,7 +260,9 @@ def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int
     host.kill_worker()
     host.start_worker()
     host.wait(lambda: [claim.name for claim in host.look().waiting] == ["next"])
-    time.sleep(3.5)
+    host.wait(lambda: "a claim goes on" in host.log)
+    over.touch()
+    host.wait(lambda: "nobody is expected any more" in host.log)
     assert host.states() == ["LEASED"]
     assert now(host, holder)[4] is False
     say(holder, "end")

@@ -1,10 +1,8 @@
 """The order of hooks, their failures, and what is undone; commands and signals."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
-from leasehold_worker.processes import held, identify
+from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
 from .framework_servers import ScriptedServer, VllmServer, serving
 from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, RETAIN, context, http_hook
@@ -236,24 +234,31 @@ async def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
         await runner.down(context([command("a", "no-such-program")], tmp_path))
 
 
+LEAVE_A_CHILD = "sleep 300 & cat /proc/$!/stat > child"
+
+
+def left_child(folder: Path) -> ProcessIdentity:
+    """The child that such a command has, by what it was when it was started."""
+    stat = (folder / "child").read_text()
+    pid, start_time_ticks = int(stat.split()[0]), int(stat.rpartition(")")[2].split()[19])
+    return ProcessIdentity(Pid(pid), start_time_ticks)
+
+
 async def test_a_command_that_times_out_is_killed_with_its_children(tmp_path: Path) -> None:
-    script = "sleep 300 & echo $! > child; echo waiting; wait"
+    script = f"{LEAVE_A_CHILD}; echo waiting; wait"
     with pytest.raises(
-        OperationError, match=r"timed out after 2 s .sh was still running, having said: waiting"
+        OperationError, match=r"timed out after 1 s .sh was still running, having said: waiting"
     ):
-        await runner.down(context([command("a", "sh", "-c", script, timeout_s=2)], tmp_path))
-    child = identify(int((tmp_path / "child").read_text()))
-    if child is not None:
-        with trio.fail_after(10), held(child) as pidfd:
-            if pidfd is not None:
-                await trio.lowlevel.wait_readable(pidfd)
+        await runner.down(context([command("a", "sh", "-c", script, timeout_s=1)], tmp_path))
+    with trio.fail_after(10):
+        await wait_ended(left_child(tmp_path))
 
 
 async def test_a_child_in_the_background_does_not_hold_up_a_command(tmp_path: Path) -> None:
-    started = time.monotonic()
-    await runner.down(context([command("a", "sh", "-c", "sleep 60 & echo $! > child")], tmp_path))
-    assert time.monotonic() - started < 10
-    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    await runner.down(context([command("a", "sh", "-c", LEAVE_A_CHILD)], tmp_path))
+    child = left_child(tmp_path)
+    assert is_alive(child), "it was not waited for"
+    send_signal(child, signal.SIGKILL)
 
 
 @pytest.fixture

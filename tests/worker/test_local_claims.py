@@ -339,7 +339,9 @@ async def test_an_inherited_claim_is_no_answer_to_a_second_one(
             while stream.granted() != [workload_id]:  # noqa: ASYNC110 - nothing else tells
                 await trio.sleep(0.01)
     else:
-        await trio.sleep(0.2)
+        with trio.fail_after(10):
+            while workload_id in local.claims._inherited:  # noqa: ASYNC110 - nothing else tells
+                await trio.sleep(0.01)
     _, second = local.begin(peer, ClaimRequest(open=open_))
     with trio.fail_after(10):
         await second.ended.wait()

@@ -1,17 +1,16 @@
 """The demonstration, as ``make demo`` runs it."""
 
 import json
+import os
 import signal
-import subprocess
+import time
 from pathlib import Path
 
-from .fleets import LEASEHOLD
+from tests.prefork import COMMAND_LINE, Forked, run
 
 
 def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*LEASEHOLD, "demo", "--dir", str(tmp_path)], capture_output=True, text=True, timeout=90
-    )
+    done = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=90)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary == {"counters": 6, "suspends": 2, "restores": 2, "remaps": 1, "lost": 0, "corrupt": 0}
@@ -19,18 +18,19 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [*LEASEHOLD, "demo", "--dir", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        assert demo.stderr is not None
-        while "counter-3" not in demo.stderr.readline():
-            assert demo.poll() is None
+    told = tmp_path / "told"
+    with told.open("w") as output:
+        demo = Forked(
+            COMMAND_LINE, ["demo", "--dir", str(tmp_path)], stdout=output, stderr=output, env=os.environ
+        )
+    try:
+        while "run counter-3: " not in told.read_text():
+            assert demo.poll() is None, told.read_text()
+            time.sleep(0.01)
         demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=60)
-    assert demo.returncode == 130
+        assert demo.wait(60) == 130, told.read_text()
+    finally:
+        demo.kill()
     assert not processes_naming(str(tmp_path))
 
 

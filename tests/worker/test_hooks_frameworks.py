@@ -15,6 +15,13 @@ from .framework_servers import SglangServer, VllmServer, serving
 from .hook_contexts import DISCARD, OFFLOAD, RETAIN, context
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are asked again sooner than real ones."""
+    monkeypatch.setattr("leasehold_worker.hooks.vllm.BACKOFF_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.hooks.http_hook.IDLE_INTERVAL_S", 0.02)
+
+
 @pytest.fixture
 def vllm() -> Iterator[VllmServer]:
     with serving(VllmServer()) as server:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost
 
-from tests.prefork import COMMAND_LINE, run
+from tests.prefork import COMMAND_LINE, Forked, run
 
 from ..conformance.conftest import why_no_gpu  # noqa: TID252 - tests are not on the path
 from .conftest import Counter
@@ -25,11 +23,12 @@ def make_host(tmp_path: Path, **options: Any) -> SimulatedHost:
 
 
 def validate(
-    host: SimulatedHost | None, *arguments: str, code: int = 0, alone: bool = True
+    host: SimulatedHost | None, *arguments: str, code: int = 0, alone: bool = True, patch: str = ""
 ) -> dict[str, Any]:
     variables = {**os.environ, **(host.environment() if host else {})}
     options = ["--bytes", "1MiB", "-o", "json"]
-    done = run(COMMAND_LINE, ["validate", *options, *arguments], env=variables, timeout=60)
+    program = f"{patch}\n{COMMAND_LINE}"
+    done = run(program, ["validate", *options, *arguments], env=variables, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if host is not None and alone:
@@ -73,6 +72,14 @@ def test_the_gpu_can_be_named(tmp_path: Path) -> None:
     assert error.startswith(f"{unknown} is not a GPU of this host, which has {host.gpus[0].uuid}")
 
 
+SHORT_PROOFS = """
+from leasehold_worker import validate
+from leasehold_worker.config import WorkerConfig
+validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
+"""
+"""What is not as it must be is not waited for as long as for a real NVML."""
+
+
 @pytest.mark.parametrize(
     ("call", "fault", "steps", "expected"),
     [
@@ -89,7 +96,7 @@ def test_what_does_not_hold_is_named(
 ) -> None:
     host = make_host(tmp_path, gpus=2)
     host.set_fault(call, **fault)
-    document = validate(host, code=1)
+    document = validate(host, code=1, patch=SHORT_PROOFS)
     assert expected in document["error"]
     assert len(document["steps"]) == steps
 
@@ -124,9 +131,8 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
     with started(host, tmp_path) as process:
         wait_until(lambda: calls(host, call) > 0, process)
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 128 + number
-    assert said == f"leasehold: interrupted by {number.name}, nothing is proved\n"
+        assert process.wait(30) == 128 + number
+    assert said(tmp_path).read_text() == f"leasehold: interrupted by {number.name}, nothing is proved\n"
     assert host.processes() == ()
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -144,38 +150,38 @@ def calls(host: SimulatedHost, call: str) -> int:
 
 
 @contextmanager
-def started(host: SimulatedHost, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def started(host: SimulatedHost, tmp_path: Path) -> Iterator[Forked]:
     """A validation that runs, and is killed at the end where it still does."""
     (tmp_path / "temporary").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "leasehold_client", "validate", "--bytes", "1MiB"],
-        env={**os.environ, **host.environment(), "TMPDIR": str(tmp_path / "temporary")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        yield process
-        process.kill()
+    with said(tmp_path).open("w") as errors:
+        process = Forked(
+            COMMAND_LINE,
+            ["validate", "--bytes", "1MiB"],
+            env={**os.environ, **host.environment(), "TMPDIR": str(tmp_path / "temporary")},
+            stdout=errors,
+            stderr=errors,
+        )
+    yield process
+    process.kill()
+    process.wait(30)
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+def said(tmp_path: Path) -> Path:
+    """What such a validation writes."""
+    return tmp_path / "said"
+
+
+def wait_until(condition: Callable[[], bool], process: Forked | None = None) -> None:
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
-        assert process is None or process.poll() is None, process.stderr
+        assert process is None or process.poll() is None
         time.sleep(0.01)
 
 
 def test_wrong_usage_is_exit_2() -> None:
     for arguments in (["--bytes", "much"], ["--gpu", "first"], ["--bytes", "1"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "leasehold_client", "validate", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run(COMMAND_LINE, ["validate", *arguments], env=os.environ, timeout=60)
         assert done.returncode == 2, done
         assert arguments[1] in done.stderr
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from leasehold.v1 import local_pb2
+from leasehold.v1 import workload_pb2
 
 from leasehold_client.kernel_codec import Codec
 
@@ -15,10 +15,10 @@ C = TypeVar("C")
 class Health(enum.Enum):
     """How an application says that it is."""
 
-    UNKNOWN = local_pb2.KERNEL_HEALTH_UNSPECIFIED
-    HEALTHY = local_pb2.KERNEL_HEALTH_HEALTHY
-    DEGRADED = local_pb2.KERNEL_HEALTH_DEGRADED
-    UNHEALTHY = local_pb2.KERNEL_HEALTH_UNHEALTHY
+    UNKNOWN = workload_pb2.KERNEL_HEALTH_UNSPECIFIED
+    HEALTHY = workload_pb2.KERNEL_HEALTH_HEALTHY
+    DEGRADED = workload_pb2.KERNEL_HEALTH_DEGRADED
+    UNHEALTHY = workload_pb2.KERNEL_HEALTH_UNHEALTHY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

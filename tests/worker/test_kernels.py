@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold.v1 import local_pb2
+from leasehold.v1 import workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelRequest
 from leasehold_worker import kernels as kernels_module
@@ -54,7 +54,7 @@ def name(error: OperationError) -> str:
 async def test_what_an_application_saves_another_one_goes_on_from(served: Served, program: str) -> None:
     application, kernel = await served.serve(program=program)
     assert kernel.facts.kernel_id == "app"
-    assert await kernel.health() == local_pb2.KERNEL_HEALTH_DEGRADED
+    assert await kernel.health() == workload_pb2.KERNEL_HEALTH_DEGRADED
     steps: list[str] = []
     saved = await save(kernel, served.store, resume=True, progress=lambda step, _: steps.append(step))
     envelope = saved.checkpoint.envelope
@@ -370,6 +370,18 @@ async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     error = await refused(lambda: served.kernels.wait_served(workload_id, 5))
     assert name(error) == "KERNEL_NOT_READY"
     assert "ended before" in error.message
+
+
+async def test_how_an_application_is_is_told_with_its_workload(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_module, "HEALTH_INTERVAL_S", 0.05)
+    _, kernel = await served.serve()
+    with trio.fail_after(20):
+        while kernel.workload.kernel is None or not kernel.workload.kernel.health:
+            await served.parts.workloads.wait_changed()
+    assert kernel.workload.kernel.health == workload_pb2.KERNEL_HEALTH_DEGRADED
+    assert kernel.workload.kernel.kernel_id == "app"
 
 
 async def test_a_program_that_does_not_close_its_kernel_ends_all_the_same(served: Served) -> None:

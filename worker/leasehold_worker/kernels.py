@@ -5,7 +5,7 @@ import re
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, local_pb2
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
 
 from leasehold_worker.errors import OperationError, defect
@@ -15,13 +15,16 @@ from leasehold_worker.local_socket import Peer
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import is_alive
 from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workload import Workload
+from leasehold_worker.workload import RUNNING, Workload
 from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 10.0
 """How long a stream may take to say who it is."""
+
+HEALTH_INTERVAL_S: Final = 30.0
+"""How often an application is asked how it is."""
 
 NAME_LIMIT: Final = 128
 """Characters of a kernel's id and of its kind."""
@@ -125,12 +128,30 @@ class Kernels:
             self._workloads.set_kernel(workload, hello.kernel)
             logger.info("workload %s saves itself: kernel %s", workload.name, hello.kernel.kernel_id)
             self._tell()
-            await session.gone.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow_health, kernel)
+                await session.gone.wait()
+                nursery.cancel_scope.cancel()
         finally:
             if self._served.get(workload_id) is kernel:
                 del self._served[workload_id], self._peers[workload_id]
                 self._workloads.set_kernel(workload, None)
             self._tell()
+
+    async def _follow_health(self, kernel: ServedKernel) -> None:
+        """Asks an application how it is, now and then while its workload runs, and tells that."""
+        while True:
+            await trio.sleep(HEALTH_INTERVAL_S)
+            if kernel.workload.state == RUNNING:
+                told = workload_pb2.Kernel()
+                told.CopyFrom(kernel.facts)
+                try:
+                    told.health = await kernel.health()
+                except OperationError as error:
+                    logger.warning("workload %s: %s", kernel.workload.name, error.message)
+                    told.health = workload_pb2.KERNEL_HEALTH_UNSPECIFIED
+                if not kernel.is_gone:
+                    self._workloads.set_kernel(kernel.workload, told)
 
     def _tell(self) -> None:
         self._changed.set()

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, local_pb2
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import (
     KernelAnswer,
     KernelCall,
@@ -97,7 +97,7 @@ class ServedKernel:
         """Asks how many bytes it would save. 0: it doesn't know."""
         return (await self._ask(local_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_bytes", timeout_s)).size_bytes
 
-    async def health(self, timeout_s: float = ANSWER_TIMEOUT_S) -> local_pb2.KernelHealth.ValueType:
+    async def health(self, timeout_s: float = ANSWER_TIMEOUT_S) -> workload_pb2.KernelHealth.ValueType:
         """Asks how it is."""
         return (await self._ask(local_pb2.KERNEL_METHOD_HEALTH, "health", timeout_s)).health
 

@@ -100,34 +100,6 @@ KERNEL_METHOD_HEALTH: KernelMethod.ValueType  # 8
 """How are you? Answered by health."""
 Global___KernelMethod: _TypeAlias = KernelMethod  # noqa: Y015
 
-class _KernelHealth:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _KernelHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelHealth.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    KERNEL_HEALTH_UNSPECIFIED: _KernelHealth.ValueType  # 0
-    """It can't tell."""
-    KERNEL_HEALTH_HEALTHY: _KernelHealth.ValueType  # 1
-    """It works as it should."""
-    KERNEL_HEALTH_DEGRADED: _KernelHealth.ValueType  # 2
-    """It works, and not as it should."""
-    KERNEL_HEALTH_UNHEALTHY: _KernelHealth.ValueType  # 3
-    """It does not work."""
-
-class KernelHealth(_KernelHealth, metaclass=_KernelHealthEnumTypeWrapper):
-    """How an application says that it is."""
-
-KERNEL_HEALTH_UNSPECIFIED: KernelHealth.ValueType  # 0
-"""It can't tell."""
-KERNEL_HEALTH_HEALTHY: KernelHealth.ValueType  # 1
-"""It works as it should."""
-KERNEL_HEALTH_DEGRADED: KernelHealth.ValueType  # 2
-"""It works, and not as it should."""
-KERNEL_HEALTH_UNHEALTHY: KernelHealth.ValueType  # 3
-"""It does not work."""
-Global___KernelHealth: _TypeAlias = KernelHealth  # noqa: Y015
-
 @_typing.final
 class ClaimRequest(_message.Message):
     """Request of Claim."""
@@ -902,7 +874,7 @@ class KernelAnswer(_message.Message):
     """Of SIZE_ESTIMATE. 0: unknown."""
     quiescent: _builtins.bool
     """Of IS_QUIESCENT."""
-    health: Global___KernelHealth.ValueType
+    health: _workload_pb2.KernelHealth.ValueType
     """Of HEALTH."""
     @_builtins.property
     def readiness(self) -> Global___KernelReadiness:
@@ -925,7 +897,7 @@ class KernelAnswer(_message.Message):
         size_bytes: _builtins.int = ...,
         quiescent: _builtins.bool = ...,
         saved: Global___KernelPayload | None = ...,
-        health: Global___KernelHealth.ValueType = ...,
+        health: _workload_pb2.KernelHealth.ValueType = ...,
         done: Global___KernelDone | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_bytes", b"size_bytes"]  # noqa: Y015

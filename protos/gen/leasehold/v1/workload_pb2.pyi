@@ -271,6 +271,34 @@ WORKLOAD_STATE_STOPPED: WorkloadState.ValueType  # 15
 """Parked: its processes have ended. Waking starts its program again, with its application's last checkpoint."""
 Global___WorkloadState: _TypeAlias = WorkloadState  # noqa: Y015
 
+class _KernelHealth:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KernelHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelHealth.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KERNEL_HEALTH_UNSPECIFIED: _KernelHealth.ValueType  # 0
+    """It can't tell."""
+    KERNEL_HEALTH_HEALTHY: _KernelHealth.ValueType  # 1
+    """It works as it should."""
+    KERNEL_HEALTH_DEGRADED: _KernelHealth.ValueType  # 2
+    """It works, and not as it should."""
+    KERNEL_HEALTH_UNHEALTHY: _KernelHealth.ValueType  # 3
+    """It does not work."""
+
+class KernelHealth(_KernelHealth, metaclass=_KernelHealthEnumTypeWrapper):
+    """How an application says that it is."""
+
+KERNEL_HEALTH_UNSPECIFIED: KernelHealth.ValueType  # 0
+"""It can't tell."""
+KERNEL_HEALTH_HEALTHY: KernelHealth.ValueType  # 1
+"""It works as it should."""
+KERNEL_HEALTH_DEGRADED: KernelHealth.ValueType  # 2
+"""It works, and not as it should."""
+KERNEL_HEALTH_UNHEALTHY: KernelHealth.ValueType  # 3
+"""It does not work."""
+Global___KernelHealth: _TypeAlias = KernelHealth  # noqa: Y015
+
 class _MemberState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1115,22 +1143,26 @@ class Kernel(_message.Message):
     KERNEL_ID_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
     kernel_id: _builtins.str
     """Which one it is: what another one saved is not restored into it."""
     kind: _builtins.str
     """What kind of application it is."""
     version: _builtins.int
     """Version of what it saves."""
+    health: Global___KernelHealth.ValueType
+    """How it is, as it said last. The worker asks now and then while the workload is RUNNING."""
     def __init__(
         self,
         *,
         kernel_id: _builtins.str = ...,
         kind: _builtins.str = ...,
         version: _builtins.int = ...,
+        health: Global___KernelHealth.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel_id", b"kernel_id", "kind", b"kind", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "kernel_id", b"kernel_id", "kind", b"kind", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

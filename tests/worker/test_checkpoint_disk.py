@@ -18,6 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.images.manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.images.store import ImageStore
+from leasehold_worker.machine import DiskSpace
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.workload import CHECKPOINTED, RUNNING, Parked, Workload
 
@@ -372,13 +373,15 @@ def test_two_that_are_written_at_once_do_not_get_the_same_room(world: World) -> 
 
 
 def test_the_disk_has_what_is_still_to_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EnvelopeStore, "available_bytes", lambda _: 10 * MIB)
+    monkeypatch.setattr(EnvelopeStore, "disk_space", lambda _: DiskSpace(9 * MIB, 10 * MIB))
     disk = world.disk(reserve=MIB)
     with disk.room() as room:
         room.hold(5 * MIB)
         assert disk.available_bytes() == 4 * MIB
         room.written_bytes = 2 * MIB
         assert disk.available_bytes() == 6 * MIB, "the disk says itself what is written"
+    monkeypatch.setattr(EnvelopeStore, "disk_space", lambda _: DiskSpace(50 * MIB, 10 * MIB))
+    assert disk.available_bytes() == 5 * MIB, "a tenth is always kept free"
 
 
 def test_what_grows_beyond_its_estimate_takes_room_as_it_grows(world: World) -> None:

@@ -237,7 +237,7 @@ def test_a_folder_that_is_a_file_is_refused_with_the_reason(tmp_path: Path) -> N
     store = EnvelopeStore(tmp_path / "images")
     assert refusal(lambda: store.begin("w-1", "", KERNEL)) == "PERMISSION_OR_OS"
     assert store.scan_all() == []
-    assert store.available_bytes() > 0
+    assert store.disk_space().available_bytes > 0
 
 
 def test_a_writer_holds_its_file(store: EnvelopeStore) -> None:

@@ -16,6 +16,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host_ledger import KEPT_FREE_PERCENT
 from leasehold_worker.images import budget
 from leasehold_worker.images.budget import KeptImage
 from leasehold_worker.images.damaged import DamagedCheckpoint
@@ -53,7 +54,7 @@ class CheckpointDisk:
         envelopes: What applications saved.
         workloads: The registry, which says what is needed.
         limit_bytes: What all of it may take. 0: what the disk has.
-        reserve_bytes: What is left free on that disk.
+        reserve_bytes: What is kept free of that disk, if that is more than a tenth of it.
         keep_images: Images stay that nobody needs any more, until they expire.
         expiry: How long what nobody needs is kept.
         worker_id: Whose checkpoints are deleted; others may share the directory.
@@ -120,7 +121,9 @@ class CheckpointDisk:
     def _free_bytes(self) -> int:
         """What the disk has left, less what is kept free and what is still to be written. May be below 0."""
         unwritten = self._rooms.unwritten_bytes  # before the disk is asked, which has what is written since
-        return self._envelopes.available_bytes() - self._reserve_bytes - unwritten
+        volume = self._envelopes.disk_space()
+        kept_free = max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._reserve_bytes)
+        return volume.available_bytes - kept_free - unwritten
 
     def _own_images(self) -> list[StoredImage]:
         return [

@@ -114,7 +114,7 @@ async def save(
     progress("ask", 0)
     await _require_readiness(kernel, timeouts)
     if available_bytes is None:
-        available_bytes = await trio.to_thread.run_sync(store.available_bytes)
+        available_bytes = (await trio.to_thread.run_sync(store.disk_space)).available_bytes
     estimate = await kernel.size_estimate(timeouts.answer_s)
     if estimate > available_bytes:
         raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)

@@ -30,7 +30,7 @@ from leasehold_worker.images.envelope_file import (
     disk_errors,
 )
 from leasehold_worker.images.folders import make_inside, remove_if_empty
-from leasehold_worker.machine import disk_space
+from leasehold_worker.machine import DiskSpace, disk_space
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class EnvelopeStore:
         self.root = root
         self._worker_id = worker_id
 
-    def available_bytes(self) -> int:
-        """Bytes that the disk has left.
+    def disk_space(self) -> DiskSpace:
+        """The volume that all is on.
 
         Raises:
             OperationError: It can't be asked.
@@ -65,7 +65,7 @@ class EnvelopeStore:
         with disk_errors(folder):
             while not folder.exists() and folder != folder.parent:
                 folder = folder.parent
-            return disk_space(folder).available_bytes
+            return disk_space(folder)
 
     def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> EnvelopeWriter:
         """Begins a checkpoint. While it is being written, it is locked against :meth:`sweep`.

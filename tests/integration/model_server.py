@@ -191,7 +191,8 @@ class ModelServer(VllmServer):
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
         path = urlsplit(target).path
         check(driver.cuCtxSetCurrent(self._context))  # of this thread, which serves one connection
-        match self.faults.take(path):
+        name = f"{path} {json.loads(body)['method']}" if path == "/collective_rpc" else path
+        match self.faults.take(name):
             case "500":
                 return 500, {"detail": "as scripted"}
             case "hang":

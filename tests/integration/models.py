@@ -115,7 +115,8 @@ class Model:
         """Runs it, and waits until it serves."""
         hooks = self.fleet.folder / f"{self.name}.hooks"
         url = f"http://127.0.0.1:{self.port}"
-        hooks.write_text(json.dumps([{"name": "engine", "vllm": {"url": url}, "timeout": timeout}]))
+        engine = {"url": url, "suspend_method": "suspend_nccl", "resume_method": "resume_nccl"}
+        hooks.write_text(json.dumps([{"name": "engine", "vllm": engine, "timeout": timeout}]))
         port_file = self.fleet.folder / f"{self.name}.port"
         options_of_program = ["--port", str(self.port), "--port-file", str(port_file)]
         options_of_program += ["--faults", str(self.faults), *(["--kernel"] if self.kernel else [])]

@@ -5,6 +5,7 @@ between: its state, its lease, the pool, NVML, its server, and what is on disk.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -27,6 +28,8 @@ from .fleets import Fleet
 from .models import STATES, WORKER, Model, reason, told
 from .strategy_cases import DOWN, Case, Kind
 
+NOT_PLAYED: Final = "not played: no images"
+
 SETTINGS: Final = """
 stop_workloads = "leave"
 driver_call_floor_s = 1.0
@@ -36,14 +39,20 @@ criu = "{criu}"
 
 WRAPPER: Final = """#!/bin/sh
 # A criu that does what {mode} says, while that is there.
-case "$(cat {mode} 2>/dev/null)" in
+read -r what pid 2>/dev/null <{mode}
+case "$what" in
 fails) echo 'Error (told to fail)' >&2; exit 1 ;;
 full) trap '' XFSZ; ulimit -f 256 ;;
-killed) {criu} "$@" & sleep 0.03; kill -9 $!; exit 1 ;;
+killed)
+    {criu} "$@" &
+    while [ ! -d /proc/$pid ] && [ -d /proc/$! ]; do :; done
+    kill -9 $!
+    exit 1 ;;
 esac
 exec {criu} "$@"
 """
-"""``full``: no file may be larger than 128 KiB, which is how a full disk looks."""
+"""``full``: no file may be larger than 128 KiB, which is how a full disk looks. ``killed``: once the process
+that is brought back is there."""
 
 
 @dataclass
@@ -91,7 +100,7 @@ class Arena:
         if kernel not in self.models:
             self._made += 1
             model = Model(self.fleet, f"{'saver' if kernel else 'chat'}-{self._made}", kernel=kernel)
-            model.start(timeout="1s")
+            model.start(timeout="2s")
             self.models[kernel] = model
         return self.models[kernel]
 
@@ -139,6 +148,7 @@ class Arena:
                 self._see_it_die()
                 self._restart()
             ended = self.client.wait(command)
+            assert self._was_met(model, case), f"nothing went wrong: {ended}"
         outcome = reason(ended)
         done = outcome == "SUCCEEDED"
         assert not (case.trouble.harmless and not done), ended
@@ -172,6 +182,17 @@ class Arena:
         assert model.state_name == STATES[parked_by], model.log()
         model.require_parked(parked_by, freed=freed)
 
+    def _was_met(self, model: Model, case: Case) -> bool:
+        """Whether somebody did wrong what the case says; who is killed was seen to die."""
+        trouble = case.trouble
+        match trouble.kind:
+            case Kind.SERVER:
+                left = json.loads(model.faults.read_text()).get(trouble.where, ["", 0])
+                return int(left[1]) < trouble.times
+            case Kind.DRIVER:
+                return not model.host.faults()
+        return True
+
     # --- Trouble
 
     @contextmanager
@@ -186,7 +207,7 @@ class Arena:
                 model.host.set_fault(trouble.where, model.pid, times=trouble.times, **trouble.driver)
                 yield
             case Kind.CRIU:
-                self.criu_mode.write_text(trouble.where)
+                self.criu_mode.write_text(f"{trouble.where} {model.pid}\n")
                 yield
                 self.criu_mode.unlink()
             case Kind.DISK:
@@ -273,7 +294,7 @@ def play_all(arena: Arena, cases: list[Case]) -> Tally:
     without_images = arena.why_no_images()
     for case in cases:
         if "checkpoint" in (case.process, case.before) and without_images:
-            tally.outcomes["not played: no images"] += 1
+            tally.outcomes[NOT_PLAYED] += 1
             continue
         known = len(tally.problems)
         arena.play(case, tally)

@@ -80,8 +80,11 @@ class Case:
 
 
 def hooks_down(weights: str) -> Iterator[Trouble]:
-    """What a framework does wrong as it is put to sleep."""
+    """What a framework does wrong as it is put to sleep, or only drops its communicators."""
     if weights == "retain":
+        yield Trouble(Kind.SERVER, "/collective_rpc suspend_nccl", "500", ATTEMPTS)
+        yield Trouble(Kind.SERVER, "/collective_rpc suspend_nccl", "break", 1, harmless=True)
+        yield Trouble(Kind.SERVER, "/collective_rpc suspend_nccl", "hang")
         return
     yield Trouble(Kind.SERVER, "/sleep", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/sleep", "500", 1, harmless=True)
@@ -92,8 +95,10 @@ def hooks_down(weights: str) -> Iterator[Trouble]:
 
 
 def hooks_up(weights: str) -> Iterator[Trouble]:
-    """What a framework does wrong as it is woken."""
+    """What a framework does wrong as it is woken, or only makes its communicators anew."""
     if weights == "retain":
+        yield Trouble(Kind.SERVER, "/collective_rpc resume_nccl", "500", ATTEMPTS)
+        yield Trouble(Kind.SERVER, "/collective_rpc resume_nccl", "break", ATTEMPTS)
         return
     yield Trouble(Kind.SERVER, "/wake_up", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/wake_up", "break", 1, harmless=True)
@@ -101,7 +106,7 @@ def hooks_up(weights: str) -> Iterator[Trouble]:
     yield Trouble(Kind.SERVER, "/is_sleeping", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/reset_prefix_cache", "500", ATTEMPTS, harmless=True)
     if weights == "discard":
-        yield Trouble(Kind.SERVER, "/collective_rpc", "500", ATTEMPTS)
+        yield Trouble(Kind.SERVER, "/collective_rpc reload_weights", "500", ATTEMPTS)
 
 
 def driver(call: str) -> Iterator[Trouble]:

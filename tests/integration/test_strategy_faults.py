@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
+from leasehold_worker.crash_points import PARKING_CRASH_POINTS
 
 from .fleets import Fleet
-from .strategy_arena import Arena, play_all
+from .strategy_arena import NOT_PLAYED, Arena, play_all
 from .strategy_cases import PROCESSES, Case, Kind, grid, sample
 
 CHOSEN = (
@@ -13,7 +14,7 @@ CHOSEN = (
     "offload+keep_running up: server /wake_up 500 x3",
     "discard+cuda_suspend down: driver checkpoint error=999",
     "offload+cuda_suspend up: driver restore error=999",
-    "discard+cuda_suspend up: server /collective_rpc 500",
+    "discard+cuda_suspend up: server /collective_rpc reload_weights 500",
     "offload+checkpoint down: criu full",
     "discard+checkpoint up: disk altered",
     "retain+checkpoint up: port taken",
@@ -48,6 +49,8 @@ def test_the_grid_has_every_policy_both_ways() -> None:
     steps = [(case.before, case.process) for case in grid() if case.before]
     assert set(steps) == set(itertools.combinations(PROCESSES, 2))
     assert {case.trouble.kind for case in grid()} == set(Kind)
+    kills = {case.trouble.where for case in grid() if case.trouble.kind is Kind.KILL}
+    assert set(PARKING_CRASH_POINTS) <= kills
     assert len({str(case) for case in grid()}) == len(grid())
     assert sample(5, 1) == sample(5, 1) != sample(5, 2)
 
@@ -60,4 +63,7 @@ def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
     tally = play_all(arena, chosen(*beginnings))
     assert not tally.problems, "\n".join(tally.problems)
     assert sum(tally.outcomes.values()) == len(beginnings)
+    why_not = arena.why_no_images()
     arena.stop()
+    if tally.outcomes[NOT_PLAYED]:
+        pytest.skip(f"{tally.outcomes[NOT_PLAYED]} of {len(beginnings)} cases: {why_not}")

@@ -136,13 +136,20 @@ class Beside:
         called: list[Party] = []
         try:
             for party in self._parties:
+                await self._down(party)
                 called.append(party)
-                context = self._noting(party)
-                party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
-                await runner.down(context)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._back(called)
+            raise
+
+    async def _down(self, party: Party) -> None:
+        workload, context = party.workload, self._noting(party)
+        workload.hooked = workload.hooked or Hooked(context.policy, ())
+        try:
+            await runner.down(context)
+        except BaseException:  # it is undone, as far as it could be
+            _forget_if_undone(workload)
             raise
 
     async def up(self) -> None:
@@ -202,8 +209,7 @@ class Beside:
         for party in reversed(parties):
             workload = party.workload
             await runner.roll_back(self._noting(party))
-            if workload.hooked is not None and not workload.hooked.notes:
-                workload.hooked = None
+            _forget_if_undone(workload)
             try:
                 await self._keep(workload)
             except OperationError as error:
@@ -225,3 +231,8 @@ class Beside:
         record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
         context = self._context(party, record, self._report.warnings)
         return context
+
+
+def _forget_if_undone(workload: Workload) -> None:
+    if workload.hooked is not None and not workload.hooked.notes:
+        workload.hooked = None

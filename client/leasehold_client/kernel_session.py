@@ -246,8 +246,6 @@ class ServedKernel(Generic[C]):
                         self._welcome(frame.welcome.restore_pending)
                     case "call":
                         self._answer(frame.call, frames, outbox)
-                    case "begin":
-                        self._settle("")
                     case _:
                         pass  # of a call that we have given up
         finally:
@@ -263,7 +261,6 @@ class ServedKernel(Generic[C]):
                 kernel=self._facts,
                 workload_id=os.environ.get("LEASEHOLD_WORKLOAD_ID", ""),
                 begun=self._begun,
-                restored_checkpoint_id=self._restored_checkpoint_id,
             )
 
     def _welcome(self, restore_pending: bool) -> None:
@@ -285,7 +282,7 @@ class ServedKernel(Generic[C]):
         outbox.put(ServeKernelRequest(answer=answer))
 
     def _settle(self, checkpoint_id: str) -> None:
-        """It is restored, or nothing is to be restored any more: it may begin."""
+        """It is restored: it may begin."""
         with self._changed:
             if not self._begun:
                 self._restored_checkpoint_id = checkpoint_id

@@ -69,13 +69,11 @@ async def test_what_an_application_saves_another_one_goes_on_from(served: Served
     await served.end(application)
 
     successor, kernel = await served.restored(program=program)
-    assert not kernel.begun
     assert "begun" not in successor.output.read_text()
     restored = await restore(kernel, served.store, workload_id=envelope.workload_id)
     assert restored.checkpoint == saved.checkpoint
     assert restored.warnings == ()
     assert await successor.wait_line("begun") == f"begun {SIZE} {envelope.checkpoint_id}"
-    assert kernel.begun
 
 
 async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(served: Served) -> None:
@@ -257,8 +255,6 @@ async def test_another_version_is_not_restored(served: Served) -> None:
     assert name(error) == "CHECKPOINT_INCOMPATIBLE"
     assert "version 1" in error.message
     assert successor.said() == []
-    await kernel.begin()
-    assert await successor.wait_line("begun") == "begun 1 afresh"
 
 
 async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> None:

@@ -88,7 +88,7 @@ class Kernels:
         self._expected.add(workload_id)
 
     def forget_restore(self, workload_id: str) -> None:
-        """Nothing is to be restored any more. One that waits is told by :meth:`ServedKernel.begin`."""
+        """Nothing is to be restored any more. Whoever waits for that still is ended."""
         self._expected.discard(workload_id)
 
     def begin(self, session: KernelSession) -> None:
@@ -120,7 +120,7 @@ class Kernels:
         workload = self._admit(session.peer, hello)
         workload_id = workload.workload_id
         pending = workload_id in self._expected and not hello.begun
-        kernel = ServedKernel(session, workload, hello, waits=pending)
+        kernel = ServedKernel(session, workload, hello)
         welcome = local_pb2.KernelWelcome(workload_id=workload_id, restore_pending=pending)
         self._served[workload_id], self._peers[workload_id] = kernel, session.peer
         try:

@@ -68,17 +68,11 @@ class ServedKernel:
     Attributes:
         workload: The workload that it belongs to.
         facts: Which application it is.
-        begun: It works, as far as is known: it can't be restored any more.
-        restored_checkpoint_id: What it was restored from since its process began. Empty: nothing.
     """
 
-    def __init__(
-        self, session: KernelSession, workload: Workload, hello: KernelHello, *, waits: bool
-    ) -> None:
+    def __init__(self, session: KernelSession, workload: Workload, hello: KernelHello) -> None:
         self.workload = workload
         self.facts = hello.kernel
-        self.begun = not waits
-        self.restored_checkpoint_id = hello.restored_checkpoint_id
         self._session = session
         self._turn = trio.Lock()
         self._ids = count(1)
@@ -224,15 +218,6 @@ class ServedKernel:
             if not answered:
                 self._session.close()
         self._checked(frame, method, "done")
-        self.begun = True
-        self.restored_checkpoint_id = checkpoint.checkpoint_id
-
-    async def begin(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Tells it that nothing is to be restored: one that waits for that begins afresh."""
-        with self._deadline("begin", timeout_s):
-            async with self._turn:
-                await self._send(ServeKernelResponse(begin=local_pb2.KernelBegin()))
-        self.begun = True
 
     async def _ask(self, method: KernelMethod.ValueType, result: str, timeout_s: float) -> KernelAnswer:
         with self._deadline(_WORDS[method], timeout_s):

@@ -80,7 +80,7 @@ def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterato
         if len(fields) > 4 and fields[4] != "0":
             yield (
                 f"process {process.pid} has a controlling terminal, which an image can't hold: start it with "
-                "leasehold run, which gives it none"
+                "leasehold run, which gives it none, and have it open none for itself"
             )
         if suspended and _GPU_DEVICES in _read(process.pid, "maps"):
             yield f"process {process.pid} has memory of a GPU mapped: suspend it first"

@@ -621,7 +621,6 @@ class ServeKernelResponse(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    BEGIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___KernelWelcome:
         """You are registered. The first frame, and only that."""
@@ -638,10 +637,6 @@ class ServeKernelResponse(_message.Message):
     def end(self) -> Global___KernelPayload:
         """It was the last piece."""
 
-    @_builtins.property
-    def begin(self) -> Global___KernelBegin:
-        """Nothing is to be restored any more: begin afresh."""
-
     def __init__(
         self,
         *,
@@ -649,13 +644,12 @@ class ServeKernelResponse(_message.Message):
         call: Global___KernelCall | None = ...,
         chunk: Global___KernelChunk | None = ...,
         end: Global___KernelPayload | None = ...,
-        begin: Global___KernelBegin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "chunk", b"chunk", "end", b"end", "frame", b"frame", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "call", "chunk", "end", "begin"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "call", "chunk", "end"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -670,13 +664,10 @@ class KernelHello(_message.Message):
     KERNEL_FIELD_NUMBER: _builtins.int
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
-    RESTORED_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     """Its LEASEHOLD_WORKLOAD_ID. Empty: the worker finds out by the process."""
     begun: _builtins.bool
     """It has begun to work. It comes back after a restart of the worker, and can't be restored any more."""
-    restored_checkpoint_id: _builtins.str
-    """What it was restored from since its process began. Empty: nothing."""
     @_builtins.property
     def kernel(self) -> _workload_pb2.Kernel:
         """What it is."""
@@ -687,11 +678,10 @@ class KernelHello(_message.Message):
         kernel: _workload_pb2.Kernel | None = ...,
         workload_id: _builtins.str = ...,
         begun: _builtins.bool = ...,
-        restored_checkpoint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "kernel", b"kernel", "restored_checkpoint_id", b"restored_checkpoint_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "kernel", b"kernel", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -834,23 +824,6 @@ class KernelPayload(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KernelPayload: _TypeAlias = KernelPayload  # noqa: Y015
-
-@_typing.final
-class KernelBegin(_message.Message):
-    """Nothing is to be restored."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KernelBegin: _TypeAlias = KernelBegin  # noqa: Y015
 
 @_typing.final
 class KernelAnswer(_message.Message):

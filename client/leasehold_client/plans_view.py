@@ -95,8 +95,8 @@ def _moved_bytes(plan: Plan) -> int | None:
     """Bytes that go to host memory or to disk, or come from there. None: that is not known."""
     if plan.HasField("host_memory"):
         return plan.host_memory.needed_bytes
-    if plan.destinations:
-        return _sum_if_known(plan.destinations)
+    if (known := _sum_if_known(plan.destinations)) is not None:
+        return known
     return _sum_if_known([tier for tier in plan.tiers if tier.tier != plan_pb2.TIER_DEVICE])
 
 

@@ -91,7 +91,9 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     assert (tier["tier"], tier["needed_bytes"]) == ("TIER_DISK", "64"), "as the application estimates"
     assert plan["steps"] == ["its application saves itself, if it serves a kernel", "it goes on"]
     assert "on disk  64 B needed" in fleet.cli("checkpoint", model.name, "--dry-run").stdout
+    assert not plan.get("released_gpu_uuids"), "it goes on where it is"
     assert files(model) == set(), "a plan saves nothing"
+    (gpu_uuid,) = model.gpus
     made = []
     for _ in range(3):
         model.generate()
@@ -107,6 +109,9 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     size = (model.images / model.workload.workload_id / f"{made[2]}.checkpoint").stat().st_size
     assert plan["tiers"] == [{"tier": "TIER_DISK", "needed_bytes": str(size)}]
     assert plan["steps"] == ["its program is started again", "its application loads what it had saved"]
+    assert [each["gpu_uuid"] for each in plan["destinations"]] == [gpu_uuid]
+    told = fleet.cli("wake", model.name, "--checkpoint", made[2], "--dry-run").stdout
+    assert f"would move 64.0 KiB; it takes {WORKER}/" in told
     fleet.cli("wake", model.name, "--checkpoint", made[2])
     model.wait_served()
     model.requests = 3

@@ -5,6 +5,7 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
 
+from leasehold_worker.checkpoint.gpu_pairs import normalize_uuid
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest
@@ -15,7 +16,7 @@ from leasehold_worker.images.estimating import image_bytes
 from leasehold_worker.imaging import Imaging
 from leasehold_worker.kernel_calls import no_kernel
 from leasehold_worker.kernels import Kernels
-from leasehold_worker.plan import Plan, TierNeed
+from leasehold_worker.plan import Destination, Plan, TierNeed
 from leasehold_worker.resources import AllocRequest, Resources
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
@@ -187,10 +188,14 @@ class PolicyChecks:
                     {"field": "pairs"},
                 )
         with findings.check("resources", "there"):
-            request = AllocRequest.of(workload.spec.resources)
+            request = AllocRequest.of(workload.spec.resources, plan.party.home)
             if operation.gpu_uuids:
                 request = AllocRequest(GpuRequest(0), request.host)
-            self._resources.alloc(workload.workload_id, request, live=False, priority=workload.spec.priority)
+            taken = self._resources.alloc(
+                workload.workload_id, request, live=False, priority=workload.spec.priority
+            )
+            gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
+            plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
         if operation.checkpoint_id:
             with findings.check("checkpoint", f"{plan.checkpoint_id} is there"):
                 found = await trio.to_thread.run_sync(self._envelopes.find, operation.checkpoint_id)

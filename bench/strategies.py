@@ -127,6 +127,9 @@ def measure(model: Model, policy: str, checksum: int) -> dict[str, Any]:
     return found
 
 
+LEAST_MODEL_BYTES: Final = 16 * 2**20
+
+
 def measure_all(fleet: Fleet, size: int, only: str) -> dict[str, Any]:
     """Every policy, one after the other, on one server, or one that saves itself for those that stop it."""
     fleet.start_worker(WORKER, gpus=2)
@@ -166,6 +169,8 @@ def main() -> None:
     parser.add_argument("--size", type=parse_size, default=8 * GIB, help="device memory in all (8GiB)")
     parser.add_argument("--only", default="", help="policies with this text")
     options = parser.parse_args()
+    if options.size < (least := CONTEXT_BYTES + LEAST_MODEL_BYTES):
+        parser.error(f"--size has a CUDA context of {CONTEXT_BYTES} B in it: give {least} B at least")
     with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
         found = {
             "benchmark": "strategies",

@@ -10,10 +10,11 @@ Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT
 from __future__ import annotations
 
 import argparse
+import contextlib
+import queue
 import re
 import signal
 import sys
-import threading
 import uuid
 from types import FrameType
 from typing import Any
@@ -67,6 +68,13 @@ def first_difference(found: bytearray, expected: memoryview) -> int:
     return next(index for index, value in enumerate(expected) if found[index] != value)
 
 
+def wait(told: queue.SimpleQueue[None], timeout_s: float) -> None:
+    """Waits, or until something is told, which stays there."""
+    with contextlib.suppress(queue.Empty):
+        told.get(timeout=timeout_s)
+        told.put(None)
+
+
 def main() -> int:
     """Counts until it is told to stop. Returns 1 if a byte was wrong."""
     parser = argparse.ArgumentParser(description="Count in GPU memory, checking every byte at every count.")
@@ -78,10 +86,11 @@ def main() -> int:
     parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")
     options = parser.parse_args()
 
-    stopping = threading.Event()
+    # Not an Event: a handler that interrupts its wait() may find the lock taken that set() needs.
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
+        told.put(None)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -95,7 +104,7 @@ def main() -> int:
 
     count = 0
     check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
-    while not stopping.is_set() and count != options.counts:
+    while told.empty() and count != options.counts:
         check(driver.cuMemcpyDtoH(found, buffer, options.bytes))
         expected = pattern.of(count)
         if found != expected:
@@ -109,7 +118,7 @@ def main() -> int:
         print(f"count={count} gpu={gpu_uuid(device)} ok", flush=True)
         count += 1
         check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
-        stopping.wait(options.interval_s)
+        wait(told, options.interval_s)
 
     check(driver.cuMemFree(buffer))
     check(driver.cuDevicePrimaryCtxRelease(device))

@@ -34,7 +34,7 @@ def fake_criu(folder: Path) -> CriuFacts:
     path = folder / "criu"
     path.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")
     path.chmod(0o755)
-    return CriuFacts(path, "4.2.1", None)
+    return CriuFacts(path, "4.2.1")
 
 
 MakeCriu = Callable[[str], CriuFacts]

@@ -288,7 +288,7 @@ async def commit():
     await trio.sleep_forever()
 
 directory = Path(sys.argv[3])
-trio.run(dump, CriuFacts(Path(sys.argv[1]), "", None), int(sys.argv[2]), directory, commit)
+trio.run(dump, CriuFacts(Path(sys.argv[1]), ""), int(sys.argv[2]), directory, commit)
 """
 
 

@@ -130,8 +130,7 @@ def criu(patient: Patient) -> str:
     """Whether processes can be written to disk, which is optional."""
     if isinstance(patient.criu, str):
         raise warning(f"no images of processes can be written, and all else works: {patient.criu}")
-    plugin = "with" if patient.criu.cuda_plugins else "without"
-    return f"{patient.criu.path} {patient.criu.version}, {plugin} its CUDA plugin"
+    return f"{patient.criu.path} {patient.criu.version}"
 
 
 def configuration(patient: Patient) -> str:

@@ -6,6 +6,7 @@ SIGTERM ends it, and so does the end of whoever validates.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import select
@@ -15,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import msgspec
@@ -62,10 +64,10 @@ def chunks(total: int) -> Iterator[tuple[int, memoryview]]:
         yield begin, twice[shift : shift + min(CHUNK_BYTES, total - begin)]
 
 
-def end_with(validator_pidfd: int, stop: threading.Event) -> None:
+def end_with(validator_pidfd: int, stop: SimpleQueue[None]) -> None:
     """Waits for the end of whoever validates, and then ends the program: nobody else would."""
     select.select([validator_pidfd], [], [])
-    stop.set()
+    stop.put(None)
     time.sleep(LAST_ROUND_S)
     os._exit(1)
 
@@ -77,8 +79,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--validator", type=int, required=True)
     options = parser.parse_args()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Not an Event: a handler that interrupts its wait() may find the lock taken that set() needs.
+    stop: SimpleQueue[None] = SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: stop.put(None))
     watched = os.pidfd_open(options.validator)
     threading.Thread(target=end_with, args=(watched, stop), daemon=True).start()
     call(driver.cuInit, 0)
@@ -92,13 +95,13 @@ def main() -> None:
     call(driver.cuDevicePrimaryCtxRelease, device)
 
 
-def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, stop: threading.Event) -> None:
+def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, stop: SimpleQueue[None]) -> None:
     """Finishes one round after the other."""
     contents = list(chunks(size_bytes))
     rounds, intact = 0, True
     while True:
         for begin, content in contents:
-            if stop.is_set():
+            if not stop.empty():
                 return
             found = bytearray(len(content))
             call(driver.cuMemcpyDtoH, found, buffer + begin, len(content))
@@ -110,7 +113,9 @@ def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, sto
         call(driver.cuMemcpyHtoD, counter, rounds.to_bytes(8, "little"), 8)
         name = f"GPU-{uuid.UUID(bytes=bytes(call(driver.cuDeviceGetUuid, device).bytes))}"
         tell(path, Sighting(rounds, intact, name))
-        stop.wait(INTERVAL_S)
+        with contextlib.suppress(Empty):
+            stop.get(timeout=INTERVAL_S)
+            return
 
 
 def tell(path: Path, sighting: Sighting) -> None:

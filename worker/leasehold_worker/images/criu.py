@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,14 +18,9 @@ OLDEST_VERSION: Final = (4, 1)
 """Debian 12's 3.17.1 does not know the vDSO of today's kernels (6.18: "Unexpected rt vDSO area bounds")."""
 
 PROBE_TIMEOUT_S: Final = 10.0
-CUDA_PLUGIN: Final = "cuda_plugin.so"
-CUDA_PLUGIN_PROGRAM: Final = "cuda-checkpoint"
-"""What the CUDA plugin calls: without it, it does nothing."""
-
 ERROR_LINES: Final = 2
 HOW_TO_GET_IT: Final = "docs/criu.md says how to build one"
 
-_PLUGIN_DIRECTORIES: Final = ("/usr/lib/criu", "/usr/local/lib/criu")
 _ADMINISTRATOR: Final = 21
 """Number of CAP_SYS_ADMIN (capabilities(7))."""
 
@@ -44,12 +38,10 @@ class CriuFacts:
     Attributes:
         path: The program.
         version: As 4.2.1.
-        cuda_plugins: Directory with its CUDA plugin, where that can work.
     """
 
     path: Path
     version: str
-    cuda_plugins: Path | None
 
 
 async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEOUT_S) -> CriuFacts | str:
@@ -81,7 +73,7 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
         await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_CHECK, timeout_s)
     except SwrkError as error:
         return f"{path} does not work here, {error}: `criu check` says more"
-    return CriuFacts(path, text, _cuda_plugins(path))
+    return CriuFacts(path, text)
 
 
 async def _ask(path: Path, question: criu_pb2.CriuRequestType.ValueType, timeout_s: float) -> CriuResponse:
@@ -110,20 +102,6 @@ def _is_administrator() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _ADMINISTRATOR & 1)
     return os.geteuid() == 0
-
-
-def _cuda_plugins(criu: Path) -> Path | None:
-    if shutil.which(CUDA_PLUGIN_PROGRAM) is None:
-        return None
-    return next((folder for folder in _plugin_directories(criu) if (folder / CUDA_PLUGIN).exists()), None)
-
-
-def _plugin_directories(criu: Path) -> Iterator[Path]:
-    if named := os.environ.get(swrk.PLUGIN_VARIABLE):
-        yield Path(named)
-    yield criu.resolve().parent.parent / "lib/criu"
-    for name in _PLUGIN_DIRECTORIES:
-        yield Path(name)
 
 
 def decisive_errors(log: str) -> str:

@@ -176,9 +176,9 @@ class CheckpointDisk:
                 self._expected.pop(checkpoint_id, None)
         # In this order: what a workload is parked as is known before its state says so.
         return set(self._expected) | {
-            workload.parked.checkpoint_id
+            parked.checkpoint_id
             for workload in self._workloads.all()
-            if workload.parked is not None and workload.state not in ENDED
+            if (parked := workload.parked) is not None and workload.state not in ENDED
         }
 
     def delete(self, checkpoint_ids: Sequence[str], *, force: bool) -> None:

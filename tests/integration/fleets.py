@@ -190,7 +190,8 @@ class Fleet:
             process.wait(TIMEOUT_S)
             assert process.stdout is not None
             process.stdout.close()
-            assert "Traceback" not in self.log(name)
+            log = self.log(name)
+            assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:3000]
 
 
 @contextlib.contextmanager

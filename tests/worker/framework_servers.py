@@ -32,6 +32,7 @@ class ScriptedServer:
         calls: What was asked, in order, as "METHOD TARGET", and " BODY" where there was one.
         answers: Statuses that the next calls of a path get instead, one each; 0 breaks the connection.
         held: Paths whose calls are not answered before the server stops.
+        slow: Seconds that calls of a path take. Others wait meanwhile, as they would for a scheduler.
         deaf_to: Paths whose calls are carried out, and whose answer is lost.
         device_bytes: What NVML would list for it.
     """
@@ -41,6 +42,7 @@ class ScriptedServer:
         self.answers: dict[str, list[int]] = {}
         self.held: set[str] = set()
         self.deaf_to: set[str] = set()
+        self.slow: dict[str, float] = {}
         self.device_bytes = TOTAL_BYTES
         self._lock = threading.Lock()
         self._called = threading.Event()
@@ -84,6 +86,7 @@ class ScriptedServer:
         if status is not None:
             return (status, {"detail": "as scripted"}) if status else None
         with self._lock:
+            time.sleep(self.slow.get(path, 0.0))
             answer = self.serve(method, target, body)
         return None if path in self.deaf_to else answer
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,15 @@ class Worker:
         return await call(method, url, body)
 
     def context(
-        self, server: SglangServer, folder: Path, strategy: WeightStrategy.ValueType = DISCARD
+        self,
+        server: SglangServer,
+        folder: Path,
+        strategy: WeightStrategy.ValueType = DISCARD,
+        timeout_s: float = 20.0,
     ) -> HookContext:
         """The hook, with the notes that are on disk."""
         hook = Hook(name="model", sglang=SglangHook(url=server.url))
+        hook.timeout.FromTimedelta(timedelta(seconds=timeout_s))
         record = HookRecord(self.notes, self.save)
         return context([hook], folder, strategy, measure=server.measure, record=record)
 
@@ -121,6 +127,55 @@ async def test_what_was_not_resumed_is_not_released_twice(server: SglangServer, 
     await runner.up(worker.context(server, tmp_path))
     assert server.serves
     assert calls(server) == [RELEASE, RESUME, RESUME]
+
+
+async def test_a_release_that_goes_on_after_its_timeout_is_undone_once_it_is_done(
+    server: SglangServer, tmp_path: Path
+) -> None:
+    worker = Worker()
+    server.slow = {RELEASE: 1.5}
+    with pytest.raises(OperationError, match="timed out"):
+        await runner.down(worker.context(server, tmp_path, timeout_s=1.0))
+    await runner.up(worker.context(server, tmp_path))
+    assert server.serves
+    assert calls(server) == [RELEASE, RESUME]
+
+
+async def test_a_resume_that_goes_on_after_its_timeout_is_not_made_again(
+    server: SglangServer, tmp_path: Path
+) -> None:
+    worker = Worker()
+    await runner.down(worker.context(server, tmp_path))
+    server.slow = {RESUME: 1.5}
+    with pytest.raises(OperationError, match="timed out"):
+        await runner.up(worker.context(server, tmp_path, timeout_s=1.0))
+    await runner.up(worker.context(server, tmp_path))
+    assert server.serves
+    assert calls(server) == [RELEASE, RESUME]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "now", "released"),
+    [
+        (100, None, 100, False),
+        (100, None, 99, False),
+        (100, None, 95, None),
+        (100, None, 50, True),
+        (100, 95, 100, False),
+        (100, 95, 97, None),
+        (100, 95, 96, True),
+        (100, 5, 98, False),
+        (100, 5, 50, None),
+        (100, 5, 6, True),
+        (100, 100, 100, None),
+        (None, None, 100, None),
+        (100, 5, None, None),
+    ],
+)
+def test_what_nvml_says_of_a_release(
+    before: int | None, after: int | None, now: int | None, released: bool | None
+) -> None:
+    assert sglang._by_memory(before, after, now) is released
 
 
 async def test_what_nobody_can_know_is_left_to_people(server: SglangServer, tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 import os
 import signal
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RestoreOperation, StopOperation, SuspendOperation
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .counters import counts, read_output, wait_counting
+from .conftest import end_leftovers
+from .counters import counts, read_output, unhandled_run, wait_counting
 from .criu_cases import real_criu
 from .parking_cases import (
     AFTER,
+    BEFORE,
     CHECKPOINT,
     CUDA_SUSPEND,
     FAILED,
@@ -21,17 +26,46 @@ from .parking_cases import (
     STOP,
     SUCCEEDED,
     Start,
+    found,
     hook,
     slots,
     start,
     suspend,
 )
-from .scripted_coordinator import ScriptedCoordinator, make_command
+from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
+
+
+ENDS = (workload_pb2.WORKLOAD_STATE_EXITED, workload_pb2.WORKLOAD_STATE_FAILED)
+
+
+def restart_host(state_directory: Path, session: Session) -> None:
+    """Leaves what a worker finds on disk after its host was restarted."""
+    journal = sqlite3.connect(state_directory / "journal.sqlite3")
+    with closing(journal), journal:
+        journal.execute(
+            "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
+            (session.hello.boot_id,),
+        )
+    end_leftovers(state_directory)
+
+
+def wait_gone(pid: int) -> None:
+    """Waits until nobody has a pid any more."""
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def newest(session: Session) -> Workload:
+    """The workload as it was told last."""
+    told = [frame.workload_event.workload for frame in session.frames if frame.HasField("workload_event")]
+    return told[-1] if told else found(session)
 
 
 @pytest.mark.parametrize("policy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])
@@ -54,7 +88,7 @@ def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
     ended = again.outcome("e")
     assert ended.state == SUCCEEDED, ended.error
     assert ended.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_EXITED
-    assert slots(again) == [FREE, FREE]
+    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies meanwhile"])
@@ -85,7 +119,7 @@ def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_
     (parked,) = outcome.workloads
     assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
     assert parked.status.parked_by.process_strategy == CHECKPOINT
-    assert slots(again) == [FREE, FREE]
+    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
     ready.touch()
     woken = again.run("r2", "w", restore=RestoreOperation())
     assert woken.state == SUCCEEDED, woken.error
@@ -122,3 +156,74 @@ def test_who_is_wedged_is_not_taken_for_parked(
     assert failed.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_WEDGED
     refused = session.run("s2", "w", suspend=SuspendOperation())
     assert refused.error.reason == errors_pb2.ERROR_REASON_WRONG_STATE, refused
+
+
+@pytest.mark.parametrize("point", ["phase-restore", "phase-hooks:2"])
+def test_a_host_that_restarts_while_an_image_is_woken_has_it_still(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, point: str
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    worker = start_worker(host, crash_point=point)
+    session = coordinator.next_session()
+    (root,) = start(session, [hook("down", BEFORE, "true"), hook("up", AFTER, "true")])
+    assert suspend(session, "s", CHECKPOINT) == SUCCEEDED
+    session.send(make_command("r", "w", restore=RestoreOperation()))
+    worker.process.wait(30)
+    restart_host(tmp_path / "state", session)
+    wait_gone(root)
+    start_worker(host)
+    again = coordinator.next_session()
+    (parked,) = again.outcome("r").workloads
+    assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    (image,) = (tmp_path / "state/images/w").iterdir()
+    assert image.name == parked.status.checkpoint_id
+    if point == "phase-restore":  # the simulated driver knows no more of who ended while it ran
+        woken = again.run("r2", "w", restore=RestoreOperation())
+        assert woken.state == SUCCEEDED, woken.error
+        wait_counting(again, "w")
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["worker", "host"])
+def test_processes_that_die_while_their_image_is_written_end_the_workload(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, restarts: bool
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    worker = start_worker(host, crash_point="intent-image")
+    session = coordinator.next_session()
+    (root,) = start(session)
+    assert suspend(session, "s0", CUDA_SUSPEND) == SUCCEEDED
+    assert session.run("r0", "w", restore=RestoreOperation()).state == SUCCEEDED
+    policy = EvictionPolicy(process_strategy=CHECKPOINT)
+    session.send(make_command("c", "w", suspend=SuspendOperation(policy=policy, force=True)))
+    worker.process.wait(30)
+    if restarts:
+        restart_host(tmp_path / "state", session)
+    else:
+        os.kill(root, signal.SIGKILL)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("c").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+    again.wait(lambda _: newest(again).status.state in ENDS)
+    if restarts:
+        assert newest(again).status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+
+
+def test_a_restored_workload_that_takes_long_to_be_suspended_is_stopped_all_the_same(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    (ran,) = session.run("run", "w", run=unhandled_run("w")).workloads
+    wait_counting(session, "w")
+    assert suspend(session, "s0", CUDA_SUSPEND) == SUCCEEDED
+    assert session.run("r0", "w", restore=RestoreOperation()).state == SUCCEEDED
+    host.set_timing(Timing(17.0, 0, 0, 0))  # longer than processes may take to be gone
+    assert suspend(session, "e", STOP) == SUCCEEDED
+    host.set_timing(Timing.instant())
+    assert not os.path.exists(f"/proc/{ran.status.root_pid}")

@@ -149,7 +149,7 @@ def test_a_sleeper_that_was_to_become_an_image_when_the_worker_died_sleeps(
     assert again.outcome("c").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
     (sleeper,) = again.outcome("c").workloads
     assert sleeper.status.state == workload_pb2.WORKLOAD_STATE_SLEEPING
-    assert slots(again) == [FREE, FREE]
+    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
     assert again.run("r", "w", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(again, "w")
 

@@ -137,9 +137,9 @@ class Applications:
                 if kept is not None:
                     self._disk.expect(kept.checkpoint_id, workload)
                 await report.intend(_ending("end", plan, kept))
-                self._workloads.stop_watching(workload)
                 if before != CHECKPOINTED:
                     require_alive(workload)  # one that has come to its own end is not to be started again
+                self._workloads.stop_watching(workload)
                 at_work = before in (RUNNING, SLEEPING)
                 told = partial(report.intend, _ending("ending", plan, kept))
                 await self._stopping.end_processes(workload, report, parked=not at_work, told=told)

@@ -25,6 +25,7 @@ from leasehold_worker.settling import PROCESS_STRATEGIES
 from leasehold_worker.stopping import DEFAULT_GRACE_S
 from leasehold_worker.workload import (
     CHECKPOINTED,
+    FAILED,
     RUNNING,
     STOPPED,
     SUSPENDED,
@@ -35,6 +36,8 @@ from leasehold_worker.workload import (
 from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
+
+RESTORING: Final = WorkloadState.WORKLOAD_STATE_RESTORING
 
 FREED_TIMEOUT_S: Final = 60.0
 """How long CRIU may take to let processes go on once it notices that the worker is gone."""
@@ -144,18 +147,32 @@ class DiskRecovery:
             raise ValueError("a workload that is woken has what it is parked by")
         error: OperationError | None = _interrupted(f"the processes of workload {workload.name} have ended")
         warning = ""
-        if is_alive(workload.root):
+        alive = not workload.absent and is_alive(workload.root)
+        if alive:
             error, warning = await self._interrupted.settle(intent, [workload], "restore")
         else:
             for lease in intent.reserved:
                 self._parts.pool.release(lease)
         if workload.state == RUNNING:
             await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
-        elif workload.state == SUSPENDED or not is_alive(workload.root):
+        elif workload.state == SUSPENDED or not alive:
             error = await self._put_back(workload, parked) or error
-        if not workload.absent:
+        if workload.state == RESTORING:
+            self._end(workload)
+        elif not workload.absent:
             self._parts.workloads.watch_again(workload, self._parts.nursery)
         return await self.call_hooks([workload], "restore") or error, warning
+
+    def _end(self, workload: Workload) -> None:
+        """Ends a workload whose processes have ended, and of which there is nothing else."""
+        workloads = self._parts.workloads
+        if workload.absent:
+            why = f"the host was restarted while workload {workload.name} was parked or woken: run it again"
+            workloads.end(workload, FAILED, OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why))
+            return
+        # Else who watches it would wait for the end of an operation.
+        workloads.set_state(workload, RUNNING)
+        workloads.watch_again(workload, self._parts.nursery)
 
     async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
         """Ends what was brought back of a workload that had come from an image, and is parked once more.
@@ -182,12 +199,13 @@ class DiskRecovery:
             self._go_on(workload, UNKNOWN)
             return held, ""
         kept = await imaging.find_kept(intent.checkpoint_id)
-        if kept is not None and not is_alive(workload.root):
+        if kept is not None and (workload.absent or not is_alive(workload.root)):
             imaging.settle_kept(workload, intent, kept)
             return None, "the worker restarted meanwhile, and found it done"
-        self._parts.workloads.watch_again(workload, self._parts.nursery)
-        if not is_alive(workload.root):
+        if workload.absent or not is_alive(workload.root):
+            self._end(workload)
             return _interrupted(f"the processes of workload {workload.name} have ended"), ""
+        self._parts.workloads.watch_again(workload, self._parts.nursery)
         if kept is not None:
             await imaging.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")

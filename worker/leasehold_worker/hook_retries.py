@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 
@@ -55,13 +55,21 @@ class HookRetries:
             await trio.sleep(LOOK_INTERVAL_S)
         self._in_hand.discard(workload.workload_id)
 
+    async def _wake(self, workload: Workload) -> CommandUpdate:
+        """Wakes it, once no other command is under way."""
+        operation = Operation(restore=command_pb2.RestoreOperation())
+        while True:
+            outcome = await self._carry_out(workload.workload_id, operation)
+            if outcome.error.reason != errors_pb2.ERROR_REASON_WORKLOAD_BUSY:
+                return outcome
+            await trio.sleep(LOOK_INTERVAL_S)
+
     async def _try_again(self, workload: Workload) -> None:
         for wait_s in WAITS_S:
             await trio.sleep(wait_s)
             if not workload.is_half_awake:
                 return
-            operation = Operation(restore=command_pb2.RestoreOperation())
-            outcome = await self._carry_out(workload.workload_id, operation)
+            outcome = await self._wake(workload)
             if not outcome.HasField("error"):
                 logger.info("workload %s: its hooks are undone", workload.name)
                 return

@@ -142,7 +142,7 @@ class Kernels:
         """Asks an application how it is, now and then while its workload runs, and tells that."""
         while True:
             await trio.sleep(HEALTH_INTERVAL_S)
-            if kernel.workload.state == RUNNING:
+            if kernel.workload.state == RUNNING and not kernel.is_busy:
                 told = workload_pb2.Kernel()
                 told.CopyFrom(kernel.facts)
                 try:

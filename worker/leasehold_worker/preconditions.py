@@ -10,7 +10,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
 from leasehold_worker.checkpoint.members import RUNNING, Member, state_name
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
-from leasehold_worker.processes import ProcessIdentity, has_variable
+from leasehold_worker.processes import ProcessIdentity, has_variable, is_alive
 from leasehold_worker.workload import ENDED, WEDGED, Workload
 
 JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
@@ -36,7 +36,8 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
 
 def require_alive(workload: Workload) -> None:
     """Refuses to lease GPUs to a workload that ended during the operation, with TARGET_CRASHED."""
-    if workload.state in ENDED:
+    # The end of its first process is seen a little later by whoever watches it.
+    if workload.state in ENDED or not is_alive(workload.root):
         raise OperationError(
             errors_pb2.ERROR_REASON_TARGET_CRASHED, f"workload {workload.name} ended during the operation"
         )

@@ -75,6 +75,7 @@ class Recovery:
         self._contents = journal.contents
         self._interrupted = Interrupted(parts)
         self._on_disk = DiskRecovery(parts, self._interrupted)
+        self._from_image = {each.workload_id for each in self._contents.workloads if _is_from_image(each)}
 
     def rebuild(self) -> None:
         """Takes back workloads and leases, before anybody claims and before hello."""
@@ -105,13 +106,12 @@ class Recovery:
         One that was being woken from an image is that image as before, if its processes are gone.
         """
         open_ids = {entry.command_id for entry in self._commands.open_entries}
-        imaged = {record.workload_id for record in self._contents.workloads if _is_from_image(record)}
         return {
             party.workload_id
             for command_id, intent in self._contents.intents.items()
             if command_id in open_ids
             for party in intent.parties
-            if intent.phase in ENDING or (intent.phase in MOVES and party.workload_id in imaged)
+            if intent.phase in ENDING or (intent.phase in MOVES and party.workload_id in self._from_image)
         }
 
     def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
@@ -284,7 +284,7 @@ class Recovery:
             if party.workload_id in self._parts.workloads
         ]
         kind = entry.command.operation.WhichOneof("kind") or "command"
-        if kind == "restore" and any(map(_is_from_image, workloads)):
+        if kind == "restore" and any(each.workload_id in self._from_image for each in workloads):
             return await self._on_disk.settle_wake(intent, workloads[0])
         gone = await _ended(workloads)
         living = {workload.workload_id: workload for workload in workloads if workload not in gone}
@@ -301,9 +301,9 @@ class Recovery:
         return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
 
 
-def _is_from_image(workload: Workload | WorkloadRecord) -> bool:
-    """Whether it has processes, or had them when the worker was killed, that an image was being woken to."""
-    return workload.parked is not None and bool(workload.parked.checkpoint_id) and not workload.absent
+def _is_from_image(record: WorkloadRecord) -> bool:
+    """Whether it had processes when the worker was killed that an image was being woken to."""
+    return record.parked is not None and bool(record.parked.checkpoint_id) and not record.absent
 
 
 async def _ended(workloads: Iterable[Workload]) -> list[Workload]:

@@ -87,6 +87,11 @@ class ServedKernel:
         answer = await self._ask(local_pb2.KERNEL_METHOD_CAN_CHECKPOINT, "readiness", timeout_s)
         return answer.readiness
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is being called: saving itself may take long."""
+        return self._turn.locked()
+
     async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
         """Asks how many bytes it would save. 0: it doesn't know."""
         return (await self._ask(local_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_bytes", timeout_s)).size_bytes

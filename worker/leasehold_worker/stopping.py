@@ -125,16 +125,17 @@ class Stopping:
         if not parked and self._may_terminate(workload, force=False):
             report.enter("terminate")
             send_signal(workload.root, signal.SIGTERM)
+            if told is not None:
+                await _note(told, report)
             with trio.move_on_after(DEFAULT_GRACE_S):
-                if told is not None:
-                    await _note(told, report)
                 await wait_ended(workload.root)
-        with trio.move_on_after(KILL_WAIT_S):
-            while True:
-                await self._killer.kill(workload, report)
-                if await _gone(workload):
-                    return
-        raise _stuck(workload)
+        # Takes as long as suspending the members does, and is not broken off.
+        await self._killer.kill(workload, report)
+        deadline = trio.current_time() + KILL_WAIT_S
+        while not await _gone(workload):
+            if trio.current_time() > deadline:
+                raise _stuck(workload)
+            await self._killer.kill(workload, report)
 
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
         return force or not workload.restored or catches(workload.root, signal.SIGTERM)

@@ -9,14 +9,16 @@ and its issues report decides how it is called:
   which it does when nothing is under way or waits (400 else).
 * ``POST /resume_memory_occupation`` with the same tags. Called for a tag that was not released it **ends the
   scheduler** too (a KeyError, ibid.), so does a second release, and no route tells what is released. So both
-  are noted before they are made, with the memory that was held before. Where one may have been made or not,
-  NVML's figure says which: neither is ever called again on a mere suspicion.
+  are noted before they are made, with the memory that was held. Where one may have been made or not, the
+  scheduler is asked something else, which it answers once it has done what came before, and then NVML's
+  figure says which: neither is ever called again on a mere suspicion.
 * Released weights come back as they were only with ``--enable-weights-cpu-backup``; without it memory is
   mapped anew with whatever it holds, and the server answers nonsense (issues 6367, 19442). So offload
   requires that setting, and discard loads them by ``POST /update_weights_from_disk`` with ``{"model_path":
   …}``.
 * Nothing is freed at all without ``--enable-memory-saver``.
-* ``GET /get_server_info`` (newer: ``/server_info``) tells these settings and ``model_path``.
+* ``GET /get_server_info`` (newer: ``/server_info``) tells these settings and ``model_path``, and the state of
+  the scheduler, which it asks.
 * ``POST /continue_generation`` admits again, and does nothing where nothing was paused. Servers that are
   older than pause_generation answer 404 to both: then a request that comes in at the wrong moment can still
   end the scheduler, unless the hook drains.
@@ -37,8 +39,8 @@ IDLE_INTERVAL_S: Final = 0.2
 RELEASING: Final = "releasing="
 """Noted after the hook's name and a slash, before its memory is released, with the bytes that it held."""
 
-RELEASED: Final = "released"
-"""Noted likewise, once it certainly was."""
+RELEASED: Final = "released="
+"""Noted likewise, once it certainly was: with the bytes that it held then."""
 
 RESUMING: Final = "resuming"
 """Noted likewise, before it is resumed."""
@@ -46,8 +48,11 @@ RESUMING: Final = "resuming"
 DROPPED: Final = "dropped"
 """Noted likewise: its weights were dropped and not loaded again."""
 
-AWAKE_SHARE: Final = 0.9
-"""Of the bytes that it held before. A server that holds more has not released its memory, or has it back."""
+AWAKE_SHARE: Final = 0.98
+"""Of the bytes that it held before a release. Who holds more has not released its memory, or has it back."""
+
+RELEASED_SHARE: Final = 0.9
+"""Likewise. Who holds less has released it. In between nobody knows, unless what a release left is noted."""
 
 _TAGS: Final = ("kv_cache", "weights")
 _WEIGHTS: Final = "weights"
@@ -83,7 +88,7 @@ async def down(turn: Turn) -> None:
             await _forget_release(turn)
             await record.remove(_note(turn, DROPPED))
         raise _refused(turn, "/release_memory_occupation", answer)
-    await record.add(_note(turn, RELEASED))
+    await record.add(_note(turn, f"{RELEASED}{await turn.context.measure() or ''}"))
 
 
 async def up(turn: Turn) -> None:
@@ -112,24 +117,43 @@ async def _is_released(turn: Turn) -> bool:
     """Whether the server has released its memory: by the notes, or where they leave it open by NVML.
 
     Raises:
-        HookFailedError: Neither knows.
+        HookFailedError: Neither knows, or it does not answer.
     """
     record = turn.context.record
-    releasing = _held(turn, RELEASING)
-    if record.known and releasing is None:
+    before, after = _held(turn, RELEASING), _held(turn, RELEASED)
+    if record.known and before is None:
         return False
-    if record.known and _held(turn, RELEASED) is not None and _held(turn, RESUMING) is None:
+    if record.known and after is not None and _held(turn, RESUMING) is None:
         return True
-    before = int(releasing) if releasing else None
-    now = await turn.context.measure()
-    if before is None or now is None:
+    await _server_info(turn)  # whatever it was told before is done now, or will never be
+    verdict = _by_memory(_bytes(before), _bytes(after), await turn.context.measure())
+    if verdict is None:
         await _post_if_offered(turn, "/continue_generation", {})
         raise HookFailedError(
             "nobody knows whether the server had released its memory, and resuming one that had not "
             f"would end it: if it does not answer, POST {_url(turn, '/resume_memory_occupation')} with "
             f"{_json({'tags': _tags(turn)})}"
         )
-    return now < AWAKE_SHARE * before
+    return verdict
+
+
+def _by_memory(before: int | None, after: int | None, now: int | None) -> bool | None:
+    """Whether memory is released, by the bytes that were held before and after that, and that are held now.
+
+    None: that can't be told apart.
+    """
+    if before is None or now is None:
+        return None
+    awake_at, released_at = AWAKE_SHARE * before, RELEASED_SHARE * before
+    if after is not None:
+        awake_at, released_at = max(awake_at, before - (before - after) / 4), after + (before - after) / 4
+    if now >= awake_at > released_at:
+        return False
+    return True if now <= released_at < awake_at else None
+
+
+def _bytes(held: str | None) -> int | None:
+    return int(held) if held else None
 
 
 async def _forget_release(turn: Turn) -> None:
@@ -138,10 +162,9 @@ async def _forget_release(turn: Turn) -> None:
     What is left of them on the way leaves it open, and never says that it certainly was made.
     """
     record = turn.context.record
-    for note in (RELEASED, RESUMING):
-        await record.remove(_note(turn, note))
-    if (held := _held(turn, RELEASING)) is not None:
-        await record.remove(_note(turn, f"{RELEASING}{held}"))
+    for note in (RELEASED, RESUMING, RELEASING):
+        if (held := _held(turn, note)) is not None:
+            await record.remove(_note(turn, f"{note}{held}"))
 
 
 def _held(turn: Turn, note: str) -> str | None:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -214,7 +215,8 @@ class ImageStore:
             with disk_errors(path.parent):
                 path.rename(gone)
                 sync(path.parent)
-                shutil.rmtree(gone)
+                with suppress(FileNotFoundError):  # another worker's sweep may be at it, too
+                    shutil.rmtree(gone)
             remove_if_empty(path.parent)
 
     def sweep(self) -> list[Path]:

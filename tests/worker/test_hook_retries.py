@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
@@ -81,3 +82,22 @@ async def test_what_somebody_else_woke_is_left_alone(autojump_clock: trio.testin
         nursery.start_soon(wake)
         await host.run(for_s=100)
     assert host.tried == []
+
+
+async def test_what_another_command_parks_meanwhile_is_not_woken(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    workload = make("llm", LEFT)
+    asked = 0
+
+    async def refuse(workload_id: str, operation: Operation) -> CommandUpdate:
+        nonlocal asked
+        asked += 1
+        await trio.lowlevel.checkpoint()
+        if asked == 3:
+            workload.state = SUSPENDED
+        return CommandUpdate(error=errors_pb2.Error(reason=errors_pb2.ERROR_REASON_WORKLOAD_BUSY))
+
+    with trio.move_on_after(1000):
+        await HookRetries(lambda: [workload], refuse).run()
+    assert asked == 3

@@ -55,21 +55,22 @@ class HookRetries:
             await trio.sleep(LOOK_INTERVAL_S)
         self._in_hand.discard(workload.workload_id)
 
-    async def _wake(self, workload: Workload) -> CommandUpdate:
-        """Wakes it, once no other command is under way."""
+    async def _wake(self, workload: Workload) -> CommandUpdate | None:
+        """Wakes it, once no other command is under way. None: that one has done it, or parked it."""
         operation = Operation(restore=command_pb2.RestoreOperation())
-        while True:
+        while workload.is_half_awake:
             outcome = await self._carry_out(workload.workload_id, operation)
             if outcome.error.reason != errors_pb2.ERROR_REASON_WORKLOAD_BUSY:
                 return outcome
             await trio.sleep(LOOK_INTERVAL_S)
+        return None
 
     async def _try_again(self, workload: Workload) -> None:
         for wait_s in WAITS_S:
             await trio.sleep(wait_s)
-            if not workload.is_half_awake:
-                return
             outcome = await self._wake(workload)
+            if outcome is None:
+                return
             if not outcome.HasField("error"):
                 logger.info("workload %s: its hooks are undone", workload.name)
                 return

@@ -273,14 +273,19 @@ def _would_be_saved(model: Model) -> bool:
 
 @contextmanager
 def occupied_pid(pid: int) -> Iterator[None]:
-    """Gives a pid to a process of ours. Needs root."""
+    """Gives a pid to a process of ours. Needs root.
+
+    Those after it are left alone: threads of who is to come back had them.
+    """
     last_pid = Path("/proc/sys/kernel/ns_last_pid")
+    before = last_pid.read_text()
     for _ in range(200):
         last_pid.write_text(str(pid - 1))
         process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
         if process.pid == pid:
             break
         process.communicate()
+    last_pid.write_text(before)
     assert process.pid == pid
     try:
         yield

@@ -21,12 +21,13 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.killing import Killer
 from leasehold_worker.launching import launched
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import why_blocked
 from leasehold_worker.report import Report
-from leasehold_worker.workload import RUNNING, STOPPED, UNKNOWN
+from leasehold_worker.workload import RUNNING, STOPPED, UNKNOWN, Workload
 
 POLICY = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
 SLOW = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"
@@ -102,6 +103,20 @@ async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
     monkeypatch.setattr(stopping, "KILL_AGAIN_S", 0.1)
     assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
     assert not parts.workloads.get("w").processes()
+
+
+async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_same(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = Killer.kill
+
+    async def slow(killer: Killer, workload: Workload, report: Report) -> None:
+        await trio.sleep(0.5)
+        await kill(killer, workload, report)
+
+    monkeypatch.setattr(stopping, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(Killer, "kill", slow)
+    assert await settled(parts, "ending") == ("", STOPPED)
 
 
 async def test_gpus_of_what_can_not_be_ended_stay_leased(

@@ -14,7 +14,7 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .conftest import end_leftovers
-from .counters import counts, read_output, unhandled_run, wait_counting
+from .counters import counts, read_output, wait_counting
 from .criu_cases import real_criu
 from .parking_cases import (
     AFTER,
@@ -212,18 +212,3 @@ def test_processes_that_die_while_their_image_is_written_end_the_workload(
     if restarts:
         assert newest(again).status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
     again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
-
-
-def test_a_restored_workload_that_takes_long_to_be_suspended_is_stopped_all_the_same(
-    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
-) -> None:
-    start_worker(host)
-    session = coordinator.next_session()
-    (ran,) = session.run("run", "w", run=unhandled_run("w")).workloads
-    wait_counting(session, "w")
-    assert suspend(session, "s0", CUDA_SUSPEND) == SUCCEEDED
-    assert session.run("r0", "w", restore=RestoreOperation()).state == SUCCEEDED
-    host.set_timing(Timing(17.0, 0, 0, 0))  # longer than processes may take to be gone
-    assert suspend(session, "e", STOP) == SUCCEEDED
-    host.set_timing(Timing.instant())
-    assert not os.path.exists(f"/proc/{ran.status.root_pid}")

@@ -23,6 +23,7 @@ from .parking_cases import (
     CUDA_SUSPEND,
     FAILED,
     FREE,
+    KEEP_RUNNING,
     STOP,
     SUCCEEDED,
     Start,
@@ -212,3 +213,20 @@ def test_processes_that_die_while_their_image_is_written_end_the_workload(
     if restarts:
         assert newest(again).status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
     again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+
+
+def test_who_is_restored_and_dies_while_it_is_put_to_sleep_has_ended(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    now = tmp_path / "now"
+    start_worker(host)
+    session = coordinator.next_session()
+    start(session, [hook("fatal", BEFORE, f"test -e {now} && kill -9 {{members}}; true")])
+    assert suspend(session, "s0", CUDA_SUSPEND) == SUCCEEDED
+    assert session.run("r0", "w", restore=RestoreOperation()).state == SUCCEEDED
+    now.touch()
+    policy = EvictionPolicy(process_strategy=KEEP_RUNNING)
+    died = session.run("k", "w", suspend=SuspendOperation(policy=policy, force=True))
+    assert died.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, died
+    session.wait(lambda _: newest(session).status.state == workload_pb2.WORKLOAD_STATE_EXITED)
+    session.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(session) == [FREE, FREE])

@@ -53,10 +53,10 @@ class Sleeping:
         try:
             beside = self._hook_calls.beside(plan.parties, policy, report)
             await self._moving.call_down(plan, beside, [], report)
+            require_alive(workload)
         except BaseException:
             self._workloads.set_state(workload, RUNNING)
             raise
-        require_alive(workload)
         left = bytes_by_gpu(party.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
         # No await from here on: the lease and the state are one record on disk.

@@ -344,9 +344,12 @@ async def test_a_server_is_drained_first_and_admits_last(vllm: VllmServer, tmp_p
     assert vllm.paths()[-1] == "/resume"
 
 
-async def test_a_drain_that_does_not_end_aborts_and_admits_again(vllm: VllmServer, tmp_path: Path) -> None:
+async def test_a_drain_that_does_not_end_aborts_and_admits_again(
+    vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.hooks.http_hook.IDLE_INTERVAL_S", 60.0)
     hook = engine(vllm)
-    hook.timeout.FromMilliseconds(600)
+    hook.timeout.FromMilliseconds(1500)  # passes in the pause after the first answer
     hook.drain.stop_admitting.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/pause"))
     hook.drain.idle.MergeFrom(HttpHook(method="GET", url=f"{vllm.url}/idle"))
     hook.drain.admit_again.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/resume"))

@@ -35,7 +35,7 @@ BACKOFF_S: Final = 0.2
 """How long is waited before the second attempt, and twice that before the third; up to half as long again."""
 
 LOOK_INTERVAL_S: Final = 0.2
-"""How often a server is asked whether it sleeps: it may answer before it does (a FIXME at its routes)."""
+"""How often a server is asked whether it sleeps: its routes may answer before it does."""
 
 AWAKE_DEADLINE_S: Final = 10.0
 """How long a server may say that it sleeps after it was woken."""

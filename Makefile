@@ -8,8 +8,10 @@ PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 PYTEST_WORKERS ?= 4
 # Some images set it: each of the processes that tests start would compile all of our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
+# What is built once and kept: the simulated driver, and CRIU.
+CACHE := $(CURDIR)/.cache
 
-.PHONY: demo test check bench faults chaos shared strategies protos lock clean
+.PHONY: demo prepared test test-long criu check bench faults chaos shared strategies protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,10 +22,21 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/leasehold demo
 
-test: $(VENV)/.installed
-	$(BIN)/leasehold simgpu build
-	$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
+prepared: $(VENV)/.installed
+	@XDG_CACHE_HOME=$(CACHE) $(BIN)/leasehold simgpu build >/dev/null
+	@$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
+
+test: prepared
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Samples of what is too large to play whole: other ones each day, by a seed that is printed.
+# The same samples again: make test-long LEASEHOLD_TEST_SEED=20000.
+test-long: prepared
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m long $(PYTEST_ARGS)
+
+# The CRIU that tests use. Root, on Debian.
+criu:
+	.ci/criu
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -2,7 +2,55 @@
 
 import os
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests import environment
 
 # Hundreds of our processes are started: compiling our modules anew in each would take most of their starts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+_folder = pytest.StashKey[Path]()
+_left = pytest.StashKey[list[str]]()
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets up the environment, which the processes of pytest-xdist inherit."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_folder] = environment.set_up(gpus="gpu" in config.option.markexpr)
+
+
+def pytest_report_header() -> str:
+    """Names the seed, with which the same samples are played again."""
+    return f"{environment.SEED}={environment.seed()}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run that leaves a process or a file behind."""
+    if _folder not in session.config.stash:
+        return
+    left = environment.leftovers(session.config.stash[_folder])
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    session.config.stash[_left] = left
+    session.config.stash[_failed] = bool(session.exitstatus)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says what was left behind, and where the files of failed tests are."""
+    for line in config.stash.get(_left, []):
+        terminalreporter.write_line(f"left behind: {line}", red=True)
+    if config.stash.get(_failed, False):
+        terminalreporter.write_line(f"files of this run: {config.stash[_folder]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the files of a run that went well."""
+    if _folder in config.stash and not config.stash.get(_failed, False):
+        environment.tear_down(config.stash[_folder])

@@ -6,7 +6,6 @@ between: its state, its lease, the pool, NVML, its server, and what is on disk.
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -23,6 +22,8 @@ from typing import Final
 from leasehold.v1.command_pb2 import Command
 from leasehold_client.client import Client
 from leasehold_client.policies import parse_policy
+
+from tests.environment import CRIU
 
 from .fleets import Fleet
 from .models import STATES, WORKER, Model, reason, told
@@ -71,13 +72,13 @@ class Tally:
 class Arena:
     """A fleet, and a model server of each kind, which cases are played on one after the other."""
 
-    def __init__(self, fleet: Fleet, criu: str = "") -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.criu_mode = fleet.folder / "criu.mode"
         wrapper = fleet.folder / "criu"
-        real = criu or os.environ.get("LEASEHOLD_TEST_CRIU") or shutil.which("criu") or "criu"
-        wrapper.write_text(WRAPPER.format(mode=self.criu_mode, criu=real))
-        wrapper.chmod(0o755)
+        if CRIU.exists():
+            wrapper.write_text(WRAPPER.format(mode=self.criu_mode, criu=CRIU))
+            wrapper.chmod(0o755)
         self.settings = SETTINGS.format(criu=wrapper)
         fleet.start_worker(WORKER, settings=self.settings)
         self.models: dict[bool, Model] = {}

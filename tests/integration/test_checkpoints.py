@@ -1,8 +1,6 @@
 """Checkpoints of a real fleet from the command line, and policies that workloads were run with."""
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +10,14 @@ import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING
 from leasehold_client.policies import parse_policy
 
+from tests.environment import CRIU
+
 from .fleets import Fleet, make_fleet
 from .local_hosts import CLAIMING_COUNTER, COUNTING, LocalHost
 from .models import WORKER, Model, reason, require_images
 
 GATED_CRIU = """#!/bin/sh
-# The criu of this host. While the gate is there, it begins only once it may write no files any more.
+# The criu of `make criu`. While the gate is there, it begins only once it may write no files any more.
 while [ -e {gate} ] && [ "$(ulimit -f)" != 0 ]; do : > {gate}.waits; sleep 0.02; done
 exec {criu} "$@"
 """
@@ -40,9 +40,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One fleet for all tests here, whose CRIU can be kept waiting."""
     with make_fleet(tmp_path_factory.mktemp("checkpoints")) as started:
         wrapper = started.folder / "criu"
-        criu = os.environ.get("LEASEHOLD_TEST_CRIU") or shutil.which("criu") or "criu"
-        wrapper.write_text(GATED_CRIU.format(gate=started.folder / "gate", criu=criu))
-        wrapper.chmod(0o755)
+        if CRIU.exists():
+            wrapper.write_text(GATED_CRIU.format(gate=started.folder / "gate", criu=CRIU))
+            wrapper.chmod(0o755)
         started.start_worker(WORKER, settings=f'criu = "{wrapper}"\n')
         yield started
 

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import trio
 from leasehold_worker.images.criu import CriuFacts, probe
 from leasehold_worker.images.manifest import HostFacts, ImageProcess, ImageSubject
 from leasehold_worker.processes import ProcessIdentity, identify
+
+from tests.environment import CRIU
 
 FAKE = Path(__file__).with_name("fake_criu.py")
 DEADLINE_S = 30.0
@@ -43,14 +44,15 @@ MakeCriu = Callable[[str], CriuFacts]
 
 @functools.cache
 def real_criu() -> CriuFacts | str:
-    """The CRIU of this host that tests use, or why there is none."""
-    return trio.run(probe, os.environ.get("LEASEHOLD_TEST_CRIU") or shutil.which("criu"))
+    """The CRIU that tests use, or why there is none. A CRIU of the machine is never used."""
+    if not CRIU.exists():
+        return "no CRIU of this checkout: `make criu` builds it"
+    return trio.run(probe, str(CRIU))
 
 
 def criu_setting() -> str:
-    """What has a worker use that CRIU: a line of its settings. Empty: there is none."""
-    criu = real_criu()
-    return "" if isinstance(criu, str) else f'criu = "{criu.path}"\n'
+    """A line of settings that has a worker use that CRIU, or tell that there is none."""
+    return f'criu = "{CRIU}"\n'
 
 
 @contextmanager

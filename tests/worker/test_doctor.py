@@ -16,6 +16,7 @@ from leasehold_worker.state_directory import open_state_directory
 from tests.prefork import COMMAND_LINE, run
 
 from .conftest import Counter
+from .criu_cases import MakeCriu
 
 Results = dict[str, tuple[str, str]]
 
@@ -67,9 +68,13 @@ def configure(tmp_path: Path, address: str) -> Callable[..., Path]:
     return write
 
 
-def test_a_host_with_nothing_wrong(host: SimulatedHost, configure: Callable[..., Path]) -> None:
-    results = examine(host, configure(), code=0)
-    wrong = {name: result for name, result in results.items() if result[0] in ("REFUSED", "WARNING")}
+def test_a_host_with_nothing_wrong(
+    host: SimulatedHost, configure: Callable[..., Path], make_criu: MakeCriu
+) -> None:
+    results = examine(host, configure(f'criu = "{make_criu("").path}"'), code=0)
+    wrong = {name: detail for name, (result, detail) in results.items() if result in ("REFUSED", "WARNING")}
+    if os.geteuid() != 0:
+        assert "CRIU needs root" in wrong.pop("criu")
     assert wrong == {}
     assert results["driver_remap"][1].startswith("CUDA 13.0")
     assert "2 x NVIDIA H100" in results["gpus"][1]
@@ -77,8 +82,8 @@ def test_a_host_with_nothing_wrong(host: SimulatedHost, configure: Callable[...,
 
 
 def test_the_table_ends_with_the_count(host: SimulatedHost, configure: Callable[..., Path]) -> None:
-    lines = doctor(host, "--config", str(configure())).stdout.splitlines()
-    assert lines[-1] == f"{len(lines) - 1} checks: 0 failed, 0 warnings"
+    lines = doctor(host, "--config", str(configure('criu = "/nonexistent/criu"'))).stdout.splitlines()
+    assert lines[-1] == f"{len(lines) - 1} checks: 0 failed, 1 warnings"
     assert lines[0].split()[:2] == ["kernel", "ok"]
 
 

@@ -1,6 +1,5 @@
 """A full tier: who was parked longest ago moves down first, on a real worker with a budget of its own."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,8 @@ from leasehold.v1.command_pb2 import (
 from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery, ConnectResponse
 from leasehold.v1.workload_pb2 import EvictionPolicy
 from leasehold_simgpu import SimulatedHost, Timing
+
+from tests.environment import CRIU
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counts, read_output, wait_counting
@@ -59,7 +60,7 @@ def begin(
     """Starts a worker with a budget, and with the CRIU of this host or another."""
 
     def start(budget: str, criu: str = "") -> Session:
-        program = criu or os.environ.get("LEASEHOLD_TEST_CRIU", "")
+        program = criu or str(CRIU)
         settings = tmp_path / "worker.toml"
         settings.write_text(f'{budget}\ncriu = "{program}"\n')
         start_worker(host, config=str(settings))

@@ -113,10 +113,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return process
 
     yield begin
+    for process in started:
+        process.kill()  # its environment, and so its mark, may not be there yet when its start is told
+        process.wait(10)
     for identity in process_tree(ProcessIdentity(Pid(2**22 + 1), 0), f"STARTED_BY={mark}"):
         send_signal(identity, signal.SIGKILL)
     for process in started:
-        process.wait()
         assert process.stdout is not None
         process.stdout.close()
 

@@ -1,5 +1,6 @@
 """The CUDA processes of a workload: which they are, where they stand, and what an operation did with each."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -9,12 +10,12 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
-from leasehold_worker.checkpoint.driver_errors import NOT_CUDA, DriverError
+from leasehold_worker.checkpoint.driver_errors import NOT_CUDA, OPERATING_SYSTEM, DriverError
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import ProcessIdentity, is_alive
+from leasehold_worker.processes import ProcessIdentity, is_alive, user_id
 
 RUNNING: Final = workload_pb2.MEMBER_STATE_RUNNING
 LOCKED: Final = workload_pb2.MEMBER_STATE_LOCKED
@@ -152,7 +153,9 @@ class MemberOutcome:
 async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> tuple[Member, ...]:
     """Those of the processes that use CUDA, with their state.
 
-    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job.
+    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job. A process of
+    another user that this worker may not trace, such as a setuid program, is no member. The preflight refuses
+    such a process if NVML lists it.
 
     Raises:
         OperationError: The driver can't be asked.
@@ -170,7 +173,7 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
                 found[identity] = Member(identity, member_state(await process.state()))
         except DriverError as error:
             not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
-            if not not_cuda and is_alive(identity):
+            if not not_cuda and not _is_foreign(error, identity) and is_alive(identity):
                 errors.append(error.to_operation_error(observed_state="unknown", alive=True))
         except DriverCallUnansweredError as error:
             errors.append(unanswered(error, identity.pid, DriverCall.STATE))
@@ -183,6 +186,13 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
     if errors:
         raise errors[0]
     return tuple(found[identity] for identity in wanted if identity in found)
+
+
+def _is_foreign(error: DriverError, identity: ProcessIdentity) -> bool:
+    """Whether the driver was denied because the process is another user's and the worker is not root."""
+    uid = os.geteuid()
+    denied = error.call is DriverCall.RESTORE_THREAD_ID and error.result == OPERATING_SYSTEM
+    return denied and uid != 0 and user_id(identity.pid) not in (None, uid)
 
 
 def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:

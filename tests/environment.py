@@ -1,0 +1,114 @@
+"""The environment of a test run: the same on every machine, and empty again at the end.
+
+The process that collects the tests sets up the environment before it starts others, which inherit it. Every
+file of a test goes below one folder, and every process of a test carries the run's mark. The end of the run
+reports what was left behind.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+CRIU: Final = ROOT / ".cache/criu/criu"
+"""What ``make criu`` builds. Tests use no other."""
+
+MARK: Final = "LEASEHOLD_TEST_RUN"
+"""Variable that every process of a run inherits. Its value is the run's folder."""
+
+SEED: Final = "LEASEHOLD_TEST_SEED"
+"""Variable with the seed of samples. By default it is another one each day."""
+
+LEFTOVER_TIMEOUT_S: Final = 20.0
+"""How long processes may take to end after the last test: killed ones are reaped by init."""
+
+_KEPT: Final = ("COLUMNS", "COVERAGE_", "LEASEHOLD_FUZZ_EXAMPLES", SEED, "PYTEST_", "PY_COLORS")
+_KEPT_ON_GPUS: Final = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_")
+"""Beginnings of names. A container with GPUs may find its driver by these only."""
+
+_DESCRIPTORS: Final = 4096
+
+
+def seed() -> int:
+    """The seed of this run's samples."""
+    return int(os.environ[SEED])
+
+
+def set_up(*, gpus: bool) -> Path:
+    """Makes the run's folder, and gives this process the environment of tests.
+
+    Args:
+        gpus: Whether tests of real GPUs were asked for.
+
+    Returns:
+        The folder. It is short, because the names of sockets are bounded.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="lh-", dir="/tmp"))
+    for name in ("home", "t"):
+        (folder / name).mkdir()
+    worker, coordinator = folder / "worker.toml", folder / "coordinator.toml"
+    worker.write_text('criu = "/nonexistent/criu"\n')  # probing one would slow each start down
+    coordinator.touch()
+    kept = _KEPT + _KEPT_ON_GPUS if gpus else _KEPT
+    environment = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    environment.setdefault(SEED, str(int(time.time() // 86_400)))
+    os.environ.clear()
+    os.environ.update(
+        environment,
+        HOME=str(folder / "home"),
+        LANG="C.UTF-8",
+        LEASEHOLD_COORDINATOR_CONFIG=str(coordinator),
+        LEASEHOLD_WORKER_CONFIG=str(worker),
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
+        TMPDIR=str(folder / "t"),
+        TZ="UTC",
+        XDG_CACHE_HOME=str(ROOT / ".cache"),
+    )
+    os.environ[MARK] = str(folder)
+    tempfile.tempdir = None  # it was found by the old environment
+    _set_up_process()
+    return folder
+
+
+def _set_up_process() -> None:
+    """Undoes what a shell hands down: ignored signals (``nohup``, ``&``), a file mask, few descriptors."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= _DESCRIPTORS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, most))
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What the run has left, in lines to print: processes with its mark, and files that are no test's own."""
+    deadline = time.monotonic() + LEFTOVER_TIMEOUT_S
+    while (processes := list(_marked(folder))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    files = [path for path in (folder / "t").iterdir() if not path.name.startswith("pytest-of-")]
+    return [*processes, *(f"file {path}" for path in sorted(files))]
+
+
+def tear_down(folder: Path) -> None:
+    """Removes the run's folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _marked(folder: Path) -> Iterator[str]:
+    entry = f"{MARK}={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(process.name) != os.getpid() and entry in (process / "environ").read_bytes().split(b"\0"):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                yield f"process {process.name}: {command[:200]}"

@@ -53,6 +53,7 @@ def set_up(*, gpus: bool) -> Path:
         The folder. It is short, because the names of sockets are bounded.
     """
     folder = Path(tempfile.mkdtemp(prefix="lh-", dir="/tmp"))
+    folder.chmod(0o755)  # some tests have other users, who need a way in
     for name in ("home", "t"):
         (folder / name).mkdir()
     worker, coordinator = folder / "worker.toml", folder / "coordinator.toml"

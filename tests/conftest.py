@@ -3,14 +3,17 @@
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests import environment
+from tests import environment, prefork
 
 # Hundreds of our processes are started: compiling our modules anew in each would take most of their starts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+LONG_LIMIT_S: Final = 900
 
 _folder = pytest.StashKey[Path]()
 _left = pytest.StashKey[list[str]]()
@@ -21,7 +24,16 @@ _failed = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     """Sets up the environment, which the processes of pytest-xdist inherit."""
     if not hasattr(config, "workerinput"):
-        config.stash[_folder] = environment.set_up(gpus="gpu" in config.option.markexpr)
+        folder = environment.set_up(gpus="gpu" in config.option.markexpr)
+        config.stash[_folder] = folder
+        config.option.basetemp = str(folder / "p")  # short, because the names of sockets are bounded
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives long tests a longer limit than the others have."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
 
 
 def pytest_report_header() -> str:
@@ -32,6 +44,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails a run that leaves a process or a file behind."""
+    prefork.stop()
     if _folder not in session.config.stash:
         return
     left = environment.leftovers(session.config.stash[_folder])

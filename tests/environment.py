@@ -31,7 +31,7 @@ SEED: Final = "LEASEHOLD_TEST_SEED"
 LEFTOVER_TIMEOUT_S: Final = 20.0
 """How long processes may take to end after the last test: killed ones are reaped by init."""
 
-_KEPT: Final = ("COLUMNS", "COVERAGE_", "LEASEHOLD_FUZZ_EXAMPLES", SEED, "PYTEST_", "PY_COLORS")
+_KEPT: Final = ("COLUMNS", "COVERAGE_", SEED, "PYTEST_", "PY_COLORS")
 _KEPT_ON_GPUS: Final = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_")
 """Beginnings of names. A container with GPUs may find its driver by these only."""
 
@@ -50,7 +50,7 @@ def set_up(*, gpus: bool) -> Path:
         gpus: Whether tests of real GPUs were asked for.
 
     Returns:
-        The folder. It is short, because the names of sockets are bounded.
+        The folder.
     """
     folder = Path(tempfile.mkdtemp(prefix="lh-", dir="/tmp"))
     folder.chmod(0o755)  # some tests have other users, who need a way in
@@ -97,8 +97,7 @@ def leftovers(folder: Path) -> list[str]:
     deadline = time.monotonic() + LEFTOVER_TIMEOUT_S
     while (processes := list(_marked(folder))) and time.monotonic() < deadline:
         time.sleep(0.1)
-    files = [path for path in (folder / "t").iterdir() if not path.name.startswith("pytest-of-")]
-    return [*processes, *(f"file {path}" for path in sorted(files))]
+    return [*processes, *(f"file {path}" for path in sorted((folder / "t").iterdir()))]
 
 
 def tear_down(folder: Path) -> None:

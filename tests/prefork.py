@@ -151,7 +151,6 @@ class _Server:
                 env=environment,
                 pass_fds=[theirs.fileno()],
             )
-        atexit.register(self._stop)
 
     def start(self, task: bytes, descriptors: Sequence[int]) -> tuple[int, int]:
         """Has it fork, and returns the pid and a pidfd."""
@@ -164,7 +163,8 @@ class _Server:
         (pid,) = struct.unpack("!Q", answer)
         return pid, pidfds[0]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Has it end, with what it has started."""
         self._socket.close()
         self._process.wait(10)
 
@@ -178,6 +178,14 @@ def _server(library_path: str) -> _Server:
         if library_path not in _servers:
             _servers[library_path] = _Server(library_path)
         return _servers[library_path]
+
+
+@atexit.register
+def stop() -> None:
+    """Ends the processes that fork."""
+    with _making:
+        while _servers:
+            _servers.popitem()[1].stop()
 
 
 class _Task(NamedTuple):

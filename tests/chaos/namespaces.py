@@ -1,10 +1,10 @@
 """A fleet of which each process has a network namespace of its own, joined by a bridge."""
 
 import fcntl
+import os
 import random
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,7 +34,8 @@ def inside(name: str) -> list[str]:
 @contextmanager
 def namespaces() -> Iterator[None]:
     """A bridge in our own namespace, and a namespace for each process; one at a time on a host."""
-    with Path(tempfile.gettempdir(), f"{PREFIX}-namespaces.lock").open("w") as lock:
+    lock = os.open("/run", os.O_RDONLY)  # a folder that all runs share, and that needs no file
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _unmake()
         try:
@@ -42,6 +43,8 @@ def namespaces() -> Iterator[None]:
             yield
         finally:
             _unmake()
+    finally:
+        os.close(lock)
 
 
 def _make() -> None:

@@ -22,6 +22,7 @@ from leasehold.v1.worker_session_pb2 import (
     PlanAnswer,
     PlanQuery,
     ProtocolVersion,
+    WorkerLoad,
 )
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 from leasehold.v1.workload_pb2 import Workload
@@ -60,6 +61,8 @@ class ScriptedWorker:
     arrived: threading.Condition = field(default_factory=threading.Condition)
     ended: bool = False
 
+    sequence: int = 0
+
     def __post_init__(self) -> None:
         self.call = WorkerSessionServiceStub(self.channel).Connect(self._requests())
         self._reader = threading.Thread(target=self._read)
@@ -81,6 +84,12 @@ class ScriptedWorker:
         with self.arrived:
             self.ended = True
             self.arrived.notify_all()
+
+    def report(self) -> None:
+        """Tells its load, as a worker does every few seconds; one that is silent is lost."""
+        self.sequence += 1
+        load = WorkerLoad(sequence=self.sequence, gpu_pool=self.first.hello.gpu_leases)
+        self.up.put(ConnectRequest(worker_load=load))
 
     def wait(self, wanted: Callable[[ConnectResponse], bool]) -> ConnectResponse:
         """The first frame that is wanted, as soon as it is there."""

@@ -15,8 +15,9 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 from tests.worker.conftest import WorkerProcess, coordinator, start_worker  # noqa: F401 - fixtures
 from tests.worker.scripted_coordinator import ScriptedCoordinator
 
+from .conftest import Examples
 from .messages import fill
-from .test_hostile_peers import SEEDS, SETTINGS
+from .test_hostile_peers import SEEDS
 
 OBEYED = ("goodbye", "drain", "welcome")
 """Frames that end the session, as they should."""
@@ -25,13 +26,14 @@ OBEYED = ("goodbye", "drain", "welcome")
 def test_hostile_frames_change_nothing_for_a_worker_and_its_workloads(
     start_worker: Callable[..., WorkerProcess],  # noqa: F811
     coordinator: ScriptedCoordinator,  # noqa: F811
+    examples: Examples,
 ) -> None:
     worker = start_worker(None)
     session = coordinator.next_session()
     run = RunOperation(name="honest", spec=WorkloadSpec(arguments=["sleep", "300"]))
     assert session.run("honest-1", "w-honest", run=run).state == command_pb2.COMMAND_STATE_SUCCEEDED
 
-    @SETTINGS
+    @examples
     @given(SEEDS)
     def play(seed: int) -> None:
         choose = random.Random(seed)

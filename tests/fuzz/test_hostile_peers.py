@@ -1,17 +1,13 @@
-"""The coordinator, spoken to by workers and clients that mean harm or are broken.
-
-``LEASEHOLD_FUZZ_EXAMPLES`` asks for more than the few that every run of the tests plays.
-"""
+"""The coordinator, spoken to by workers and clients that mean harm or are broken."""
 
 import contextlib
-import os
 import random
 import threading
 from collections.abc import Iterator
 
 import grpc
 from google.protobuf import message_factory
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import events_pb2, fleet_pb2
 from leasehold.v1.worker_session_pb2 import ConnectRequest
@@ -20,12 +16,9 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
 from tests.coordinator.scripted_worker import make_hello
 
+from .conftest import Examples
 from .messages import fill
 
-EXAMPLES = int(os.environ.get("LEASEHOLD_FUZZ_EXAMPLES", "40"))
-SETTINGS = settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
 SEEDS = st.integers(0, 2**32)
 FINE = {
     grpc.StatusCode.OK,
@@ -88,11 +81,14 @@ def speak(
         assert call.code() in FINE, call.details()
 
 
-def test_a_hostile_worker_harms_nobody_else(coordinator: CoordinatorProcess) -> None:  # noqa: F811
+def test_a_hostile_worker_harms_nobody_else(
+    coordinator: CoordinatorProcess,  # noqa: F811
+    examples: Examples,
+) -> None:
     honest = coordinator.connect(make_hello("alpha"))
     honest.welcome()
 
-    @SETTINGS
+    @examples
     @given(SEEDS, st.booleans())
     def play(seed: int, let_in: bool) -> None:
         frames = [damaged(seed + number) for number in range(4)]
@@ -100,6 +96,7 @@ def test_a_hostile_worker_harms_nobody_else(coordinator: CoordinatorProcess) -> 
             hello = ConnectRequest(hello=make_hello(f"hostile-{seed % 7}"))
             frames.insert(0, hello.SerializeToString())
         speak(coordinator, frames)
+        honest.report()
         assert not honest.ended
 
     play()
@@ -110,11 +107,14 @@ def test_a_hostile_worker_harms_nobody_else(coordinator: CoordinatorProcess) -> 
     honest.succeed("run")
 
 
-def test_a_hostile_client_gets_a_typed_answer(coordinator: CoordinatorProcess) -> None:  # noqa: F811
+def test_a_hostile_client_gets_a_typed_answer(
+    coordinator: CoordinatorProcess,  # noqa: F811
+    examples: Examples,
+) -> None:
     honest = coordinator.connect(make_hello("alpha"))
     honest.welcome()
 
-    @SETTINGS
+    @examples
     @given(SEEDS, st.sampled_from(range(len(METHODS))))
     def play(seed: int, number: int) -> None:
         service, method = METHODS[number]
@@ -134,6 +134,7 @@ def test_a_hostile_client_gets_a_typed_answer(coordinator: CoordinatorProcess) -
             future.exception()
             call = future
         assert call.code() in FINE, (path, request, call.details())
+        honest.report()
 
     play()
     assert coordinator.process.poll() is None

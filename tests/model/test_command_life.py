@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -22,6 +22,8 @@ from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 from leasehold_coordinator import command_ledger as coordinator
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_worker import command_ledger as worker
+
+from tests import environment
 
 WORKER = "worker-1"
 SUCCEEDED, FAILED, CANCELLED = (
@@ -319,7 +321,7 @@ class CommandLife(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=400,
+    max_examples=100,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
@@ -329,6 +331,11 @@ SETTINGS = settings(
 
 def test_every_command_ends_once_as_the_world_says() -> None:
     run_machine(CommandLife, settings=SETTINGS)
+
+
+@pytest.mark.long
+def test_a_large_sample_ends_once_as_the_world_says() -> None:
+    run_machine(seed(environment.seed())(CommandLife), settings=settings(SETTINGS, max_examples=2000))
 
 
 def tells_before_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

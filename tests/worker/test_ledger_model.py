@@ -6,7 +6,7 @@ The ledgers are the real ones. The volume and the parked memory change as they l
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -18,6 +18,8 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.machine import DiskSpace, HostLimits
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.resources import Allocation, AllocRequest, Preview, Resources
+
+from tests import environment
 
 CPU, MEMORY, DISK, GPUS = 8, 16, 100, 4
 KEPT_FREE = 10
@@ -184,14 +186,19 @@ class Ledger(RuleBasedStateMachine):
         }
 
 
+SETTINGS = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
 def test_the_ledger_agrees_with_its_model() -> None:
-    run_machine(
-        Ledger,
-        settings=settings(
-            max_examples=300,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(Ledger, settings=SETTINGS)
+
+
+@pytest.mark.long
+def test_the_ledger_agrees_with_its_model_in_a_large_sample() -> None:
+    run_machine(seed(environment.seed())(Ledger), settings=settings(SETTINGS, max_examples=3000))

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 import trio
 import trio.testing
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -38,6 +38,8 @@ from leasehold_worker.leases import (
     Standing,
 )
 from leasehold_worker.pool import GpuPool
+
+from tests import environment
 
 GPUS = [
     PoolGpu("GPU-0", "A", 10, units=1),
@@ -691,14 +693,19 @@ class PoolMachine(RuleBasedStateMachine):
         return tuple(map(facts, self.pool.snapshot_leases().slots))
 
 
+SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
 def test_the_pool_agrees_with_its_model() -> None:
-    run_machine(
-        PoolMachine,
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(PoolMachine, settings=SETTINGS)
+
+
+@pytest.mark.long
+def test_the_pool_agrees_with_its_model_in_a_large_sample() -> None:
+    run_machine(seed(environment.seed())(PoolMachine), settings=settings(SETTINGS, max_examples=1500))

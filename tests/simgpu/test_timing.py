@@ -1,4 +1,7 @@
-"""Time: checkpoints and restores take as long as they are told. Only ratios and lower bounds are asserted."""
+"""Time: checkpoints and restores take as long as they are told.
+
+Lower bounds hold on any machine. Where one time is compared with another, the quickest of several counts.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,24 @@ def cycle(controller: Program, target: Program) -> tuple[float, float]:
     return suspended, restored
 
 
+def quickest(controller: Program, target: Program, cycles: int) -> tuple[float, float]:
+    """Seconds of the quickest checkpoint and of the quickest restore."""
+    suspends, restores = zip(*(cycle(controller, target) for _ in range(cycles)), strict=True)
+    return min(suspends), min(restores)
+
+
 def test_time_follows_the_bytes_and_the_way(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:
     controller.init()
     host.set_timing(Timing(0, 1000 * MIB, 0, 4000 * MIB))
     target.allocate(200 * MIB)
-    suspended, restored = cycle(controller, target)
+    suspended, restored = quickest(controller, target, 3)
     target.allocate(200 * MIB)
     suspended_twice, _ = cycle(controller, target)
     assert suspended >= 0.2
-    assert restored >= 0.05
-    assert suspended / restored == pytest.approx(4, rel=0.5)
-    assert suspended_twice / suspended == pytest.approx(2, rel=0.5)
+    assert suspended_twice >= 0.4
+    assert suspended > restored >= 0.05
 
 
 def test_the_fixed_cost_is_there_without_bytes(
@@ -41,7 +49,7 @@ def test_the_fixed_cost_is_there_without_bytes(
     assert suspended >= 0.1
     assert restored >= 0.05
     host.set_timing(Timing.instant())
-    assert max(cycle(controller, target)) < 0.05
+    assert max(quickest(controller, target, 20)) < 0.05
 
 
 def test_the_typical_timing_is_that_of_the_planning_figures() -> None:

@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -47,14 +46,12 @@ class Reports:
 async def monitored(
     inventory: Inventory, scenario: Callable[[Reports], Awaitable[None]], *, interval_s: float
 ) -> Reports:
-    """Runs a monitor during a scenario. It ends at once with it."""
+    """Runs a monitor during a scenario. It ends with it, even if NVML never answers."""
     reports = Reports(inventory, interval_s=interval_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reports.monitor.run)
         await scenario(reports)
         nursery.cancel_scope.cancel()
-        began = time.monotonic()
-    assert time.monotonic() - began < 2
     return reports
 
 

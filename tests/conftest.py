@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,13 @@ LONG_LIMIT_S: Final = 900
 _folder = pytest.StashKey[Path]()
 _left = pytest.StashKey[list[str]]()
 _failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def executed() -> Iterator[None]:
+    """Starts what the test starts as users start it, not by forking a process that has imported packages."""
+    with prefork.executed():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,8 @@ is only forked where others are executed, from a process that has imported gRPC,
 like, and nothing of ours: our modules each process imports itself. There is one that forks for each search
 path of libraries, since the loader reads that when a process is executed. What it has started and nobody has
 ended dies with those who asked for it, however they die.
+
+Within :func:`executed`, processes are started as users start them: by the ``leasehold`` program.
 """
 
 import atexit
@@ -24,7 +26,7 @@ import tempfile
 import threading
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -54,6 +56,25 @@ COORDINATOR: Final = "from leasehold_coordinator.cli import command; command()"
 COMMAND_LINE: Final = "from leasehold_client.main import main; main()"
 """As ``python -m leasehold_client``."""
 
+_PROGRAM: Final = str(Path(sys.executable).with_name("leasehold"))
+_AS_USERS_DO: Final = {
+    WORKER: [_PROGRAM, "worker"],
+    COORDINATOR: [_PROGRAM, "coordinator"],
+    COMMAND_LINE: [_PROGRAM],
+}
+_executing = False
+
+
+@contextlib.contextmanager
+def executed() -> Iterator[None]:
+    """Starts daemons and verbs by their real program meanwhile."""
+    global _executing
+    _executing = True
+    try:
+        yield
+    finally:
+        _executing = False
+
 
 class Forked(subprocess.Popen[str]):
     """A process that runs Python code as ``python -c`` does. A pipe from it is read as text."""
@@ -67,6 +88,11 @@ class Forked(subprocess.Popen[str]):
         stderr: IO[Any],
         env: Mapping[str, str],
     ) -> None:
+        self._is_forked = not _executing
+        if not self._is_forked:
+            command = [*_AS_USERS_DO[code.strip()], *arguments]
+            super().__init__(command, stdout=stdout, stderr=stderr, env=env, text=True)
+            return
         self.args = [sys.executable, "-c", code, *arguments]
         self.returncode: int | None = None
         self.stdin = self.stdout = self.stderr = None
@@ -95,12 +121,16 @@ class Forked(subprocess.Popen[str]):
 
     def poll(self) -> int | None:
         """How it ended, if it has."""
+        if not self._is_forked:
+            return super().poll()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for its end."""
+        if not self._is_forked:
+            return super().wait(timeout)
         with self._told:
             if self.returncode is None:
                 ready = select.poll()
@@ -115,6 +145,9 @@ class Forked(subprocess.Popen[str]):
 
     def send_signal(self, sig: int) -> None:
         """Signals it, unless it has ended. Another one reaps it, so its pid alone may be somebody else's."""
+        if not self._is_forked:
+            super().send_signal(sig)
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, sig)
 

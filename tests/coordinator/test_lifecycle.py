@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperation
@@ -154,6 +155,7 @@ def test_a_watch_tells_every_state_in_order_from_the_creation_on(
     assert states_until_the_end(coordinator, first.command_id) == [SUCCEEDED]
 
 
+@pytest.mark.usefixtures("executed")
 def test_an_acknowledged_outcome_survives_a_kill(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

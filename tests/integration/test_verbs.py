@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from .fleets import COUNTER, LEASEHOLD, Fleet
 
 
+@pytest.mark.usefixtures("executed")
 def test_the_whole_way_by_hand(fleet: Fleet) -> None:
     uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
     fleet.run_counter("one")

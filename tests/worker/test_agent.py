@@ -85,6 +85,7 @@ def test_hello_tells_everything(
     assert hello.last_epoch == 0
 
 
+@pytest.mark.usefixtures("executed")
 def test_the_whole_life_of_a_workload(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     started = session.run("c1", "w1", run=counter_run("one"))

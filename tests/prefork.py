@@ -1,10 +1,10 @@
-"""Starts our Python processes from one that has imported the packages of others, which most of a start is.
+"""Starts our Python processes from one that has imported what they need, which most of a start is.
 
 A process that is started here is one of its own, with its own pid, files, environment, signals and death. It
 is only forked where others are executed, from a process that has imported gRPC, SQLAlchemy, Trio and their
-like, and nothing of ours: our modules each process imports itself. There is one that forks for each search
-path of libraries, since the loader reads that when a process is executed. What it has started and nobody has
-ended dies with those who asked for it, however they die.
+like, and our modules, which read nothing of their environment when they are imported. There is one that forks
+for each search path of libraries, since the loader reads that when a process is executed. What it has started
+and nobody has ended dies with those who asked for it, however they die.
 
 Within :func:`executed`, processes are started as users start them: by the ``leasehold`` program.
 """
@@ -41,6 +41,12 @@ PACKAGES: Final = (
     "grpc_status.rpc_status",
     "http.client",
     "importlib.metadata",
+    "leasehold_client.main",
+    "leasehold_client.verbs",
+    "leasehold_coordinator.cli",
+    "leasehold_coordinator.server",
+    "leasehold_worker.cli",
+    "leasehold_worker.doctor",
     "logging",
     "msgspec",
     "pynvml",

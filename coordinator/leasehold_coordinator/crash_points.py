@@ -1,5 +1,6 @@
 """Places where a test can kill this process for good. Nothing happens at them unless one is armed."""
 
+import functools
 import os
 import signal
 from typing import Final
@@ -28,12 +29,15 @@ class _Armed:
         self.passes_left = int(count or 1)
 
 
-_armed: Final = _Armed(os.environ.get(VARIABLE, ""))
+@functools.cache
+def _armed() -> _Armed:
+    return _Armed(os.environ.get(VARIABLE, ""))
 
 
 def crash_point(name: str) -> None:
     """Kills this process by SIGKILL if the point is armed."""
-    if name == _armed.name:
-        _armed.passes_left -= 1
-        if _armed.passes_left == 0:
+    armed = _armed()
+    if name == armed.name:
+        armed.passes_left -= 1
+        if armed.passes_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)

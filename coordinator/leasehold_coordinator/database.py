@@ -5,7 +5,7 @@ All is written on one connection. Two coordinators on one database would give ou
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, final
@@ -41,21 +41,22 @@ class Database:
         Raises:
             StartError: It can't be opened or written, or another coordinator has it.
         """
-        lock: IO[str] | None = None
-        try:
-            is_path = "://" not in database
-            url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
-            engine = sa.create_engine(url or database)
-            path = _file_of(engine.url)
-            lock = _lock_file(path) if path is not None else None
-            if engine.dialect.name == "sqlite":
-                sa.event.listen(engine, "connect", _set_pragmas)
-            return cls(engine, _prepare(engine), lock)
-        except (sa.exc.SQLAlchemyError, ImportError) as error:
-            if lock is not None:
-                lock.close()
-            why = str(getattr(error, "orig", None) or error).splitlines()[0]
-            raise _unusable(database, why) from error
+        with ExitStack() as undone:
+            try:
+                is_path = "://" not in database
+                url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
+                engine = sa.create_engine(url or database)
+                undone.callback(engine.dispose)
+                path = _file_of(engine.url)
+                lock = undone.enter_context(_lock_file(path)) if path is not None else None
+                if engine.dialect.name == "sqlite":
+                    sa.event.listen(engine, "connect", _set_pragmas)
+                opened = cls(engine, _prepare(engine), lock)
+            except (sa.exc.SQLAlchemyError, ImportError) as error:
+                why = str(getattr(error, "orig", None) or error).splitlines()[0]
+                raise _unusable(database, why) from error
+            undone.pop_all()
+            return opened
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -131,8 +132,12 @@ def _lock_file(path: Path) -> IO[str]:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
-        connection.execute(f"PRAGMA {pragma}").close()
+    try:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+            connection.execute(f"PRAGMA {pragma}").close()
+    except BaseException:
+        connection.close()  # SQLAlchemy does not know it yet
+        raise
 
 
 _VERSION: Final = sa.table("alembic_version", sa.column("version_num"))

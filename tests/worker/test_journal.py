@@ -3,6 +3,7 @@
 import resource
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -185,7 +186,7 @@ async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_la
     [
         lambda path: path.write_bytes(b"this is no database, and never was one" * 100),
         lambda path: path.write_bytes(path.read_bytes()[:5000] + b"\xff" * 3000 + path.read_bytes()[8000:]),
-        lambda path: sqlite3.connect(path).execute("PRAGMA user_version = 99"),
+        lambda path: _set_version(path, 99),
         lambda path: _set_record(path, b"{"),
     ],
     ids=["foreign", "damaged", "newer", "unreadable record"],
@@ -202,6 +203,11 @@ def test_a_journal_that_cannot_be_used_is_left_as_it_is(
     with pytest.raises(StartError, match="can't be used"):
         journal_file.JournalFile(path)
     assert path.read_bytes() == before
+
+
+def _set_version(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 def _set_record(path: Path, record: bytes) -> None:

@@ -111,7 +111,7 @@ def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
 def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHost) -> None:
     host.set_busy(start(session, "w1"))
     command = make_command(
-        "c2", "w1", suspend=SuspendOperation(lock_timeout=duration_pb2.Duration(seconds=60))
+        "c2", "w1", suspend=SuspendOperation(lock_timeout=duration_pb2.Duration(seconds=3))
     )
     command.timeout.FromMilliseconds(2000)  # time enough to come to the lock on a busy machine
     session.send(command)

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, TypeAlias, final
 
@@ -122,18 +123,18 @@ class JournalFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._connection = sqlite3.connect(
-                path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode = WAL").close()
-            self._connection.execute("PRAGMA synchronous = FULL").close()
-            self.contents = self._read()
-        except (sqlite3.Error, msgspec.DecodeError, DecodeError) as error:
-            raise StartError(
-                f"the journal {path} can't be used ({error}): it holds which workload has which GPU, so "
-                "mend its disk, or end the workloads by hand and then move the file away"
-            ) from error
+        with ExitStack() as undone:
+            try:
+                self._connection = undone.enter_context(closing(_connect(path)))
+                self._connection.execute("PRAGMA journal_mode = WAL").close()
+                self._connection.execute("PRAGMA synchronous = FULL").close()
+                self.contents = self._read()
+            except (sqlite3.Error, msgspec.DecodeError, DecodeError) as error:
+                raise StartError(
+                    f"the journal {path} can't be used ({error}): it holds which workload has which GPU, so "
+                    "mend its disk, or end the workloads by hand and then move the file away"
+                ) from error
+            undone.pop_all()
 
     def _read(self) -> Contents:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -173,6 +174,10 @@ class JournalFile:
     def close(self) -> None:
         """Closes the file."""
         self._connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def _entry(row: tuple[str, bytes, int, float, bytes, int, float | None]) -> Entry:

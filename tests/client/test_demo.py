@@ -45,6 +45,7 @@ def processes_with(variable: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_counter_that_loses_a_count_fails_the_demo(tmp_path: Path) -> None:
     counter = tmp_path / "forgetful.py"
     counter.write_text(FORGETFUL.format(counter=str(COUNTER)))

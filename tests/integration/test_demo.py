@@ -17,6 +17,7 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     assert not processes_naming(str(tmp_path))
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     told = tmp_path / "told"
     with told.open("w") as output:

@@ -254,7 +254,7 @@ def test_the_ladder_is_climbed_as_far_as_it_goes(model: Model) -> None:
 PARKED_POLICIES = ("discard+keep_running", "offload+cuda_suspend", "offload+checkpoint", "retain+stop")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number: int) -> None:
     fleet = empty_fleet
     leave = 'stop_workloads = "leave"'

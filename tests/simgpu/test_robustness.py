@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import pytest
 from leasehold_simgpu import SimulatedHost
 from leasehold_simgpu.state_file import StateFile
 
@@ -17,6 +18,7 @@ from .conftest import StartProgram
 from .programs import COUNTER, MIB, NOT_INITIALIZED, RUNNING, SUCCESS, Program, environment_of, wait_until
 
 
+@pytest.mark.long
 def test_programs_killed_at_any_moment_leave_no_trace(host: SimulatedHost, controller: Program) -> None:
     source = (
         "import sys\n"
@@ -50,6 +52,7 @@ def test_programs_killed_at_any_moment_leave_no_trace(host: SimulatedHost, contr
     assert controller.memory_info()[0] == host.gpus[0].memory_bytes
 
 
+@pytest.mark.long
 def test_more_programs_over_time_than_there_are_records(host: SimulatedHost, controller: Program) -> None:
     source = "import ctypes\ncuda = ctypes.CDLL('libcuda.so.1')\nassert cuda.cuInit(0) == 0\n"
     environment = environment_of(host.environment())

@@ -196,6 +196,7 @@ def peak_bytes(*, anew: bool = False) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 async def test_fifty_megabytes_take_little_memory(served: Served) -> None:
     size = 50_000_000
     application, kernel = await served.serve(size=size)

@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.prefork import COMMAND_LINE, Forked, run
 
 

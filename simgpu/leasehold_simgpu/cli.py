@@ -74,6 +74,9 @@ def command() -> None:
 @click.option("--restore-gbps", type=click.FloatRange(min=0), help="GB/s from host to GPU. Default: 4.")
 @click.option("--driver-version", default=DEFAULT_DRIVER_VERSION, show_default=True)
 @click.option("--persistence-mode", is_flag=True, help="Restores work without cuInit in the caller.")
+@click.option(
+    "--exclusive-memory", is_flag=True, help="Workloads that are on one GPU at once overwrite each other."
+)
 @click.option("--seed", type=int, help="Makes GPU UUIDs and serials repeatable.")
 @click.option(
     "--dir",
@@ -93,6 +96,7 @@ def exec_(
     restore_gbps: float | None,
     driver_version: str,
     persistence_mode: bool,
+    exclusive_memory: bool,
     seed: int | None,
     directory: Path | None,
     program: tuple[str, ...],
@@ -110,6 +114,7 @@ def exec_(
             memory_bytes=memory,
             driver_version=driver_version,
             persistence_mode=persistence_mode,
+            exclusive_memory=exclusive_memory,
             timing=_timing(instant, suspend_gbps, restore_gbps),
             seed=seed,
         )

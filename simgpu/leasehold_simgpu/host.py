@@ -73,6 +73,7 @@ class SimulatedHost:
         driver_version: str = DEFAULT_DRIVER_VERSION,
         cuda_version: int | None = None,
         persistence_mode: bool = False,
+        exclusive_memory: bool = False,
         context_bytes: int = DEFAULT_CONTEXT_BYTES,
         timing: Timing | None = None,
         seed: int | None = None,
@@ -87,6 +88,9 @@ class SimulatedHost:
             driver_version: What NVML says. Its branch decides what the checkpoint API offers.
             cuda_version: What the driver says, as 13000 for CUDA 13.0; by default what the branch brings.
             persistence_mode: Whether a restore works without cuInit in the caller.
+            exclusive_memory: Whether the memory of a GPU holds one workload at a time: two that are resident
+                there at once overwrite each other. A workload is the processes with one
+                LEASEHOLD_WORKLOAD_ID, or else of one session.
             context_bytes: Memory that each context takes beside what is allocated in it.
             timing: How long checkpoints and restores take; by default no time.
             seed: Makes UUIDs and serials repeatable.
@@ -101,6 +105,7 @@ class SimulatedHost:
             driver_version=driver_version,
             cuda_version=cuda_version,
             persistence_mode=persistence_mode,
+            exclusive_memory=exclusive_memory,
             context_bytes=context_bytes,
             timing=Timing.instant() if timing is None else timing,
             seed=seed,

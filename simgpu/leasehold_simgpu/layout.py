@@ -106,6 +106,11 @@ class Process(ctypes.Structure):
         ("allocated_bytes", ctypes.c_uint64 * MAX_GPUS),
         ("contexts", ctypes.c_uint32 * MAX_GPUS),
         ("calls", ctypes.c_uint32 * len(CHECKPOINT_CALLS)),
+        ("request", ctypes.c_uint32),
+        ("request_result", ctypes.c_uint32),
+        ("destination", ctypes.c_uint8 * MAX_GPUS),
+        ("memory_slots", ctypes.c_uint16 * MAX_GPUS),
+        ("workload", ctypes.c_uint64),
     )
 
 
@@ -119,7 +124,7 @@ class Host(ctypes.Structure):
         ("cuda_version", ctypes.c_uint32),
         ("driver_version", ctypes.c_char * 32),
         ("persistence_mode", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("exclusive_memory", ctypes.c_uint32),
         ("context_bytes", ctypes.c_uint64),
         ("suspend_fixed_us", ctypes.c_uint64),
         ("suspend_bytes_per_s", ctypes.c_uint64),

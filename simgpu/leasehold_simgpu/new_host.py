@@ -43,6 +43,7 @@ def new_host(
     driver_version: str,
     cuda_version: int | None,
     persistence_mode: bool,
+    exclusive_memory: bool,
     context_bytes: int,
     timing: Timing,
     seed: int | None,
@@ -58,6 +59,7 @@ def new_host(
         cuda_version=_cuda_of_driver(driver_version) if cuda_version is None else cuda_version,
         driver_version=driver_version.encode(),
         persistence_mode=persistence_mode,
+        exclusive_memory=exclusive_memory,
         context_bytes=context_bytes,
         next_fault_id=1,
     )

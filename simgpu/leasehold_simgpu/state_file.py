@@ -36,7 +36,7 @@ class StateFile:
         host.layout_bytes = STATE_BYTES
         temporary = directory / f".state.{os.getpid()}"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "memory").mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(bytes(host))
             os.link(temporary, directory / "state")  # unlike a rename, it fails if there is one
         except FileExistsError as error:

@@ -122,6 +122,12 @@ def holds(address: int, size: int, seed: int) -> bool:
     return found == _pattern(size, seed)
 
 
+def first_byte(address: int) -> int:
+    found = bytearray(1)
+    _ok(driver.cuMemcpyDtoH(found, address, 1))
+    return found[0]
+
+
 def _pattern(size: int, seed: int) -> bytes:
     return bytes((seed + index) % 251 for index in range(251)) * (size // 251) + bytes(size % 251)
 
@@ -135,6 +141,10 @@ def device_uuids() -> list[str]:
 
 def memory_info() -> list[int]:
     return [int(value) for value in _ok(driver.cuMemGetInfo())]
+
+
+def begin_session() -> None:
+    os.setsid()
 
 
 def cpu_seconds() -> float:

@@ -4,11 +4,11 @@
  *
  * Any other call is ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
  * (NVIDIA/cuda-checkpoint issue 44): it reads CHECKPOINTED, but further restores are OPERATING_SYSTEM.
- * Each change is stored at the end of a call, in one word: a controller killed in a call has changed nothing.
+ * The target itself copies its memory and changes its state (restore_thread.h). A lock and an unlock are one store of
+ * one word.
  */
 #include "driver.h"
 
-#include <string.h>
 #include <time.h>
 
 #include "checkpoint_channel.h"
@@ -142,50 +142,17 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
         return channel_close(&channel, result);
     if (!channel_spend(&channel, host->suspend_fixed_us, allocated_bytes(target), host->suspend_bytes_per_s))
         return channel_close(&channel, CUDA_ERROR_OPERATING_SYSTEM);
-    move_to(&channel, CU_PROCESS_STATE_CHECKPOINTED, 0, channel.fault.keep_memory ? 0 : SIMGPU_RESIDENT);
+    if (!channel.fault.keep_memory)
+        return channel_close(&channel, channel_ask(&channel, SIMGPU_EVICT, NULL));
+    move_to(&channel, CU_PROCESS_STATE_CHECKPOINTED, 0, 0);
     return channel_close(&channel, CUDA_SUCCESS);
 }
 
-/* Is there room for the target on the GPUs that the map leads to? Under the lock. */
-static CUresult find_room(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
-    struct simgpu_host *host = channel->host;
-    const struct simgpu_process *target = channel->target;
-    for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++) {
-        uint32_t gpu = new_of[simgpu_gpu_of(target, ordinal)];
-        uint64_t bytes = simgpu_bytes_of(host, target, ordinal);
-        uint64_t used = simgpu_used_bytes(host, gpu, target), total = host->gpus[gpu].memory_bytes;
-        if (bytes != 0 && host->gpus[gpu].lost)
-            return CUDA_ERROR_UNKNOWN;
-        if (bytes != 0 && (used > total || bytes > total - used))
-            return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return CUDA_SUCCESS;
-}
-
-/* Puts the target on its new GPUs. The placement is written to the row that does not hold yet; the one store of
- * the status makes row, residence and state hold together. Under the lock. */
-static void place(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
-    struct simgpu_process *target = channel->target;
-    uint32_t flipped = (atomic_load(&target->status) & SIMGPU_PLACEMENT) ^ SIMGPU_PLACEMENT;
-    uint8_t *row = target->placement[flipped ? 1 : 0];
-    for (uint32_t ordinal = 0; ordinal < target->visible_count; ordinal++)
-        row[ordinal] = new_of[simgpu_gpu_of(target, ordinal)];
-    move_to(channel, CU_PROCESS_STATE_LOCKED, SIMGPU_RESIDENT | flipped, SIMGPU_PLACEMENT);
-}
-
-static CUresult restore(struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
-    struct simgpu_host *host = channel->host;
-    struct simgpu_process *target = channel->target;
-    if (!channel_spend(channel, host->restore_fixed_us, allocated_bytes(target), host->restore_bytes_per_s))
+static CUresult restore(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
+    const struct simgpu_host *host = channel->host;
+    if (!channel_spend(channel, host->restore_fixed_us, allocated_bytes(channel->target), host->restore_bytes_per_s))
         return CUDA_ERROR_OPERATING_SYSTEM;
-    simgpu_lock();
-    CUresult result = find_room(channel, new_of);
-    if (result == CUDA_SUCCESS)
-        place(channel, new_of);
-    else if (result == CUDA_ERROR_OUT_OF_MEMORY)
-        move_to(channel, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_WEDGED, 0);
-    simgpu_unlock();
-    return result;
+    return channel_ask(channel, SIMGPU_PLACE, new_of);
 }
 
 EXPORT CUresult cuCheckpointProcessRestore(int pid, const CUcheckpointRestoreArgs *args) {

@@ -6,13 +6,14 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "process_table.h"
 
 #define FIRST_DRIVER_WITH_API 12080
 #define POLL_US 2000
-#define LIVENESS_INTERVAL_US 50000
+#define LIVENESS_INTERVAL_MS 50u
 
 /* The names that faults are set on. */
 static const char *const call_names[SIMGPU_CHECKPOINT_CALLS] = {
@@ -62,11 +63,12 @@ static CUresult find_target(struct channel *channel, int pid) {
     return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
-/* Takes the channel unless another living controller holds it. */
+/* Takes the channel unless another living controller holds it, or one that died has asked for what is not served yet. */
 static bool try_acquire(struct channel *channel) {
     struct simgpu_process *target = channel->target;
     simgpu_lock();
-    bool held = target->channel_pid != 0 && process_start_time(target->channel_pid) == target->channel_start_time;
+    bool held = atomic_load(&target->request) != SIMGPU_NO_REQUEST ||
+                (target->channel_pid != 0 && process_start_time(target->channel_pid) == target->channel_start_time);
     if (!held && channel_owns_record(channel)) {
         target->channel_start_time = process_start_time(getpid());
         target->channel_pid = getpid();
@@ -119,14 +121,53 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     return true;
 }
 
-/* What a fault says about the state afterwards. */
-static void force_state(struct channel *channel, uint32_t state) {
-    uint32_t status = atomic_load(&channel->target->status) & (SIMGPU_PLACEMENT | SIMGPU_WEDGED);
-    if (state != CU_PROCESS_STATE_CHECKPOINTED || channel->fault.keep_memory)
+CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of) {
+    struct simgpu_process *target = channel->target;
+    simgpu_lock(); /* so that the record can't be given to another process in between */
+    if (channel_owns_record(channel)) {
+        if (new_of != NULL)
+            memcpy(target->destination, new_of, SIMGPU_MAX_GPUS);
+        atomic_store(&target->request, request);
+    }
+    simgpu_unlock();
+    simgpu_wake_word(&target->request);
+    while (atomic_load(&target->request) != SIMGPU_NO_REQUEST) {
+        simgpu_wait_word(&target->request, request, LIVENESS_INTERVAL_MS);
+        if (!channel_owns_record(channel) || !simgpu_record_is_live(target))
+            return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    return (CUresult)target->request_result;
+}
+
+/* Closes the gate, waits until no device call runs, and moves the bytes to where they are in a forced state. */
+static void force_residence(const struct channel *channel, bool resident) {
+    struct simgpu_process *target = channel->target;
+    atomic_fetch_or(&target->status, SIMGPU_GATE_CLOSED);
+    while (atomic_load(&target->in_flight) != 0 && channel_target_lives(channel))
+        simgpu_sleep_us(POLL_US);
+    uint8_t same[SIMGPU_MAX_GPUS];
+    for (uint32_t gpu = 0; gpu < SIMGPU_MAX_GPUS; gpu++)
+        same[gpu] = (uint8_t)gpu;
+    (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, same);
+}
+
+/* What a fault says about the state afterwards. The bytes follow the state, unless the fault skips the call: then the
+ * driver lies, and a process that runs without its bytes reads poison. */
+static void force_state(const struct channel *channel, uint32_t state) {
+    struct simgpu_process *target = channel->target;
+    bool resident = state != CU_PROCESS_STATE_CHECKPOINTED || channel->fault.keep_memory;
+    if (resident != ((atomic_load(&target->status) & SIMGPU_RESIDENT) != 0)) {
+        if (!channel->fault.skip)
+            force_residence(channel, resident);
+        else if (!resident)
+            memset(target->memory_slots, 0, sizeof target->memory_slots);
+    }
+    uint32_t status = atomic_load(&target->status) & (SIMGPU_PLACEMENT | SIMGPU_WEDGED);
+    if (resident)
         status |= SIMGPU_RESIDENT;
     if (state != CU_PROCESS_STATE_RUNNING)
         status |= SIMGPU_GATE_CLOSED;
-    simgpu_set_status(channel->target, status | state);
+    simgpu_set_status(target, status | state);
 }
 
 CUresult channel_close(struct channel *channel, CUresult result) {
@@ -143,7 +184,8 @@ bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t by
     if (bytes_per_s != 0)
         left_us += (uint64_t)((double)bytes / (double)bytes_per_s * 1e6);
     while (left_us > 0) {
-        uint64_t step_us = left_us < LIVENESS_INTERVAL_US ? left_us : LIVENESS_INTERVAL_US;
+        uint64_t interval_us = LIVENESS_INTERVAL_MS * 1000;
+        uint64_t step_us = left_us < interval_us ? left_us : interval_us;
         simgpu_sleep_us(step_us);
         left_us -= step_us;
         if (!channel_target_lives(channel))

@@ -22,6 +22,10 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
 /* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
 CUresult channel_close(struct channel *channel, CUresult result);
 
+/* Has the target's restore thread serve a request (restore_thread.h), and waits until it has. SIMGPU_PLACE needs the
+ * map of the GPUs. */
+CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of);
+
 /* Lets time pass as a copy of so many bytes would. False if the target died. */
 bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s);
 

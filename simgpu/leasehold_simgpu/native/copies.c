@@ -1,10 +1,60 @@
 /* Copies and fills. Streams run in order and at once, so the asynchronous forms are the synchronous ones. */
 #include "driver.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
-static void *host(CUdeviceptr address) {
-    return (void *)(uintptr_t)address;
+#include "device_memory.h"
+
+#define CHUNK_BYTES ((size_t)1 << 20)
+
+/* One end of a copy: device memory, or with `on_device` false memory of the host. */
+struct side {
+    bool on_device;
+    struct device_memory memory;
+    uint64_t offset;
+    void *address;
+};
+
+static CUresult failure(void) {
+    return errno == EFAULT ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+/* Must end with device_memory_close() of its memory. */
+static CUresult open_side(struct side *side, CUdeviceptr address, size_t bytes) {
+    struct device_place place;
+    *side = (struct side){.memory.file = -1, .address = (void *)(uintptr_t)address};
+    side->on_device = simgpu_find_place(address, bytes, &place);
+    if (!side->on_device)
+        return CUDA_SUCCESS;
+    side->offset = place.offset;
+    return device_memory_open(&side->memory, place.gpu, place.slot) ? CUDA_SUCCESS : failure();
+}
+
+static bool copy_on_device(const struct side *to, const struct side *from, size_t bytes) {
+    void *chunk = malloc(CHUNK_BYTES);
+    bool done = chunk != NULL;
+    for (size_t at = 0; done && at < bytes; at += CHUNK_BYTES) {
+        size_t length = bytes - at < CHUNK_BYTES ? bytes - at : CHUNK_BYTES;
+        done = device_memory_read(&from->memory, from->offset + at, chunk, length) &&
+               device_memory_write(&to->memory, to->offset + at, chunk, length);
+    }
+    free(chunk);
+    return done;
+}
+
+static CUresult move(const struct side *to, const struct side *from, size_t bytes) {
+    bool done = true;
+    if (to->on_device && from->on_device)
+        done = copy_on_device(to, from, bytes);
+    else if (to->on_device)
+        done = device_memory_write(&to->memory, to->offset, from->address, bytes);
+    else if (from->on_device)
+        done = device_memory_read(&from->memory, from->offset, to->address, bytes);
+    else
+        memmove(to->address, from->address, bytes);
+    return done ? CUDA_SUCCESS : failure();
 }
 
 /* Copies between two sides; each must be device memory of the process if `*_on_device` says so. */
@@ -15,11 +65,20 @@ static CUresult copy(const char *call, CUdeviceptr to, bool to_on_device, CUdevi
         return result;
     if (bytes == 0)
         return simgpu_leave(CUDA_SUCCESS);
-    if ((to_on_device && !simgpu_is_device_memory(to, bytes)) ||
-        (from_on_device && !simgpu_is_device_memory(from, bytes)) || to == 0 || from == 0)
+    if (to == 0 || from == 0)
         return simgpu_leave(CUDA_ERROR_INVALID_VALUE);
-    memmove(host(to), host(from), bytes);
-    return simgpu_leave(CUDA_SUCCESS);
+    struct side target, source;
+    result = open_side(&target, to, bytes);
+    if (result != CUDA_SUCCESS)
+        return simgpu_leave(result);
+    result = open_side(&source, from, bytes);
+    if (result == CUDA_SUCCESS) {
+        bool wrong = (to_on_device && !target.on_device) || (from_on_device && !source.on_device);
+        result = wrong ? CUDA_ERROR_INVALID_VALUE : move(&target, &source, bytes);
+        device_memory_close(&source.memory);
+    }
+    device_memory_close(&target.memory);
+    return simgpu_leave(result);
 }
 
 EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
@@ -58,6 +117,19 @@ EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     return copy("cuMemcpyAsync", to, false, from, false, bytes);
 }
 
+/* Writes `bytes` of a value over and over. The width divides the chunk, and the bytes. */
+static CUresult write_pattern(const struct side *to, const void *value, size_t width, size_t bytes) {
+    size_t length = bytes < CHUNK_BYTES ? bytes : CHUNK_BYTES;
+    char *chunk = malloc(length);
+    bool done = chunk != NULL;
+    for (size_t at = 0; done && at < length; at += width)
+        memcpy(chunk + at, value, width);
+    for (size_t at = 0; done && at < bytes; at += length)
+        done = device_memory_write(&to->memory, to->offset + at, chunk, bytes - at < length ? bytes - at : length);
+    free(chunk);
+    return done ? CUDA_SUCCESS : failure();
+}
+
 /* Fills `count` elements of `width` bytes, which the address must be aligned to. */
 static CUresult fill(const char *call, CUdeviceptr to, const void *value, size_t width, size_t count) {
     CUresult result = simgpu_enter(call, NEEDS_CONTEXT, NULL);
@@ -65,12 +137,15 @@ static CUresult fill(const char *call, CUdeviceptr to, const void *value, size_t
         return result;
     if (count == 0)
         return simgpu_leave(CUDA_SUCCESS);
-    if (to % width != 0 || count > SIZE_MAX / width || !simgpu_is_device_memory(to, count * width))
+    if (to % width != 0 || count > SIZE_MAX / width)
         return simgpu_leave(CUDA_ERROR_INVALID_VALUE);
-    unsigned char *bytes = host(to);
-    for (size_t index = 0; index < count; index++)
-        memcpy(bytes + index * width, value, width);
-    return simgpu_leave(CUDA_SUCCESS);
+    struct side side;
+    result = open_side(&side, to, count * width);
+    if (result != CUDA_SUCCESS)
+        return simgpu_leave(result);
+    result = side.on_device ? write_pattern(&side, value, width, count * width) : CUDA_ERROR_INVALID_VALUE;
+    device_memory_close(&side.memory);
+    return simgpu_leave(result);
 }
 
 EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {

@@ -62,7 +62,14 @@ CUresult simgpu_free(CUdeviceptr address);
 /* Books memory that went into or out of a pool. */
 void simgpu_pool_changed(struct memory_pool *pool, int64_t bytes);
 
-/* Is the range inside device memory of this process? */
-bool simgpu_is_device_memory(CUdeviceptr address, size_t bytes);
+/* Where bytes of device memory are: device_memory.h. */
+struct device_place {
+    uint32_t gpu;
+    uint32_t slot;
+    uint64_t offset;
+};
+
+/* Finds the place of a range. False if it is not inside one allocation of this process. Past the gate only. */
+bool simgpu_find_place(CUdeviceptr address, size_t bytes, struct device_place *place);
 
 #endif

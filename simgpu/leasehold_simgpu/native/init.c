@@ -1,17 +1,14 @@
 /* cuInit: a process enters the host's books. */
 #include "driver.h"
 #include "faults.h"
+#include "memory_slots.h"
 #include "process_table.h"
+#include "restore_thread.h"
 #include "visible_devices.h"
 
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#define RESTORE_THREAD_STACK_BYTES 65536
 
 struct simgpu_process *simgpu_self;
 uint64_t simgpu_record_id;
@@ -27,39 +24,6 @@ static void forget_in_child(void) {
     simgpu_objects = fresh;
     forked_after_init = forked_after_init || simgpu_self != NULL;
     simgpu_self = NULL;
-}
-
-static _Atomic int restore_tid;
-
-/* Stands for the thread through which the real driver answers controllers. */
-static void *restore_thread(void *unused) {
-    (void)unused;
-    atomic_store(&restore_tid, (int)syscall(SYS_gettid));
-    for (;;)
-        pause();
-    return NULL;
-}
-
-static bool start_restore_thread(void) {
-    pthread_t thread;
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, RESTORE_THREAD_STACK_BYTES);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are not this thread's business */
-    int failed = pthread_create(&thread, &attributes, restore_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    if (failed)
-        return false;
-    char name[16];
-    restore_thread_name(getpid(), name);
-    pthread_setname_np(thread, name);
-    while (atomic_load(&restore_tid) == 0)
-        simgpu_sleep_us(50);
-    return true;
 }
 
 /* A free record, or one whose process is gone: one that can come back only if there is no other, and then the one that
@@ -90,24 +54,24 @@ static CUresult register_process(struct simgpu_host *host) {
     uint32_t count = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus);
     if (count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    if (!start_restore_thread())
-        return CUDA_ERROR_OPERATING_SYSTEM;
     simgpu_lock();
     forget_namesakes(host);
     struct simgpu_process *record = free_record(host);
     if (record != NULL) {
         memset(record, 0, sizeof *record);
         record->id = simgpu_record_id = ++host->next_record_id;
-        record->restore_tid = atomic_load(&restore_tid);
+        record->workload = memory_slots_workload();
         record->start_time = process_start_time(getpid());
         record->visible_count = count;
         memcpy(record->placement[0], gpus, count);
         atomic_store(&record->status, CU_PROCESS_STATE_RUNNING | SIMGPU_RESIDENT);
-        record->pid = getpid(); /* last: from here on the record counts */
-        simgpu_self = record;
+        if (restore_thread_start(record)) {
+            record->pid = getpid(); /* last: from here on the record counts */
+            simgpu_self = record;
+        }
     }
     simgpu_unlock();
-    return record == NULL ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    return simgpu_self == NULL ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuInit(unsigned int flags) {

@@ -1,136 +1,7 @@
-/* Device memory: a real mapping of this process for each allocation, and the host's account of its size.
- *
- * A device address is the address of the mapping. Nothing moves at a checkpoint, so the data and the addresses
- * survive it, as the driver promises; pages that were never written take no memory of the machine.
- */
-#include "driver.h"
+/* The calls of the driver API that allocate memory and say where it is. */
+#include "allocations.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
-
-struct allocation {
-    CUdeviceptr address;
-    size_t bytes;
-    uint64_t id;
-    uint32_t ordinal;
-    struct context *context;
-    struct memory_pool *pool;
-    struct allocation *next;
-};
-
-static struct allocation *allocations;
-static uint64_t next_id = 1;
-
-CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
-    struct simgpu_host *host = simgpu_host();
-    simgpu_lock();
-    uint32_t gpu = simgpu_gpu_of(simgpu_self, ordinal);
-    uint64_t used = simgpu_used_bytes(host, gpu, NULL);
-    uint64_t wanted = bytes + contexts * host->context_bytes;
-    uint64_t total = host->gpus[gpu].memory_bytes;
-    bool fits = used <= total && wanted <= total - used;
-    if (fits) {
-        simgpu_self->allocated_bytes[ordinal] += bytes;
-        simgpu_self->contexts[ordinal] += contexts;
-    }
-    simgpu_unlock();
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-void simgpu_give_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
-    simgpu_lock();
-    simgpu_self->allocated_bytes[ordinal] -= bytes;
-    simgpu_self->contexts[ordinal] -= contexts;
-    simgpu_unlock();
-}
-
-/* The allocation that holds this address. Under simgpu_objects. */
-static struct allocation *find(CUdeviceptr address) {
-    struct allocation *allocation = allocations;
-    while (allocation != NULL && address - allocation->address >= allocation->bytes)
-        allocation = allocation->next;
-    return allocation;
-}
-
-static void release(struct allocation *allocation) {
-    munmap((void *)(uintptr_t)allocation->address, allocation->bytes);
-    simgpu_give_memory(allocation->ordinal, allocation->bytes, 0);
-    if (allocation->pool != NULL)
-        simgpu_pool_changed(allocation->pool, -(int64_t)allocation->bytes);
-    free(allocation);
-}
-
-CUresult simgpu_allocate(struct context *context, uint32_t ordinal, struct memory_pool *pool, size_t bytes,
-                         CUdeviceptr *address) {
-    if (bytes == 0 || address == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = simgpu_take_memory(ordinal, bytes, 0);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct allocation *allocation = malloc(sizeof *allocation);
-    void *memory =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (allocation == NULL || memory == MAP_FAILED) {
-        if (memory != MAP_FAILED)
-            munmap(memory, bytes);
-        free(allocation);
-        simgpu_give_memory(ordinal, bytes, 0);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    pthread_mutex_lock(&simgpu_objects);
-    *allocation = (struct allocation){
-        .address = (CUdeviceptr)(uintptr_t)memory,
-        .bytes = bytes,
-        .id = next_id++,
-        .ordinal = ordinal,
-        .context = context,
-        .pool = pool,
-        .next = allocations,
-    };
-    allocations = allocation;
-    if (pool != NULL)
-        simgpu_pool_changed(pool, (int64_t)bytes);
-    pthread_mutex_unlock(&simgpu_objects);
-    *address = allocation->address;
-    return CUDA_SUCCESS;
-}
-
-CUresult simgpu_free(CUdeviceptr address) {
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&simgpu_objects);
-    for (struct allocation **link = &allocations; *link != NULL; link = &(*link)->next) {
-        struct allocation *allocation = *link;
-        if (allocation->address != address)
-            continue;
-        *link = allocation->next;
-        release(allocation);
-        result = CUDA_SUCCESS;
-        break;
-    }
-    pthread_mutex_unlock(&simgpu_objects);
-    return result;
-}
-
-void simgpu_free_owned(const struct context *context, const struct memory_pool *pool) {
-    struct allocation **link = &allocations;
-    while (*link != NULL) {
-        struct allocation *allocation = *link;
-        if (pool != NULL ? allocation->pool == pool : allocation->context == context) {
-            *link = allocation->next;
-            release(allocation);
-        } else {
-            link = &allocation->next;
-        }
-    }
-}
-
-bool simgpu_is_device_memory(CUdeviceptr address, size_t bytes) {
-    pthread_mutex_lock(&simgpu_objects);
-    const struct allocation *allocation = find(address);
-    bool inside = allocation != NULL && bytes <= allocation->bytes - (address - allocation->address);
-    pthread_mutex_unlock(&simgpu_objects);
-    return inside;
-}
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     struct context *context;
@@ -167,7 +38,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&simgpu_objects);
-    const struct allocation *allocation = find(address);
+    const struct allocation *allocation = simgpu_find_allocation(address);
     if (allocation != NULL && base != NULL)
         *base = allocation->address;
     if (allocation != NULL && bytes != NULL)
@@ -205,7 +76,7 @@ EXPORT CUresult cuMemFreeHost(void *address) {
 
 /* What is asked of an address, by attribute. Host addresses that CUDA does not know are an error for most. */
 static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr address) {
-    const struct allocation *allocation = find(address);
+    const struct allocation *allocation = simgpu_find_allocation(address);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
         *(unsigned *)data = 0;

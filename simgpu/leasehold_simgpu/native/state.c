@@ -21,7 +21,7 @@ static pthread_mutex_t thread_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct simgpu_host *_Atomic mapped;
 static int lock_file = -1;
-static char state_path[PATH_MAX];
+static char host_directory[PATH_MAX], state_path[PATH_MAX];
 
 /* A fork shares the open file, and with it the flock: the child drops its share, so that the parent's death
  * frees the lock, and opens the file anew. It also drops the mutexes, which threads left behind may hold. */
@@ -35,9 +35,14 @@ static void after_fork_in_child(void) {
     }
 }
 
+bool simgpu_path(char *path, size_t size, const char *name) {
+    return (size_t)snprintf(path, size, "%s/%s", host_directory, name) < size;
+}
+
 static struct simgpu_host *map_state(void) {
     const char *directory = getenv("LEASEHOLD_SIMGPU_DIR");
-    if (directory == NULL || snprintf(state_path, sizeof state_path, "%s/state", directory) >= PATH_MAX)
+    if (directory == NULL || snprintf(host_directory, sizeof host_directory, "%s", directory) >= PATH_MAX ||
+        !simgpu_path(state_path, sizeof state_path, "state"))
         return NULL;
     int file = open(state_path, O_RDWR | O_CLOEXEC);
     if (file < 0)

@@ -98,6 +98,13 @@ enum simgpu_checkpoint_call {
     SIMGPU_CHECKPOINT_CALLS, /* how many there are */
 };
 
+/* What a controller asks of the restore thread of its target (restore_thread.h). */
+enum simgpu_request {
+    SIMGPU_NO_REQUEST,
+    SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
+    SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
+};
+
 struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
     int32_t restore_tid;
@@ -114,6 +121,11 @@ struct simgpu_process {
     uint64_t allocated_bytes[SIMGPU_MAX_GPUS]; /* by CUDA ordinal */
     uint32_t contexts[SIMGPU_MAX_GPUS];        /* by CUDA ordinal */
     _Atomic uint32_t calls[SIMGPU_CHECKPOINT_CALLS]; /* that came for this process, whatever they were answered */
+    _Atomic uint32_t request; /* enum simgpu_request; the restore thread sets it back when it has served it */
+    uint32_t request_result;  /* a CUresult */
+    uint8_t destination[SIMGPU_MAX_GPUS];    /* of SIMGPU_PLACE: index of a GPU -> index of the GPU it becomes */
+    uint16_t memory_slots[SIMGPU_MAX_GPUS];  /* by CUDA ordinal: see memory_slots.h; 0: no bytes are on a GPU */
+    uint64_t workload;                       /* the same number in processes of one workload: memory_slots.h */
 };
 
 struct simgpu_host {
@@ -123,7 +135,7 @@ struct simgpu_host {
     uint32_t cuda_version; /* 13000 is CUDA 13.0 */
     char driver_version[32];
     uint32_t persistence_mode;
-    uint32_t reserved;
+    uint32_t exclusive_memory; /* see memory_slots.h */
     uint64_t context_bytes; /* memory that every context takes on its GPU */
     uint64_t suspend_fixed_us;
     uint64_t suspend_bytes_per_s; /* 0: no time per byte */
@@ -141,7 +153,10 @@ struct simgpu_host {
 /* The host named by LEASEHOLD_SIMGPU_DIR, mapped on first use; NULL if there is none. */
 struct simgpu_host *simgpu_host(void);
 
-/* The lock over everything but `status`, `in_flight`, `busy` and `calls`. Not recursive. Held for microseconds. */
+/* The path of a file in the directory of the host. False if it is too long. */
+bool simgpu_path(char *path, size_t size, const char *name);
+
+/* The lock over everything but `status`, `in_flight`, `busy`, `calls` and the request. Not recursive. Held for microseconds. */
 void simgpu_lock(void);
 void simgpu_unlock(void);
 

@@ -1,0 +1,32 @@
+/* The device memory that this process has allocated.
+ *
+ * An allocation reserves a range of virtual addresses, which nothing can read or write, and names the bytes of a GPU
+ * that stand for it: an offset in the memory slot of the process there. The address stays the same wherever the
+ * process is moved. The bytes are on the GPU while the process is resident, else in `copies`.
+ */
+#ifndef SIMGPU_ALLOCATIONS_H
+#define SIMGPU_ALLOCATIONS_H
+
+#include "driver.h"
+#include "host_copies.h"
+
+struct allocation {
+    CUdeviceptr address;
+    size_t bytes;
+    uint64_t id;
+    uint32_t ordinal;
+    uint64_t offset; /* physical: in the memory slot */
+    struct context *context;
+    struct memory_pool *pool;
+    struct host_copy *copies;
+    struct allocation *next; /* by ordinal, then offset */
+};
+
+/* All of them. Changed under simgpu_objects, and only by calls that pass the gate: while it is closed and drained,
+ * the list may be read without. */
+extern struct allocation *simgpu_allocations;
+
+/* The allocation that holds this address, or NULL. Under simgpu_objects. */
+struct allocation *simgpu_find_allocation(CUdeviceptr address);
+
+#endif

@@ -1,0 +1,40 @@
+/* The bytes of the simulated GPUs.
+ *
+ * The physical memory of a GPU is a set of sparse files in the directory of the host: `memory/GPU-SLOT`, one per
+ * memory slot (memory_slots.h). A physical address is a slot and an offset in its file. Device memory is not mapped
+ * into any process: copies and fills read and write these files. So a suspended process holds no mapping and no
+ * descriptor of a GPU, and a process that reads a device address on the CPU gets SIGSEGV, as with a real GPU.
+ */
+#ifndef SIMGPU_DEVICE_MEMORY_H
+#define SIMGPU_DEVICE_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DEVICE_MEMORY_PAGE_BYTES 4096u
+
+/* Device memory that is on no GPU reads as this byte. */
+#define DEVICE_MEMORY_POISON 0xdb
+
+/* An open slot of a GPU. */
+struct device_memory {
+    int file; /* -1: slot 0, which is on no GPU */
+};
+
+/* Opens a slot, and makes its file if there is none. Must end with device_memory_close(). False: see errno. */
+bool device_memory_open(struct device_memory *memory, uint32_t gpu, uint32_t slot);
+void device_memory_close(struct device_memory *memory);
+
+/* Bytes that were never written read as 0; writes to slot 0 are lost. False: see errno. */
+bool device_memory_read(const struct device_memory *memory, uint64_t offset, void *to, size_t bytes);
+bool device_memory_write(const struct device_memory *memory, uint64_t offset, const void *from, size_t bytes);
+
+/* Finds the first bytes from `*start` to `end` that were written: `*start` to `*stop`. False if there are none. */
+bool device_memory_find_data(const struct device_memory *memory, uint64_t end, uint64_t *start, uint64_t *stop);
+
+/* Gives the bytes back to the file system. They read as 0 from then on. */
+void device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
+void device_memory_erase_slot(uint32_t gpu, uint32_t slot);
+
+#endif

@@ -1,0 +1,20 @@
+/* Where the bytes of this process are: on the GPUs that it is mapped to, or in its host memory.
+ *
+ * The restore thread calls these while the gate is closed and drained, so that no call of the program uses device
+ * memory. A process that is killed in the middle leaves nothing that counts: its record and its slots are free.
+ */
+#ifndef SIMGPU_RESIDENCE_H
+#define SIMGPU_RESIDENCE_H
+
+#include "driver_types.h"
+#include "state.h"
+
+/* Copies all device memory out, erases it on the GPUs, and makes the process CHECKPOINTED.
+ * CUDA_ERROR_OUT_OF_MEMORY if the host has no memory for the copies: then nothing has changed. */
+CUresult residence_evict(struct simgpu_process *self);
+
+/* Takes memory on the GPUs that `destination` leads to, copies everything in, and makes the process LOCKED.
+ * CUDA_ERROR_OUT_OF_MEMORY if a GPU has too little: then the process is wedged. Other errors change nothing. */
+CUresult residence_place(struct simgpu_process *self);
+
+#endif

@@ -73,8 +73,12 @@ class DemoFleet:
         self._start_coordinator()
 
     def _start_worker(self, name: str) -> None:
-        """Starts a worker on a simulated host of its own."""
-        host = ("simgpu", "exec", "--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--")
+        """Starts a worker on a simulated host of its own.
+
+        Two workloads on one of its GPUs at the same time would overwrite each other, and the counters see it.
+        """
+        gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
+        host = ("simgpu", "exec", *gpus, "--")
         worker = ("worker", "--coordinator", self.address, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)

@@ -54,7 +54,11 @@ class ChaosFleet:
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
             name: SimulatedHost.create(
-                folder / f"{name}-host", gpus=GPUS, chip="H100", timing=Timing.instant()
+                folder / f"{name}-host",
+                gpus=GPUS,
+                chip="H100",
+                timing=Timing.instant(),
+                exclusive_memory=True,
             )
             for name in WORKERS
         }

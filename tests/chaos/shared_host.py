@@ -83,7 +83,9 @@ class SharedHost:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.host = SimulatedHost.create(folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant())
+        self.host = SimulatedHost.create(
+            folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant(), exclusive_memory=True
+        )
         self.address = f"127.0.0.1:{free_port()}"
         self.socket = folder / "worker.sock"
         self.holders: list[Holder] = []

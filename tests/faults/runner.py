@@ -76,7 +76,9 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for share in range(options.processes):
-            host = SimulatedHost.create(Path(folder, str(share)), gpus=GPUS, timing=Timing.instant())
+            host = SimulatedHost.create(
+                Path(folder, str(share)), gpus=GPUS, timing=Timing.instant(), exclusive_memory=True
+            )
             mine = ["--share", str(share), "--processes", str(options.processes)]
             started.append(
                 subprocess.Popen(
@@ -112,7 +114,9 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
 def explored(sequences: int) -> bool:
     """Has hypothesis make up sequences, half of them of each sort. False: one failed."""
     with tempfile.TemporaryDirectory() as folder:
-        host = SimulatedHost.create(Path(folder, "host"), gpus=GPUS, timing=Timing.instant())
+        host = SimulatedHost.create(
+            Path(folder, "host"), gpus=GPUS, timing=Timing.instant(), exclusive_memory=True
+        )
         done = subprocess.run(
             [sys.executable, "-m", "tests.faults.sequences", "--examples", str(max(1, sequences // 2))],
             env={**os.environ, **host.environment()},

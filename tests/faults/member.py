@@ -25,7 +25,7 @@ from typing import Final
 PROGRAM: Final = Path(__file__).resolve()
 PROGRESS_ROUNDS: Final = 2
 
-_HEADER: Final = struct.Struct("<QQ")  # member, round
+_HEADER: Final = struct.Struct("<QQ")  # pid, round
 _PERIOD: Final = 251  # a prime: shifted or swapped pages do not fit the pattern
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -168,13 +168,12 @@ class _Cuda:
 class _Buffer:
     """A buffer on one GPU, and what must be in it."""
 
-    def __init__(self, cuda: _Cuda, member: int, device: int, size: int) -> None:
+    def __init__(self, cuda: _Cuda, device: int, size: int) -> None:
         self._cuda = cuda
-        self._member = member
         self._size = ctypes.c_size_t(size)
         self._context = ctypes.c_void_p()
         self._address = ctypes.c_uint64()
-        start = (member * 16 + device) % _PERIOD
+        start = (os.getpid() + device) % _PERIOD  # another member's bytes differ
         cycle = bytes((start + index) % _PERIOD for index in range(_PERIOD))
         self._written = bytearray((cycle * (size // _PERIOD + 1))[:size])
         self._read = bytearray(size)
@@ -191,7 +190,7 @@ class _Buffer:
         return self._read == self._written
 
     def write(self, number: int) -> None:
-        header = bytearray(_HEADER.pack(self._member, number))
+        header = bytearray(_HEADER.pack(os.getpid(), number))
         self._cuda.call("cuCtxSetCurrent", self._context)
         self._cuda.call("cuMemcpyHtoD_v2", self._address, _pointer(header), ctypes.c_size_t(len(header)))
         self._written[: len(header)] = header
@@ -209,7 +208,7 @@ def _run(member: int, record: Record, options: argparse.Namespace) -> None:
         visible = cuda.device_count()
         first = member * options.gpus_per_member
         devices = {(first + number) % visible for number in range(options.gpus_per_member)}
-        buffers = [_Buffer(cuda, member, device, options.bytes) for device in sorted(devices)]
+        buffers = [_Buffer(cuda, device, options.bytes) for device in sorted(devices)]
     except _CudaError as error:
         record.error = error.result
         raise

@@ -1,0 +1,79 @@
+"""Defects of the worker, put into this process by replacing functions. The product has no hook for them.
+
+The worker's proof by NVML and its search for foreign processes would report these defects at once. The
+mutants switch both off: the bytes alone must show the defect.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.members import MemberOutcome
+from leasehold_worker.checkpoint.process import CheckpointProcess, RestoreOptions
+from leasehold_worker.gpu_slots import GpuSlots
+from leasehold_worker.moving import Moving
+from leasehold_worker.plan import Plan
+from leasehold_worker.proof import Proof
+
+
+class Mutation(enum.StrEnum):
+    """A defect of the worker."""
+
+    NONE = "none"
+    SKIPPED_REMAP = "skipped-remap"
+    """A restore leaves out its GPU pairs, and the new GPUs are reported."""
+    EARLY_FREE = "early-free"
+    """A suspend frees the GPUs before the checkpoint."""
+    STALE_PAIRS = "stale-pairs"
+    """A move uses the GPU pairs of the first move."""
+
+
+def apply(mutation: Mutation) -> None:
+    """Puts a defect into the worker of this process."""
+    match mutation:
+        case Mutation.NONE:
+            pass
+        case Mutation.SKIPPED_REMAP:
+            _replace_pairs(())
+        case Mutation.EARLY_FREE:
+            _free_before_checkpoint()
+        case Mutation.STALE_PAIRS:
+            _replace_pairs(None)
+
+
+def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
+    """Has every move use these pairs, or with None those of the first. Switches off the proof by NVML."""
+    original = CheckpointProcess.restore_with_options
+    first: list[tuple[GpuPair, ...]] = [] if pairs is None else [pairs]
+
+    async def restore(self: CheckpointProcess, options: RestoreOptions) -> None:
+        if options.gpu_pairs:
+            first.append(options.gpu_pairs)
+            options = replace(options, gpu_pairs=first[0])
+        await original(self, options)
+
+    async def prove_nothing(_self: Proof, _outcomes: Sequence[MemberOutcome]) -> None:
+        pass
+
+    CheckpointProcess.restore_with_options = restore  # type: ignore[method-assign]
+    Proof.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
+
+
+def _free_before_checkpoint() -> None:
+    """Releases the leases before the members are locked. Switches off the search for foreign processes."""
+    original = Moving._park
+    check_free = GpuSlots.check_free
+
+    async def park(self: Moving, plan: Plan, *arguments: Any) -> None:
+        for party in plan.parties:
+            if party.workload.lease is not None:
+                self._pool.release(party.workload.lease)
+        await original(self, plan, *arguments)
+
+    def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
+        check_free(self, gpu_uuids, allow_foreign=True)
+
+    Moving._park = park  # type: ignore[assignment, method-assign]
+    GpuSlots.check_free = check_leases  # type: ignore[method-assign]

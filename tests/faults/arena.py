@@ -203,7 +203,7 @@ class Arena:
         return [process for process in self.host.processes() if process.pid in wanted]
 
     async def bring_home(self, stage: Stage) -> None:
-        """Brings every actor back to where it started: running, on its home. Who is not whole starts anew."""
+        """Brings every actor back to its home, running. An actor that is not whole starts anew."""
         if all(actor.workload and _is_away(actor) for actor in stage.actors):
             await self.perform(Kind.SWAP if len(stage.actors) == 2 else Kind.REMAP, stage)
         for actor in stage.actors:
@@ -214,8 +214,10 @@ class Arena:
                 await self.start(actor)
 
     def _is_home(self, actor: Actor) -> bool:
-        """Whether an actor runs with all members at home."""
-        whole = actor.running.state == RUNNING and len(self.live(actor)) == actor.size
+        """Whether an actor runs with all members at home, and none of them is corrupt."""
+        assert actor.members is not None
+        corrupt = any(actor.members.corrupt(member) for member in range(actor.size))
+        whole = actor.running.state == RUNNING and len(self.live(actor)) == actor.size and not corrupt
         return whole and list(_held(actor)) == actor.home
 
     async def wake(self, actor: Actor) -> OperationError | None:

@@ -28,6 +28,7 @@ QUERIES: Final = ("get_restore_thread_id", "get_state")
 STEPS: Final = ("lock", "checkpoint", "restore", "unlock")
 ERRORS: Final = (1, 2, 3, 304, 401, 600, 801, 999)
 STATES: Final = (0, 1, 2, 3, 4, 5)
+CHECKPOINTED: Final = 2
 SIZES: Final = (1, 2, 8)
 DELAY_S: Final = 0.05
 
@@ -66,6 +67,15 @@ class CaseFault:
     def is_harmless(self) -> bool:
         """Whether the operation must succeed nevertheless."""
         return self.delay_s > 0 and self.victim is Victim.NOBODY
+
+    @property
+    def misplaces(self) -> bool:
+        """Whether the driver restores the member on another GPU than it was told, or denies a restore.
+
+        In a swap that is the GPU of the other workload. The worker learns of it from NVML, after the bytes
+        were overwritten: no call tells where a CHECKPOINTED process will go.
+        """
+        return self.call == "restore" and (self.ignore_gpu_pairs or self.state == CHECKPOINTED)
 
 
 @dataclass(frozen=True, slots=True)

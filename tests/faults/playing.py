@@ -20,12 +20,16 @@ DEATH_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED."""
+    """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED.
+
+    The bytes of two workloads may be `lost_by_driver`: see `CaseFault.misplaces`.
+    """
 
     name: str
     succeeded: bool
     problems: list[str]
     left_locked: list[int]
+    lost_by_driver: bool = False
 
 
 @dataclass(slots=True)
@@ -108,7 +112,10 @@ async def act(
     problems = list(wrong(arena, stage, kind, outcome, deadly=deadly))
     if outcome.error is not None and not may_fail and all(fault.is_harmless for fault, _ in faults):
         problems.append(f"failed although nothing was wrong: {outcome.error}")
-    return Act(name_of(outcome, stage), outcome.error is None, problems, locked(arena, stage))
+    lost_by_driver = len(stage.actors) > 1 and any(fault.misplaces for fault, _ in faults)
+    if lost_by_driver:
+        problems = _but_for_bytes(problems)
+    return Act(name_of(outcome, stage), outcome.error is None, problems, locked(arena, stage), lost_by_driver)
 
 
 async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
@@ -119,7 +126,11 @@ async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
         if not is_parked_as_wanted and (problem := await _not_recovered(arena, actor)):
             problems.append(f"{problem}; {describe(arena, stage)}")
     problems += wrong_places(arena, stage)
-    return replace(done, problems=problems)
+    return replace(done, problems=_but_for_bytes(problems) if done.lost_by_driver else problems)
+
+
+def _but_for_bytes(problems: Sequence[str]) -> list[str]:
+    return [problem for problem in problems if not problem.startswith("corrupt")]
 
 
 def describe(arena: Arena, stage: Stage) -> str:

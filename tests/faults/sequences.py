@@ -61,6 +61,8 @@ async def play_sequence(
         # Nothing helps a member that the driver never unlocks; that it is named so is among the problems.
         stubborn = any(fault.call == "unlock" and fault.always for fault, _ in step.faults)
         check(done.problems, [] if stubborn else done.left_locked)
+        if done.lost_by_driver:
+            return  # who is corrupt is replaced before the next sequence
     done = await recovered(arena, stage, Kind.RESTORE, done)
     check(done.problems, locked(arena, stage))
 

@@ -22,7 +22,7 @@ DEATH_TIMEOUT_S: Final = 5.0
 class Act:
     """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED.
 
-    The bytes of two workloads may be `lost_by_driver`: see `CaseFault.misplaces`.
+    With `lost_by_driver`, two workloads may have overwritten each other: see `CaseFault.misplaces`.
     """
 
     name: str

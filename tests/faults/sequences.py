@@ -62,7 +62,7 @@ async def play_sequence(
         stubborn = any(fault.call == "unlock" and fault.always for fault, _ in step.faults)
         check(done.problems, [] if stubborn else done.left_locked)
         if done.lost_by_driver:
-            return  # who is corrupt is replaced before the next sequence
+            return  # corrupt workloads are replaced before the next sequence
     done = await recovered(arena, stage, Kind.RESTORE, done)
     check(done.problems, locked(arena, stage))
 

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 from leasehold_client.main import leasehold
 
+from tests.worker.criu_cases import criu_setting
+
 from .fleets import Fleet, make_fleet
 from .models import STATES, WORKER, Model, require_images, told
 
@@ -39,7 +41,7 @@ NUMBERS = itertools.count(1)
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One fleet for all tests here that leave it as it was."""
     with make_fleet(tmp_path_factory.mktemp("strategies")) as started:
-        started.start_worker(WORKER)
+        started.start_worker(WORKER, settings=criu_setting())
         yield started
 
 
@@ -257,7 +259,7 @@ PARKED_POLICIES = ("discard+keep_running", "offload+cuda_suspend", "offload+chec
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number: int) -> None:
     fleet = empty_fleet
-    leave = 'stop_workloads = "leave"'
+    leave = f'stop_workloads = "leave"\n{criu_setting()}'
     fleet.start_worker(WORKER, settings=leave)
     models = {}
     for policy in PARKED_POLICIES:

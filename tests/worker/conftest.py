@@ -22,7 +22,7 @@ from leasehold_worker.processes import ProcessIdentity, identify
 
 from tests.prefork import WORKER, Forked
 
-from .criu_cases import MakeCriu, fake_criu
+from .criu_cases import MakeCriu, criu_setting, fake_criu
 from .scripted_coordinator import ScriptedCoordinator, Session
 
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
@@ -186,6 +186,14 @@ def make_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCriu:
         return fake_criu(tmp_path)
 
     return make
+
+
+@pytest.fixture
+def with_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has workers that get no configuration use the CRIU of ``make criu``."""
+    settings = tmp_path / "criu.toml"
+    settings.write_text(criu_setting())
+    monkeypatch.setenv("LEASEHOLD_WORKER_CONFIG", str(settings))
 
 
 @pytest.fixture

@@ -161,10 +161,6 @@ def restore(criu: Conversation, request: CriuRequest) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["check"]:
-        if SCENARIO == "check-fails":
-            sys.exit("(00.01) Error (criu/cr-check.c:93): Kernel lacks what is needed")
-        return
     assert sys.argv[1] == "swrk"
     if SCENARIO == "silent":
         signal.pause()
@@ -174,6 +170,10 @@ def main() -> None:
         major, minor, sublevel = (3, 17, 1) if SCENARIO == "old" else (4, 2, 1)
         version = criu_pb2.CriuVersion(major_number=major, minor_number=minor, sublevel=sublevel)
         criu.answer(request.type, success=True, version=version)
+    elif request.type == criu_pb2.CRIU_REQUEST_TYPE_CHECK:
+        if SCENARIO == "check-fails":
+            sys.stderr.write("(00.01) Error (criu/cr-check.c:93): Kernel lacks what is needed\n")
+        criu.answer(request.type, success=SCENARIO != "check-fails", cr_errmsg=SAID_EVEN_AFTER_SUCCESS)
     elif request.type == criu_pb2.CRIU_REQUEST_TYPE_DUMP:
         dump(criu, request)
     elif request.type == criu_pb2.CRIU_REQUEST_TYPE_RESTORE:

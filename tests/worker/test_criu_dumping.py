@@ -53,7 +53,7 @@ async def test_a_criu_that_works_is_found(make_criu: MakeCriu) -> None:
 @pytest.mark.parametrize(
     ("scenario", "timeout_s", "reason"),
     [
-        ("old", 30, "is version 3.17.1, which fails on kernels of today: 4.1 is needed"),
+        ("old", 30, "is version 3.17.1, which fails on kernels of today: 4.2 is needed"),
         ("check-fails", 30, "as it says itself (Kernel lacks what is needed)"),
         ("silent", 0.5, "did not answer within 0.5 s"),
     ],

@@ -35,6 +35,8 @@ from .parking_cases import (
 )
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
+pytestmark = pytest.mark.usefixtures("with_criu")
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:

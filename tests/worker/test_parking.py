@@ -30,6 +30,8 @@ from .parking_cases import (
 )
 from .scripted_coordinator import ScriptedCoordinator, make_command
 
+pytestmark = pytest.mark.usefixtures("with_criu")
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from leasehold.v1.criu_pb2 import CriuRequest, CriuResponse
 from leasehold_worker.images import swrk
 from leasehold_worker.images.swrk import SwrkError
 
-OLDEST_VERSION: Final = (4, 1)
-"""Debian 12's 3.17.1 does not know the vDSO of today's kernels (6.18: "Unexpected rt vDSO area bounds")."""
+OLDEST_VERSION: Final = (4, 2)
+"""On Linux 6.18, 3.17.1 (Debian 12) stops with "Unexpected rt vDSO area bounds", and 4.1.1 (Debian 13) can't
+dump a process with a TCP socket ("sockets: Can't get 1:16 opt: Operation not supported")."""
 
 PROBE_TIMEOUT_S: Final = 10.0
 ERROR_LINES: Final = 2
@@ -62,7 +62,7 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
         return "CRIU needs root, or a worker with CAP_SYS_ADMIN: start the worker so"
     path = Path.cwd() / found
     try:
-        answer = await _ask_version(path, timeout_s)
+        answer = await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_VERSION, timeout_s)
         version = (answer.version.major_number, answer.version.minor_number, answer.version.sublevel)
         text = ".".join(str(number) for number in version).removesuffix(".0")
         if version < OLDEST_VERSION:
@@ -71,49 +71,31 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
                 f"{path} is version {text}, which fails on kernels of today: {oldest} is needed, "
                 f"and {HOW_TO_GET_IT}"
             )
-        await _check(path, timeout_s)
+        await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_CHECK, timeout_s)
     except SwrkError as error:
         return f"{path} does not work here, {error}: `criu check` says more"
     return CriuFacts(path, text)
 
 
-async def _ask_version(path: Path, timeout_s: float) -> CriuResponse:
-    """Asks a CRIU for its version, by the protocol that dumps and restores use.
+async def _ask(path: Path, question: criu_pb2.CriuRequestType.ValueType, timeout_s: float) -> CriuResponse:
+    """The answer of a CRIU to a question without options.
 
     Raises:
-        SwrkError: The answer is no, or comes too late.
+        SwrkError: It says no, or nothing in time.
     """
     with tempfile.TemporaryFile() as errors:
         try:
             with trio.fail_after(timeout_s):
                 async with swrk.start(path, errors=errors.fileno(), end_timeout_s=1.0) as criu:
-                    await criu.send(CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_VERSION))
+                    await criu.send(CriuRequest(type=question))
                     answer = await criu.receive()
         except trio.TooSlowError:
             raise SwrkError(f"it did not answer within {timeout_s:g} s") from None
         if not answer.success:
-            raise SwrkError(f"as it says itself ({answer.cr_errmsg or 'without a reason'})")
+            errors.seek(0)
+            said = decisive_errors(errors.read().decode(errors="replace"))
+            raise SwrkError(f"as it says itself ({said or answer.cr_errmsg or 'without a reason'})")
     return answer
-
-
-async def _check(path: Path, timeout_s: float) -> None:
-    """Runs ``criu check``. The same question by protocol crashes CRIU 4.1.1.
-
-    Raises:
-        SwrkError: The check fails, or takes too long.
-    """
-    try:
-        with trio.fail_after(timeout_s):
-            done = await trio.run_process(
-                [path, "check"], check=False, stdout=subprocess.DEVNULL, capture_stderr=True
-            )
-    except OSError as error:
-        raise SwrkError(f"it can't be started ({error.strerror})") from error
-    except trio.TooSlowError:
-        raise SwrkError(f"it did not answer within {timeout_s:g} s") from None
-    if done.returncode != 0:
-        said = decisive_errors(done.stderr.decode(errors="replace"))
-        raise SwrkError(f"as it says itself ({said or 'without a reason'})")
 
 
 def _is_administrator() -> bool:

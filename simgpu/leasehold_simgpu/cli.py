@@ -163,6 +163,9 @@ def show(directory: Path, output: str) -> None:
     for process in processes:
         places = ", ".join(f"{uuid} {_mib(size)} MiB" for uuid, size in process.gpu_bytes.items())
         marks = "  wedged" * process.wedged + "  busy" * process.busy + "  MPS" * process.mps_client
+        marks += "  multicast" * process.multicast + "  partial passthrough" * process.partial_passthrough
+        if process.peers:
+            marks += f"  peers {','.join(map(str, process.peers))}"
         click.echo(f"pid {process.pid}  {process.state.name}{marks}  {places}")
     for fault in faults:
         click.echo(f"fault {fault.id}  {_describe(fault)}")
@@ -183,6 +186,12 @@ def fault_group() -> None:
 @click.option("--hang", is_flag=True, help="Return only when the fault is cleared.")
 @click.option("--signal", "signal_", type=SignalType(), help="Sent to the process, as KILL.")
 @click.option(
+    "--signal-delay-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Let the call return, and send the signal so many seconds later.",
+)
+@click.option(
     "--state", type=click.Choice([state.name.lower() for state in ProcessState]), help="Afterwards."
 )
 @click.option("--skip", is_flag=True, help="Do nothing, but succeed (or return --error).")
@@ -202,6 +211,7 @@ def fault_set(
     delay_s: float,
     hang: bool,
     signal_: int | None,
+    signal_delay_s: float,
     state: str | None,
     skip: bool,
     keep_memory: bool,
@@ -222,6 +232,7 @@ def fault_set(
         delay_s=delay_s,
         hang=hang,
         signal=signal_ or 0,
+        signal_delay_s=signal_delay_s,
         state=None if state is None else ProcessState[state.upper()],
         skip=skip,
         keep_memory=keep_memory,
@@ -258,6 +269,33 @@ def busy(directory: Path, off: bool, pid: int) -> None:
 def mps(directory: Path, off: bool, pid: int) -> None:
     """Let process PID compute through MPS: NVML says so, and it cannot be checkpointed."""
     SimulatedHost.open(directory).set_mps_client(pid, not off)
+
+
+@command.command("multicast")
+@directory_option
+@click.option("--off", is_flag=True, help="Let it leave the group: a checkpoint that hangs goes on.")
+@click.argument("pid", type=int)
+def multicast(directory: Path, off: bool, pid: int) -> None:
+    """Give process PID a multicast group: its checkpoint hangs."""
+    SimulatedHost.open(directory).set_multicast(pid, not off)
+
+
+@command.command("partial-passthrough")
+@directory_option
+@click.option("--off", is_flag=True, help="Give it all GPUs of the host again.")
+@click.argument("pid", type=int)
+def partial_passthrough(directory: Path, off: bool, pid: int) -> None:
+    """Put process PID into a container with some of the host's GPUs: its checkpoint answers 800."""
+    SimulatedHost.open(directory).set_partial_passthrough(pid, not off)
+
+
+@command.command("peers")
+@directory_option
+@click.option("--off", is_flag=True, help="Make them no peers of anybody.")
+@click.argument("pids", metavar="PID...", type=int, nargs=-1, required=True)
+def peers(directory: Path, off: bool, pids: tuple[int, ...]) -> None:
+    """Make processes peers, as NCCL's ranks are: calls on one hang while another is suspended."""
+    SimulatedHost.open(directory).set_peers(pids, not off)
 
 
 @command.command("gpu")

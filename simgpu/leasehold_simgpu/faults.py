@@ -49,6 +49,7 @@ class FaultTable:
                 delay_ms=round(fault.delay_s * 1000),
                 hang=fault.hang,
                 signal=fault.signal,
+                signal_delay_ms=round(fault.signal_delay_s * 1000),
                 state=layout.NO_STATE if fault.state is None else fault.state,
                 skip=fault.skip,
                 keep_memory=fault.keep_memory,
@@ -93,6 +94,13 @@ def _validate(fault: Fault) -> None:
         raise InvalidSettingError(f"after {fault.after} calls is out of range: choose 0 or more")
     if not 0 <= fault.delay_s < 2**31 / 1000:
         raise InvalidSettingError(f"delay of {fault.delay_s} s is out of range: choose 0 or more seconds")
+    if not 0 <= fault.signal_delay_s < 2**31 / 1000:
+        raise InvalidSettingError(
+            f"signal delay of {fault.signal_delay_s} s is out of range: choose 0 or more seconds"
+        )
+    if fault.signal_delay_s and (not fault.signal or name not in CALL_OF_ACTION.values()):
+        short = ", ".join(CALL_OF_ACTION)
+        raise InvalidSettingError(f"a signal delay needs a signal and a call with a target: {short}")
     if fault.state is not None and not 0 <= fault.state <= layout.STATE_MASK:
         raise InvalidSettingError(f"state {fault.state} is no process state: choose 0 to {layout.STATE_MASK}")
 
@@ -117,6 +125,7 @@ def _read(record: layout.Fault) -> Fault:
         delay_s=record.delay_ms / 1000,
         hang=bool(record.hang),
         signal=record.signal,
+        signal_delay_s=record.signal_delay_ms / 1000,
         state=None if record.state == layout.NO_STATE else record.state,
         skip=bool(record.skip),
         keep_memory=bool(record.keep_memory),

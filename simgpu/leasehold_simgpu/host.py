@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, final
 
@@ -169,7 +169,8 @@ class SimulatedHost:
 
     def processes(self) -> tuple[SimulatedProcess, ...]:
         """Its living CUDA processes, by pid: every process that called cuInit."""
-        found = [self._describe(record) for record in self._live_records()]
+        records = self._live_records()
+        found = [self._describe(record, records) for record in records]
         return tuple(sorted(found, key=lambda process: process.pid))
 
     def process(self, pid: int) -> SimulatedProcess | None:
@@ -193,6 +194,7 @@ class SimulatedHost:
         delay_s: float = 0.0,
         hang: bool = False,
         signal: int = 0,
+        signal_delay_s: float = 0.0,
         state: int | None = None,
         skip: bool = False,
         keep_memory: bool = False,
@@ -211,6 +213,7 @@ class SimulatedHost:
             delay_s: Time that passes first.
             hang: The call returns only when the fault is cleared or its target dies.
             signal: Sent to the process.
+            signal_delay_s: The call returns first, and the signal comes so much later.
             state: The state that the target has afterwards.
             skip: Do nothing, but answer.
             keep_memory: A checkpoint that leaves the memory on the GPU.
@@ -232,6 +235,7 @@ class SimulatedHost:
                 delay_s=delay_s,
                 hang=hang,
                 signal=int(signal),
+                signal_delay_s=signal_delay_s,
                 state=None if state is None else int(state),
                 skip=skip,
                 keep_memory=keep_memory,
@@ -281,6 +285,39 @@ class SimulatedHost:
             InvalidSettingError: It is not a living CUDA process of this host.
         """
         self._live_record(pid).mps_client = enabled
+
+    def set_multicast(self, pid: int, enabled: bool = True) -> None:
+        """Gives a process a multicast group, at which its checkpoint hangs.
+
+        The checkpoint goes on once the process has none, and ends with the process or the caller.
+
+        Raises:
+            InvalidSettingError: It is not a living CUDA process of this host.
+        """
+        self._live_record(pid).multicast = enabled
+
+    def set_partial_passthrough(self, pid: int, enabled: bool = True) -> None:
+        """Makes a process one of a container that was given some of the host's GPUs only.
+
+        Its checkpoint answers CUDA_ERROR_NOT_PERMITTED, and it stays LOCKED.
+
+        Raises:
+            InvalidSettingError: It is not a living CUDA process of this host.
+        """
+        self._live_record(pid).partial_passthrough = enabled
+
+    def set_peers(self, pids: Collection[int], enabled: bool = True) -> None:
+        """Makes processes peers, as the ranks of an NCCL job are, or peers of nobody.
+
+        Every checkpoint call on one of them waits while another lives and is not RUNNING. A process has the
+        peers that it was given last.
+
+        Raises:
+            InvalidSettingError: One is not a living CUDA process of this host.
+        """
+        records = [self._live_record(pid) for pid in pids]
+        for record in records:
+            record.peer_group = min(pids) if enabled else 0
 
     def lose_gpu(self, gpu: int | str, lost: bool = True) -> None:
         """Makes a GPU fall off the bus: NVML_ERROR_GPU_IS_LOST, and CUDA_ERROR_UNKNOWN for its users."""
@@ -367,8 +404,9 @@ class SimulatedHost:
                     used[index] += taken
         return used
 
-    def _describe(self, record: layout.Process) -> SimulatedProcess:
+    def _describe(self, record: layout.Process, living: Sequence[layout.Process]) -> SimulatedProcess:
         gpus = self._gpu_records()
+        group = {other.pid for other in living if other.peer_group == record.peer_group != 0}
         return SimulatedProcess(
             pid=record.pid,
             state=ProcessState(record.status & layout.STATE_MASK),
@@ -378,6 +416,9 @@ class SimulatedHost:
             wedged=bool(record.status & layout.WEDGED),
             busy=bool(record.busy),
             mps_client=bool(record.mps_client),
+            multicast=bool(record.multicast),
+            partial_passthrough=bool(record.partial_passthrough),
+            peers=tuple(sorted(group - {record.pid})),
             controller_pid=record.channel_pid or None,
             calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),
         )

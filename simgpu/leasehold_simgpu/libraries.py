@@ -22,6 +22,7 @@ _LIBRARIES: Final = {
         "checkpoint_channel.c",
         "contexts.c",
         "copies.c",
+        "delayed_death.c",
         "device_memory.c",
         "devices.c",
         "entry_points.c",
@@ -37,6 +38,7 @@ _LIBRARIES: Final = {
         "residence.c",
         "restore_thread.c",
         "streams.c",
+        "target_marks.c",
         "visible_devices.c",
     ),
     "libnvidia-ml.so.1": (

@@ -68,6 +68,12 @@ class SimulatedProcess:
     """Does it have work that never drains? See `SimulatedHost.set_busy`."""
     mps_client: bool
     """Does it compute through MPS? See `SimulatedHost.set_mps_client`."""
+    multicast: bool
+    """Does it have a multicast group? See `SimulatedHost.set_multicast`."""
+    partial_passthrough: bool
+    """Is it in a container with some of the host's GPUs? See `SimulatedHost.set_partial_passthrough`."""
+    peers: tuple[int, ...]
+    """The pids of its living peers. See `SimulatedHost.set_peers`."""
     controller_pid: int | None
     """The process whose checkpoint call on it is under way, if one is."""
     calls: Mapping[str, int]
@@ -93,7 +99,13 @@ class Fault:
     hang: bool = False
     """The call returns only when the fault is cleared or its target dies."""
     signal: int = 0
-    """Sent to the process that `pid` speaks of, after the delay."""
+    """Sent to the process that `pid` speaks of, after `delay_s`."""
+    signal_delay_s: float = 0.0
+    """The call returns first, and the signal comes so many seconds later, even if the caller has ended.
+
+    Until then every call on the target answers OPERATING_SYSTEM, and device calls of the target wait. For
+    checkpoint calls only.
+    """
     state: int | None = None
     """The state that the target has afterwards. For checkpoint calls only, as are the next three."""
     skip: bool = False

@@ -20,7 +20,8 @@ COUNTER = Path(__file__).parents[2] / "examples" / "counter.py"
 DEADLINE_S = 30.0
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 0, 1, 2, 3
-NO_DEVICE, OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 100, 304, 401, 600, 801
+NO_DEVICE, OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY = 100, 304, 401, 600
+NOT_PERMITTED, NOT_SUPPORTED = 800, 801
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 MIB = 2**20
 
@@ -78,6 +79,9 @@ class Program:
             return True
         self._answers.put(line)
         return False
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)

@@ -13,7 +13,7 @@ import pytest
 from leasehold_simgpu import CompilerError, InvalidSettingError, NoSuchHostError, SimulatedHost, build
 
 from .conftest import MakeHost, StartProgram
-from .programs import COUNTER, NOT_READY, NOT_SUPPORTED, Program
+from .programs import COUNTER, NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, Program
 
 SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.cli import command; command(prog_name='simgpu')"]
 
@@ -123,6 +123,39 @@ def test_gpus_and_processes_change_by_command(
     assert controller.checkpoint(target.pid) == 0
 
 
+def test_processes_are_marked_by_command(host: SimulatedHost, controller: Program, target: Program) -> None:
+    where = ("--dir", host.directory)
+    assert simgpu("multicast", *where, str(target.pid)).returncode == 0
+    assert simgpu("partial-passthrough", *where, str(target.pid)).returncode == 0
+    assert f"pid {target.pid}  RUNNING  multicast  partial passthrough" in simgpu("show", *where).stdout
+    assert simgpu("multicast", *where, "--off", str(target.pid)).returncode == 0
+    assert controller.lock(target.pid) == 0
+    assert controller.checkpoint(target.pid) == NOT_PERMITTED
+    assert simgpu("partial-passthrough", *where, "--off", str(target.pid)).returncode == 0
+    assert controller.checkpoint(target.pid) == 0
+
+
+def test_processes_become_peers_by_command(
+    host: SimulatedHost, target: Program, start_program: StartProgram
+) -> None:
+    where = ("--dir", host.directory)
+    peer = start_program(host)
+    peer.set_up()
+    assert simgpu("peers", *where, str(target.pid), str(peer.pid)).returncode == 0
+    assert f"pid {target.pid}  RUNNING  peers {peer.pid}" in simgpu("show", *where).stdout
+    assert simgpu("peers", *where, "--off", str(peer.pid)).returncode == 0
+    assert "peers" not in simgpu("show", *where).stdout
+
+
+def test_a_target_can_be_made_to_die_later_by_command(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    options = ("--signal", "SEGV", "--signal-delay-s", "0.5", "--error", "304", "--pid", str(target.pid))
+    assert simgpu("fault", "set", "--dir", host.directory, "lock", *options).returncode == 0
+    assert controller.lock(target.pid) == OPERATING_SYSTEM
+    assert target.wait() == -signal.SIGSEGV
+
+
 def test_faults_can_be_set_for_later_calls_by_command(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:
@@ -193,7 +226,8 @@ def test_bad_targets_are_refused(host: SimulatedHost) -> None:
     where = ("--dir", host.directory)
     assert "GPU 9 is not on the host" in simgpu("gpu", *where, "--lost", "9").stderr
     assert "pid 1 is no living CUDA process" in simgpu("busy", *where, "1").stderr
-    assert "pid 1 is no living CUDA process" in simgpu("mps", *where, "1").stderr
+    for mark in ("mps", "multicast", "partial-passthrough", "peers"):
+        assert "pid 1 is no living CUDA process" in simgpu(mark, *where, "1").stderr
     assert "is no driver function" in simgpu("fault", "set", *where, "sing").stderr
     with pytest.raises(InvalidSettingError):
         host.hog(99, 1)

@@ -207,6 +207,9 @@ def test_faults_are_listed_as_they_were_set(host: SimulatedHost) -> None:
         ("lock", {"delay_s": -1}),
         ("lock", {"state": 8}),
         ("lock", {"after": -1}),
+        ("lock", {"signal_delay_s": 1}),
+        ("cuMemAlloc", {"signal": 11, "signal_delay_s": 1}),
+        ("lock", {"signal": 11, "signal_delay_s": -1}),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(host: SimulatedHost, call: str, settings: dict[str, Any]) -> None:

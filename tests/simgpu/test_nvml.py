@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 from leasehold_simgpu import CHIPS, SimulatedHost
 
 from .conftest import MakeHost, StartProgram
 from .programs import MIB, SUCCESS, Program
 
-NOT_FOUND, GPU_IS_LOST, INVALID_ARGUMENT = 6, 15, 2
+NVML_NOT_SUPPORTED, NOT_FOUND, GPU_IS_LOST, INVALID_ARGUMENT = 3, 6, 15, 2
 
 
 def test_the_list_of_processes_follows_the_checkpoint_state(
@@ -37,6 +38,15 @@ def test_the_list_of_processes_follows_the_checkpoint_state(
     assert controller.nvml("nvmlDeviceGetMemoryInfo", 1)["used"] == 15 * MIB
     target.kill()
     assert controller.nvml_processes() == nothing
+
+
+@pytest.mark.parametrize("version", [None, pynvml.nvmlMemory_v2])
+def test_nvml_can_be_unable_to_read_memory(
+    host: SimulatedHost, controller: Program, version: int | None
+) -> None:
+    """As on chips that share the host's memory."""
+    host.set_fault("nvmlDeviceGetMemoryInfo", error=NVML_NOT_SUPPORTED)
+    assert controller.nvml("nvmlDeviceGetMemoryInfo", 0, version) == NVML_NOT_SUPPORTED
 
 
 def test_a_process_without_a_context_is_not_listed(host: SimulatedHost, controller: Program) -> None:

@@ -13,6 +13,7 @@
 
 #include "checkpoint_channel.h"
 #include "gpu_pairs.h"
+#include "target_marks.h"
 
 #define FIRST_DRIVER_WITH_PAIRS 13000
 #define DRAIN_POLL_MS 5
@@ -110,23 +111,6 @@ static uint64_t allocated_bytes(const struct simgpu_process *target) {
     return bytes;
 }
 
-/* The first reason why the target cannot be checkpointed: MPS, or a GPU of it that is lost or split into MIG instances
- * (NVIDIA/cuda-checkpoint issue 42). */
-static CUresult obstacle(const struct channel *channel) {
-    if (channel->target->mps_client)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    for (uint32_t ordinal = 0; ordinal < channel->target->visible_count; ordinal++) {
-        const struct simgpu_gpu *gpu = &channel->host->gpus[simgpu_gpu_of(channel->target, ordinal)];
-        if (channel->target->contexts[ordinal] == 0)
-            continue;
-        if (gpu->lost)
-            return CUDA_ERROR_UNKNOWN;
-        if (gpu->mig_enabled)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return CUDA_SUCCESS;
-}
-
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpointArgs *args) {
     struct channel channel;
     if (args != NULL && !is_zero(args, sizeof *args))
@@ -137,7 +121,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
     struct simgpu_process *target = channel.target;
     if (state_of(target) != CU_PROCESS_STATE_LOCKED)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
-    CUresult result = obstacle(&channel);
+    CUresult result = checkpoint_obstacle(&channel);
     if (result != CUDA_SUCCESS)
         return channel_close(&channel, result);
     if (!channel_spend(&channel, host->suspend_fixed_us, allocated_bytes(target), host->suspend_bytes_per_s))

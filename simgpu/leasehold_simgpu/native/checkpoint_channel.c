@@ -9,7 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "delayed_death.h"
 #include "process_table.h"
+#include "target_marks.h"
 
 #define FIRST_DRIVER_WITH_API 12080
 #define POLL_US 2000
@@ -84,11 +86,11 @@ static void release(struct channel *channel) {
     simgpu_unlock();
 }
 
-/* Waits until the target can answer and serves nobody else. False if it dies first. */
+/* Waits until the target can answer, no peer is in the way, and it serves nobody else. False if it dies first. */
 static bool acquire(struct channel *channel) {
-    while (process_is_stopped(channel->pid) || !try_acquire(channel)) {
+    while (process_is_stopped(channel->pid) || peer_is_suspended(channel) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
-        if (!channel_target_lives(channel))
+        if (!channel_target_lives(channel) || simgpu_is_doomed(channel->target))
             return false;
     }
     return true;
@@ -110,7 +112,9 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
         return false;
     }
     bool met = simgpu_meet_fault(call_names[call], channel->pid, &channel->fault);
-    if (!channel_target_lives(channel)) {
+    if (channel->fault.signal_delay_ms != 0)
+        simgpu_doom(channel->target, &channel->fault);
+    if (!channel_target_lives(channel) || simgpu_is_doomed(channel->target)) {
         channel->result = channel_close(channel, CUDA_ERROR_OPERATING_SYSTEM);
         return false;
     }

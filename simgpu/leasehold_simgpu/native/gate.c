@@ -5,6 +5,7 @@
  * misses a call. Waiting sleeps on the status word: it costs no CPU.
  */
 #include "driver.h"
+#include "delayed_death.h"
 #include "faults.h"
 #include "process_table.h"
 
@@ -19,7 +20,7 @@ static bool channel_is_in_use(const struct simgpu_process *self) {
 
 /* A controller that died while it waited for this process to drain left the gate closed on a running process. */
 static void reopen_if_abandoned(struct simgpu_process *self, uint32_t status) {
-    if ((status & SIMGPU_STATE_MASK) != CU_PROCESS_STATE_RUNNING || channel_is_in_use(self))
+    if ((status & SIMGPU_STATE_MASK) != CU_PROCESS_STATE_RUNNING || channel_is_in_use(self) || simgpu_is_doomed(self))
         return;
     if (atomic_compare_exchange_strong(&self->status, &status, status & ~SIMGPU_GATE_CLOSED))
         simgpu_wake_word(&self->status);

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "delayed_death.h"
 #include "driver.h"
 #include "faults.h"
 #include "process_table.h"
@@ -21,6 +22,8 @@ static CUresult serve(struct simgpu_process *self, uint32_t request) {
         return residence_evict(self);
     case SIMGPU_PLACE:
         return residence_place(self);
+    case SIMGPU_DIE:
+        simgpu_die(self);
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }

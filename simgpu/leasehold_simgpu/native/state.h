@@ -72,6 +72,7 @@ struct simgpu_fault {
     uint32_t delay_ms;
     uint32_t hang;             /* the call returns only once the fault is cleared */
     int32_t signal;            /* sent to `pid`'s process */
+    uint32_t signal_delay_ms;  /* the call returns first; the signal comes so much later. For checkpoint calls only */
     int32_t state;             /* CUprocessState forced after the call, or SIMGPU_NO_STATE */
     uint32_t skip;             /* do nothing, yet return `error` (which may be success) */
     uint32_t keep_memory;      /* a checkpoint that leaves the memory on the GPU */
@@ -103,6 +104,7 @@ enum simgpu_request {
     SIMGPU_NO_REQUEST,
     SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
     SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
+    SIMGPU_DIE,   /* end the process: see delayed_death.h. Never set back */
 };
 
 struct simgpu_process {
@@ -116,7 +118,12 @@ struct simgpu_process {
     int32_t channel_pid;        /* the controller whose checkpoint call is running, or 0 */
     uint64_t channel_start_time;
     uint32_t visible_count;
-    uint32_t mps_client; /* set from outside: it computes through MPS, and cannot be checkpointed */
+    uint32_t mps_client;          /* set from outside, as the next three: see target_marks.c */
+    uint32_t multicast;
+    uint32_t partial_passthrough;
+    uint32_t peer_group;          /* 0: it has no peers */
+    uint32_t death_delay_ms;
+    uint32_t death_signal;
     uint8_t placement[2][SIMGPU_MAX_GPUS]; /* CUDA ordinal -> index of the GPU it is on */
     uint64_t allocated_bytes[SIMGPU_MAX_GPUS]; /* by CUDA ordinal */
     uint32_t contexts[SIMGPU_MAX_GPUS];        /* by CUDA ordinal */

@@ -28,6 +28,7 @@ CUDA_OF_BRANCH: Final[Mapping[int, int]] = {
     595: 13020,
     610: 13030,
     615: 13040,
+    620: 13050,
 }
 """The CUDA version of each driver branch. The checkpoint API begins with 12080, its GPU pairs with 13000."""
 

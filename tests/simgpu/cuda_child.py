@@ -158,6 +158,14 @@ def call(name: str, *arguments: Any) -> list[Any]:
     return [int(error), *plain]
 
 
+def pointer_attribute(attribute: int, address: int) -> int:
+    return int(_ok(driver.cuPointerGetAttribute(driver.CUpointer_attribute(attribute), address)))
+
+
+def host_bytes(address: int, size: int) -> list[int]:
+    return list(ctypes.string_at(address, size))
+
+
 def start_thread_allocating(size: int, seconds: float) -> None:
     """Allocates and frees in the background, as fast as it goes."""
     context = _ok(driver.cuCtxGetCurrent())
@@ -217,6 +225,11 @@ def nvml_system(name: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         return error.value
     return pynvml.nvmlDeviceGetIndex(answer) if name.startswith("nvmlDeviceGetHandle") else answer
+
+
+def driver_branch() -> str:
+    pynvml.nvmlInit()
+    return str(pynvml.nvmlSystemGetDriverBranch().branch)
 
 
 def listen(indices: list[int], types: int = pynvml.nvmlEventTypeXidCriticalError) -> int:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from cuda.bindings import driver
 from leasehold_simgpu import CHIPS, SimulatedHost
 
 from .conftest import MakeHost, StartProgram
@@ -19,6 +20,7 @@ from .programs import (
     OUT_OF_MEMORY,
     SUCCESS,
     Program,
+    ProgramError,
     environment_of,
     wait_until,
 )
@@ -105,6 +107,58 @@ def test_addresses_outside_an_allocation_are_refused(target: Program) -> None:
     assert target.free(address) == SUCCESS
     assert target.free(address) == INVALID_VALUE
     assert target.allocate(0)[0] == INVALID_VALUE
+
+
+def test_pinned_memory_is_known_by_its_address(target: Program) -> None:
+    attribute = driver.CUpointer_attribute
+    _, text = target.call("cuMemHostAlloc", 4096, 0)
+    address = int(text)
+    expected = {
+        attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: int(driver.CUmemorytype.CU_MEMORYTYPE_HOST),
+        attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER: address + 1,
+        attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER: address + 1,
+        attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED: 0,
+        attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: 0,
+        attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: address,
+        attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE: 4096,
+        attribute.CU_POINTER_ATTRIBUTE_MAPPED: 1,
+    }
+    assert {name: target.pointer_attribute(int(name), address + 1) for name in expected} == expected
+    assert target.call("cuMemFreeHost", address) == [SUCCESS]
+    assert target.call("cuMemFreeHost", address) == [INVALID_VALUE]
+    with pytest.raises(ProgramError, match="INVALID_VALUE"):
+        target.pointer_attribute(int(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE), address)
+
+
+def test_pinned_memory_can_be_filled(target: Program) -> None:
+    _, text = target.call("cuMemHostAlloc", 4096, 0)
+    address = int(text)
+    assert target.call("cuMemsetD8", address, 7, 4096) == [SUCCESS]
+    assert target.call("cuMemsetD16Async", address + 2, 0x0101, 2047, 0) == [SUCCESS]
+    assert target.host_bytes(address, 4) == [7, 7, 1, 1]
+    assert target.call("cuMemsetD8", address + 1, 7, 4096) == [INVALID_VALUE]
+
+
+def test_a_pool_gives_no_bytes_to_who_asks_for_none(host: SimulatedHost, target: Program) -> None:
+    assert target.call("cuMemAllocAsync", 0, 0) == [SUCCESS, "<CUdeviceptr 0>"]
+    assert target.call("cuMemFreeAsync", 0, 0) == [SUCCESS]
+    assert host.gpus[0].used_bytes == 0
+
+
+def test_the_cuda_runtime_says_that_it_is_not_supported(host: SimulatedHost) -> None:
+    """And not that it needs a newer driver."""
+    source = """
+        import os
+        os.dup2(1, 2)
+        from cuda.bindings import runtime
+
+        for _ in range(2):
+            error = runtime.cudaGetDeviceCount()[0]
+        print(error.name)
+    """
+    said = run_source(host, source)
+    assert said.count("the CUDA runtime API is not simulated") == 1
+    assert said.splitlines()[-1] == "cudaErrorNotSupported"
 
 
 def test_a_reset_frees_what_was_allocated(host: SimulatedHost, target: Program) -> None:

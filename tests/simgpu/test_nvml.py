@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pynvml
 import pytest
 from leasehold_simgpu import CHIPS, SimulatedHost
@@ -90,6 +92,75 @@ def test_the_facts_of_a_gpu(make_host: MakeHost, start_program: StartProgram) ->
     assert {name: second[name] for name in expected} == expected
     assert program.nvml("nvmlDeviceGetPowerManagementLimit", 0) == 400_000
     assert [program.nvml("nvmlDeviceGetMinorNumber", index) for index in range(3)] == [0, 1, 2]
+
+
+def test_a_gpu_is_found_by_its_uuid_without_prefix_and_by_its_serial(
+    host: SimulatedHost, controller: Program
+) -> None:
+    uuid = host.gpus[2].uuid.removeprefix("GPU-")
+    assert controller.nvml_system("nvmlDeviceGetHandleByUUID", uuid) == 2
+    assert controller.nvml_system("nvmlDeviceGetHandleByUUID", uuid[:-1]) == NOT_FOUND
+    serial = controller.nvml("nvmlDeviceGetSerial", 1)
+    assert controller.nvml_system("nvmlDeviceGetHandleBySerial", serial) == 1
+    assert controller.nvml_system("nvmlDeviceGetHandleBySerial", serial[:-1]) == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("chip", "architecture", "brand"),
+    [
+        ("T4", pynvml.NVML_DEVICE_ARCH_TURING, pynvml.NVML_BRAND_TESLA),
+        ("A100", pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_BRAND_NVIDIA),
+        ("A10G", pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_BRAND_NVIDIA),
+        ("L4", pynvml.NVML_DEVICE_ARCH_ADA, pynvml.NVML_BRAND_NVIDIA),
+        ("H200", pynvml.NVML_DEVICE_ARCH_HOPPER, pynvml.NVML_BRAND_NVIDIA),
+        ("B200", pynvml.NVML_DEVICE_ARCH_BLACKWELL, pynvml.NVML_BRAND_NVIDIA),
+    ],
+)
+def test_the_architecture_and_brand_of_a_chip(
+    make_host: MakeHost, start_program: StartProgram, chip: str, architecture: int, brand: int
+) -> None:
+    program = start_program(make_host(gpus=1, chip=chip))
+    assert program.nvml("nvmlDeviceGetArchitecture", 0) == architecture
+    assert program.nvml("nvmlDeviceGetBrand", 0) == brand
+
+
+def test_what_monitors_ask_of_every_gpu(host: SimulatedHost, target: Program) -> None:
+    """What gpustat and nvitop call first: each function exists, and some answer NOT_SUPPORTED."""
+    answers = {
+        "nvmlDeviceGetGraphicsRunningProcesses": [],
+        "nvmlDeviceGetFanSpeed": NVML_NOT_SUPPORTED,
+        "nvmlDeviceGetNumFans": 0,
+        "nvmlDeviceGetPerformanceState": 0,
+        "nvmlDeviceGetComputeMode": 0,
+        "nvmlDeviceGetDisplayActive": 0,
+        "nvmlDeviceGetDisplayMode": 0,
+        "nvmlDeviceGetBAR1MemoryInfo": NVML_NOT_SUPPORTED,
+        "nvmlDeviceGetConfComputeMemSizeInfo": NVML_NOT_SUPPORTED,
+        "nvmlDeviceGetDriverModel": NVML_NOT_SUPPORTED,
+        "nvmlDeviceGetMaxMigDeviceCount": NVML_NOT_SUPPORTED,
+    }
+    assert {call: target.nvml(call, 0) for call in answers} == answers
+    assert target.nvml("nvmlDeviceGetFanSpeed_v2", 0, 0) == NVML_NOT_SUPPORTED
+    assert target.nvml("nvmlDeviceGetClockInfo", 0, pynvml.NVML_CLOCK_SM) == NVML_NOT_SUPPORTED
+    assert target.nvml("nvmlDeviceGetMaxClockInfo", 0, pynvml.NVML_CLOCK_SM) == NVML_NOT_SUPPORTED
+    assert target.nvml("nvmlDeviceGetPcieThroughput", 0, pynvml.NVML_PCIE_UTIL_TX_BYTES) == 0
+    assert target.nvml("nvmlDeviceGetProcessUtilization", 0, 0) == NOT_FOUND
+    assert target.nvml("nvmlDeviceGetTemperatureV", 0, pynvml.NVML_TEMPERATURE_GPU) == 30
+    host.lose_gpu(0)
+    assert target.nvml("nvmlDeviceGetFanSpeed", 0) == GPU_IS_LOST
+
+
+@pytest.mark.parametrize(("driver_version", "branch"), [("580.95.05", "r580_00"), ("620.10", "r620_00")])
+def test_the_branch_of_a_driver(
+    make_host: MakeHost, start_program: StartProgram, driver_version: str, branch: str
+) -> None:
+    program = start_program(make_host(gpus=1, driver_version=driver_version))
+    assert program.driver_branch() == branch
+
+
+def test_the_name_of_a_process(target: Program) -> None:
+    assert target.nvml_system("nvmlSystemGetProcessName", target.pid) == sys.executable
+    assert target.nvml_system("nvmlSystemGetProcessName", 2**22 + 1) == NOT_FOUND
 
 
 def test_clients_of_mps_are_listed_as_such(

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "device_memory.h"
+#include "pinned_memory.h"
 
 #define CHUNK_BYTES ((size_t)1 << 20)
 
@@ -117,6 +118,14 @@ EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     return copy("cuMemcpyAsync", to, false, from, false, bytes);
 }
 
+/* Writes bytes that lie `at` bytes behind the beginning of a side. */
+static bool write_at(const struct side *to, size_t at, const void *from, size_t length) {
+    if (to->on_device)
+        return device_memory_write(&to->memory, to->offset + at, from, length);
+    memcpy((char *)to->address + at, from, length);
+    return true;
+}
+
 /* Writes `bytes` of a value over and over. The width divides the chunk, and the bytes. */
 static CUresult write_pattern(const struct side *to, const void *value, size_t width, size_t bytes) {
     size_t length = bytes < CHUNK_BYTES ? bytes : CHUNK_BYTES;
@@ -125,9 +134,16 @@ static CUresult write_pattern(const struct side *to, const void *value, size_t w
     for (size_t at = 0; done && at < length; at += width)
         memcpy(chunk + at, value, width);
     for (size_t at = 0; done && at < bytes; at += length)
-        done = device_memory_write(&to->memory, to->offset + at, chunk, bytes - at < length ? bytes - at : length);
+        done = write_at(to, at, chunk, bytes - at < length ? bytes - at : length);
     free(chunk);
     return done ? CUDA_SUCCESS : failure();
+}
+
+static bool is_pinned(CUdeviceptr to, size_t bytes) {
+    pthread_mutex_lock(&simgpu_objects);
+    bool pinned = simgpu_is_pinned_memory(to, bytes);
+    pthread_mutex_unlock(&simgpu_objects);
+    return pinned;
 }
 
 /* Fills `count` elements of `width` bytes, which the address must be aligned to. */
@@ -143,7 +159,8 @@ static CUresult fill(const char *call, CUdeviceptr to, const void *value, size_t
     result = open_side(&side, to, count * width);
     if (result != CUDA_SUCCESS)
         return simgpu_leave(result);
-    result = side.on_device ? write_pattern(&side, value, width, count * width) : CUDA_ERROR_INVALID_VALUE;
+    bool can_be_filled = side.on_device || is_pinned(to, count * width);
+    result = can_be_filled ? write_pattern(&side, value, width, count * width) : CUDA_ERROR_INVALID_VALUE;
     device_memory_close(&side.memory);
     return simgpu_leave(result);
 }

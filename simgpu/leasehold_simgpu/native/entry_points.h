@@ -7,6 +7,7 @@
 #define ENTRY_POINTS(X)                                                                    \
     X(cuGetErrorName, 6000, cuGetErrorName)                                                \
     X(cuGetErrorString, 6000, cuGetErrorString)                                            \
+    X(cuGetExportTable, 3000, cuGetExportTable)                                            \
     X(cuInit, 2000, cuInit)                                                                \
     X(cuDriverGetVersion, 2020, cuDriverGetVersion)                                        \
     X(cuDeviceGet, 2000, cuDeviceGet)                                                      \

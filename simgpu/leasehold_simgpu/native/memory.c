@@ -1,7 +1,6 @@
 /* The calls of the driver API that allocate memory and say where it is. */
 #include "allocations.h"
-
-#include <stdlib.h>
+#include "pinned_memory.h"
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     struct context *context;
@@ -47,35 +46,10 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     return allocation != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* Pinned host memory: ordinary memory of the process, which takes nothing on a GPU. */
-static CUresult allocate_host(const char *call, void **address, size_t bytes) {
-    CUresult result = simgpu_enter(call, NEEDS_CONTEXT, NULL);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (address == NULL || bytes == 0)
-        return simgpu_leave(CUDA_ERROR_INVALID_VALUE);
-    return simgpu_leave(posix_memalign(address, 4096, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
-}
-
-EXPORT CUresult cuMemAllocHost_v2(void **address, size_t bytes) {
-    return allocate_host("cuMemAllocHost", address, bytes);
-}
-
-EXPORT CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
-    (void)flags;
-    return allocate_host("cuMemHostAlloc", address, bytes);
-}
-
-EXPORT CUresult cuMemFreeHost(void *address) {
-    CUresult result = simgpu_enter("cuMemFreeHost", NEEDS_CONTEXT, NULL);
-    if (result != CUDA_SUCCESS)
-        return result;
-    free(address);
-    return simgpu_leave(CUDA_SUCCESS);
-}
-
 /* What is asked of an address, by attribute. Host addresses that CUDA does not know are an error for most. */
 static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr address) {
+    if (simgpu_is_pinned_memory(address, 1))
+        return simgpu_pinned_attribute(data, attribute, address);
     const struct allocation *allocation = simgpu_find_allocation(address);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:

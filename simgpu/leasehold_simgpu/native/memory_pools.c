@@ -169,6 +169,14 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *va
     }
 }
 
+/* Unlike cuMemAlloc, a pool gives 0 bytes to whoever asks for them: the address 0. */
+static CUresult allocate(struct context *context, struct memory_pool *pool, size_t bytes, CUdeviceptr *address) {
+    if (bytes > 0 || address == NULL)
+        return simgpu_allocate(context, pool->ordinal, pool, bytes, address);
+    *address = 0;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
     (void)stream;
     struct context *context;
@@ -177,7 +185,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUme
         return result;
     if (pool == NULL)
         return simgpu_leave(CUDA_ERROR_INVALID_VALUE);
-    return simgpu_leave(simgpu_allocate(context, pool->ordinal, pool, bytes, address));
+    return simgpu_leave(allocate(context, pool, bytes, address));
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
@@ -186,12 +194,11 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream str
     CUresult result = simgpu_enter("cuMemAllocAsync", NEEDS_CONTEXT, &context);
     if (result != CUDA_SUCCESS)
         return result;
-    struct memory_pool *pool = current_pool(context->ordinal);
-    return simgpu_leave(simgpu_allocate(context, pool->ordinal, pool, bytes, address));
+    return simgpu_leave(allocate(context, current_pool(context->ordinal), bytes, address));
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     (void)stream;
     CUresult result = simgpu_enter("cuMemFreeAsync", NEEDS_CONTEXT, NULL);
-    return result != CUDA_SUCCESS ? result : simgpu_leave(simgpu_free(address));
+    return result != CUDA_SUCCESS ? result : simgpu_leave(address == 0 ? CUDA_SUCCESS : simgpu_free(address));
 }

@@ -122,18 +122,33 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *
     return index < host->gpu_count ? hand_out(&host->gpus[index], device) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+/* With or without the prefix: cuda.core asks without. */
+static bool is_uuid(const struct simgpu_gpu *gpu, const char *uuid) {
+    char text[UUID_TEXT_SIZE];
+    uuid_to_text(gpu->uuid, text);
+    return strcasecmp(text, uuid) == 0 || strcasecmp(text + strlen("GPU-"), uuid) == 0;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     nvmlReturn_t result = nvml_enter("nvmlDeviceGetHandleByUUID");
     if (result != NVML_SUCCESS)
         return result;
     struct simgpu_host *host = simgpu_host();
-    for (uint32_t gpu = 0; uuid != NULL && gpu < host->gpu_count; gpu++) {
-        char text[UUID_TEXT_SIZE];
-        uuid_to_text(host->gpus[gpu].uuid, text);
-        if (strcasecmp(text, uuid) == 0)
+    for (uint32_t gpu = 0; uuid != NULL && gpu < host->gpu_count; gpu++)
+        if (is_uuid(&host->gpus[gpu], uuid))
             return hand_out(&host->gpus[gpu], device);
-    }
     return uuid == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {
+    nvmlReturn_t result = nvml_enter("nvmlDeviceGetHandleBySerial");
+    if (result != NVML_SUCCESS)
+        return result;
+    struct simgpu_host *host = simgpu_host();
+    for (uint32_t gpu = 0; serial != NULL && gpu < host->gpu_count; gpu++)
+        if (strcmp(host->gpus[gpu].serial, serial) == 0)
+            return hand_out(&host->gpus[gpu], device);
+    return serial == NULL ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_FOUND;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device) {

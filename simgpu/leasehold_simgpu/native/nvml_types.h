@@ -56,6 +56,21 @@ typedef struct {
 } nvmlUtilization_t;
 
 typedef struct {
+    unsigned int version;
+    int sensorType;
+    int temperature;
+} nvmlTemperature_v1_t;
+
+#define NVML_TEMPERATURE_V1 (sizeof(nvmlTemperature_v1_t) | 1u << 24)
+
+typedef struct {
+    unsigned int version;
+    char branch[80];
+} nvmlSystemDriverBranchInfo_v1_t;
+
+#define NVML_SYSTEM_DRIVER_BRANCH_INFO_V1 (sizeof(nvmlSystemDriverBranchInfo_v1_t) | 1u << 24)
+
+typedef struct {
     char busIdLegacy[16];
     unsigned int domain;
     unsigned int bus;
@@ -91,6 +106,18 @@ enum {
     NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
 };
 enum { nvmlEventTypeXidCriticalError = 8 };
+enum { NVML_FEATURE_DISABLED = 0 };
+enum { NVML_COMPUTEMODE_DEFAULT = 0 };
+enum { NVML_PSTATE_0 = 0 };
+enum { NVML_BRAND_TESLA = 2, NVML_BRAND_NVIDIA = 14 };
+enum {
+    NVML_DEVICE_ARCH_TURING = 6,
+    NVML_DEVICE_ARCH_AMPERE = 7,
+    NVML_DEVICE_ARCH_ADA = 8,
+    NVML_DEVICE_ARCH_HOPPER = 9,
+    NVML_DEVICE_ARCH_BLACKWELL = 10,
+};
+#define NVML_DEVICE_ARCH_UNKNOWN 0xffffffffu
 
 #define NVML_NO_INSTANCE 0xffffffffu /* not on a MIG instance */
 #define NVML_VALUE_NOT_AVAILABLE (-1ull)

@@ -135,6 +135,18 @@ def test_the_whole_life_of_a_workload(session: Session, host: SimulatedHost) -> 
     assert session.run("c8", "w1", stop=StopOperation()).result.already_there
 
 
+def test_a_workload_tells_since_when_it_is_parked(session: Session) -> None:
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    before = time.time()
+    suspended = session.run("c2", "w1", suspend=SuspendOperation()).workloads[0].status
+    assert before - 1 <= suspended.park_time.ToNanoseconds() / 1e9 <= time.time()
+    again = session.run("c3", "w1", suspend=SuspendOperation()).workloads[0].status
+    assert again.park_time == suspended.park_time
+    restored = session.run("c4", "w1", restore=RestoreOperation()).workloads[0].status
+    assert not restored.HasField("park_time")
+
+
 def test_a_command_that_comes_twice_is_done_once(session: Session) -> None:
     session.run("c1", "w1", run=counter_run("one"))
     seen = len(session.frames)

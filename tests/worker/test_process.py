@@ -49,6 +49,20 @@ async def test_full_cycle_keeps_the_data(driver: Driver, start_counter: StartCou
     assert counter.counts() == list(range(counter.counts()[0], counter.counts()[-1] + 1))
 
 
+async def test_a_restore_needs_no_persistence_mode(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    """The helper has called cuInit. The simulated host has no persistence mode."""
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    await process.suspend()
+    helpers = [found.pid for found in host.processes() if found.pid != counter.process.pid]
+    assert helpers, "each helper that called cuInit is a CUDA process of the host"
+    await process.resume()
+    await counter.wait_count()
+
+
 async def test_resume_elsewhere_shows_in_the_process(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:

@@ -56,7 +56,8 @@ _LIBRARIES: Final = {
 }
 _FLAGS: Final = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
-    *("-Wall", "-Wextra", "-Wl,-z,defs"),
+    # The CUDA runtime closes the library at its end, while the restore thread runs in it.
+    *("-Wall", "-Wextra", "-Wl,-z,defs", "-Wl,-z,nodelete"),
 )
 
 

@@ -258,6 +258,19 @@ def test_cuda_core_runs(host: SimulatedHost) -> None:
     assert run_source(host, source) == f"{host.gpus[0].uuid}|NVIDIA H100 80GB HBM3|90"
 
 
+def test_cuda_core_finds_the_device_of_nvml(host: SimulatedHost) -> None:
+    """It asks NVML for the UUID without prefix."""
+    source = """
+        from cuda.core import Device
+
+        for device in Device.get_all_devices():
+            found = device.to_system_device()
+            print(found.uuid, found.pci_info.bus_id)
+    """
+    expected = [f"{gpu.uuid} 00000000:{0x0F + 0x0F * gpu.index:02X}:00.0" for gpu in host.gpus]
+    assert run_source(host, source).splitlines() == expected
+
+
 def visible(host: SimulatedHost, start_program: StartProgram, value: str) -> list[int] | int:
     program = start_program(host, CUDA_VISIBLE_DEVICES=value)
     result = program.init()

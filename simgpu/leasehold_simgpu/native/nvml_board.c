@@ -29,6 +29,27 @@ EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, int counter
     return result;
 }
 
+#define PCI_BASE_CLASS_DISPLAY 0x03
+#define PCI_SUBCLASS_3D 0x02
+
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *pci) {
+    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetPciInfo", device, pci);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (pci->version != NVML_PCI_INFO_EXT_V1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    pci->domain = device->pci_domain;
+    pci->bus = device->pci_bus;
+    pci->device = device->pci_device;
+    pci->pciDeviceId = device->pci_device_id;
+    pci->pciSubSystemId = device->pci_device_id;
+    pci->baseClass = PCI_BASE_CLASS_DISPLAY;
+    pci->subClass = PCI_SUBCLASS_3D;
+    snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", device->pci_domain, device->pci_bus & 0xff,
+             device->pci_device & 0xff);
+    return NVML_SUCCESS;
+}
+
 /* Turing has compute capability 7.5, Ada 8.9; each other architecture has a major number of its own. */
 static unsigned architecture(const struct simgpu_gpu *gpu) {
     switch (gpu->compute_major) {

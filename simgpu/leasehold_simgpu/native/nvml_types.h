@@ -81,6 +81,20 @@ typedef struct {
 } nvmlPciInfo_t;
 
 typedef struct {
+    unsigned int version;
+    unsigned int domain;
+    unsigned int bus;
+    unsigned int device;
+    unsigned int pciDeviceId;
+    unsigned int pciSubSystemId;
+    unsigned int baseClass;
+    unsigned int subClass;
+    char busId[32];
+} nvmlPciInfoExt_v1_t;
+
+#define NVML_PCI_INFO_EXT_V1 (sizeof(nvmlPciInfoExt_v1_t) | 1u << 24)
+
+typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId;

@@ -34,10 +34,12 @@ from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are c
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.operations import Operations
 from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import process_tree, send_signal
+from leasehold_worker.processes import memory_bytes, process_tree, send_signal
 from leasehold_worker.report import Report
 from leasehold_worker.workload import RUNNING, Workload
 from leasehold_worker.workloads import Workloads
@@ -48,6 +50,9 @@ GIB: Final = 2**30
 GROUP: Final = 8
 REMAP_CUDA_VERSION: Final = 13000
 WARM_UP_ROUNDS: Final = 2
+SIZE_ROUNDS: Final = 3
+CONTEXT_BYTES: Final = GIB
+"""Room for what a context takes beside the buffer."""
 LOCK_TIMEOUT_MS: Final = 10_000
 START_TIMEOUT_S: Final = 120.0
 
@@ -305,19 +310,42 @@ def another_gpu(inventory: Inventory, gpu_uuid: str) -> str | None:
     return next((other for other in chips if other != gpu_uuid and chips[other] == chips[gpu_uuid]), None)
 
 
-async def measure_here(single_rounds: int, group_rounds: int, sizes: Sequence[int]) -> dict[str, object]:
-    """Measures on the GPUs that this process sees."""
+def why_too_large(inventory: Inventory, size: int) -> str | None:
+    """Why a process of this size can't be measured here. None: it can."""
+    device_bytes = max(inventory.free_bytes(()).values(), default=0)
+    if size + CONTEXT_BYTES > device_bytes:
+        return f"{device_bytes} bytes are free on the GPU with most, of which a context takes some"
+    host_bytes = memory_bytes("MemAvailable")
+    if host_bytes is not None and size + DEFAULT_RESERVE_BYTES > host_bytes:
+        return f"{host_bytes} bytes of host memory are available, of which the worker keeps a reserve"
+    return None
+
+
+async def measure_size(worker: Worker, rounds: int, size: int) -> dict[str, object]:
+    """The first and the second time of one size, or why it can't be measured."""
+    if reason := why_too_large(worker.inventory, size):
+        return {"bytes": size, "not_measured": reason}
+    return await measure_first_and_second(worker, rounds, size)
+
+
+async def measure_here(
+    single_rounds: int, group_rounds: int, sizes: Sequence[int], size_rounds: int
+) -> dict[str, object]:
+    """Measures on the GPUs that this process sees. 0 rounds leave a part out."""
     raw_call("cuInit", 0)
     with tempfile.TemporaryDirectory() as folder:
         async with open_worker(Path(folder)) as worker:
-            return {
+            found: dict[str, object] = {
                 "driver_version": worker.inventory.versions.driver_version,
                 "cuda_version": worker.inventory.versions.cuda_version,
                 "gpus": Counter(gpu.name for gpu in worker.inventory.gpus),
-                "single": await measure_single(worker, single_rounds, 64 * MIB),
-                "group": await measure_group(worker, group_rounds, 64 * MIB),
-                "by_size": [await measure_first_and_second(worker, 3, size) for size in sizes],
+                "by_size": [await measure_size(worker, size_rounds, size) for size in sizes],
             }
+            if single_rounds:
+                found["single"] = await measure_single(worker, single_rounds, 64 * MIB)
+            if group_rounds:
+                found["group"] = await measure_group(worker, group_rounds, 64 * MIB)
+            return found
 
 
 def measure_simulated(timing: Timing, single_rounds: int, group_rounds: int) -> dict[str, object]:
@@ -353,7 +381,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     """Measures what the options say."""
     if options.here is not None:
         single_rounds, group_rounds = options.here
-        return trio.run(measure_here, single_rounds, group_rounds, ())
+        return trio.run(measure_here, single_rounds, group_rounds, (), 0)
     found: dict[str, object] = {
         "benchmark": "operation_overhead",
         "goals": GOALS,
@@ -361,7 +389,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     }
     if options.gpu:
         sizes = [round(gib * GIB) for gib in options.gib]
-        found["gpu"] = trio.run(measure_here, options.rounds, options.rounds, sizes)
+        others = 0 if options.only_sizes else options.rounds
+        found["gpu"] = trio.run(measure_here, others, others, sizes, min(options.rounds, SIZE_ROUNDS))
     else:
         rounds = {"instant": options.instant_rounds, "typical": options.rounds}
         found["simulated"] = {
@@ -375,13 +404,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the GPUs of this machine")
     parser.add_argument("--gib", type=float, nargs="+", default=[1, 8, 32], help="with --gpu: sizes to move")
+    parser.add_argument("--only-sizes", action="store_true", help="with --gpu: the sizes, and nothing else")
     parser.add_argument("--instant-rounds", type=int, default=50, help="rounds where nothing takes time")
     parser.add_argument("--rounds", type=int, default=5, help="rounds where the driver takes its time")
     parser.add_argument("--here", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
         found = measure(options)
-    except* BenchmarkError as errors:
+    except* (BenchmarkError, OperationError) as errors:
         sys.exit(f"operation_overhead: {errors.exceptions[0]}")
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
 

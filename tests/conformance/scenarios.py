@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ SIZE = 16 * 2**20
 LOCK_TIMEOUT_MS = 10_000
 BLOCKED_S = 0.5
 """How long a call may take before it counts as blocked."""
+WORK_S = 3.0
+"""How long submitted work takes where a lock is to wait for it."""
+END_S = 10.0
 CUresult = driver.CUresult
 
 
@@ -76,17 +80,28 @@ class Target:
         return self._process.stdout.readline().strip()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """Ends it in order: a kill of a process that was restored was seen to hang a host (#53)."""
+        try:
+            self._process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def work(_: object) -> None:
+    """Work on a stream, which says when it begins."""
+    print("working", flush=True)
+    time.sleep(WORK_S)
 
 
 def serve_as_target() -> None:
-    """The program that is checkpointed: answers `uuid` and `check` until its input ends."""
+    """The program that is checkpointed: answers `uuid`, `check` and `work` until its input ends."""
     ok(driver.cuInit(0))
     device = ok(driver.cuDeviceGet(0))
     ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
     buffer = ok(driver.cuMemAlloc(SIZE))
     pattern = bytes(range(256)) * (SIZE // 256)
+    on_stream = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
     ok(driver.cuMemcpyHtoD(buffer, pattern, SIZE))
     print("ready")
     for line in sys.stdin:
@@ -97,6 +112,14 @@ def serve_as_target() -> None:
                 found = bytearray(SIZE)
                 ok(driver.cuMemcpyDtoH(found, buffer, SIZE))
                 print("intact" if found == pattern else "corrupt")
+            case "work":
+                ok(
+                    driver.cuLaunchHostFunc(
+                        0, driver.CUhostFn(ctypes.cast(on_stream, ctypes.c_void_p).value), 0
+                    )
+                )
+                ok(driver.cuCtxSynchronize())
+                print("done")
             case question:
                 print(f"what is {question}?")
 
@@ -270,6 +293,7 @@ def calls_in_the_wrong_state_are_illegal_and_change_nothing() -> None:
                 )
                 assert process.state == state
             ok(calls[way_on[state]](process.pid, None))
+        process.unlock()
 
 
 def device_calls_wait_and_data_survives() -> None:
@@ -368,6 +392,50 @@ def an_identity_map_is_accepted() -> None:
         process.unlock()
         assert program.ask("uuid") == before
         assert program.ask("check") == "intact"
+
+
+def a_lock_waits_for_submitted_work_until_its_timeout() -> None:
+    with target() as (program, process):
+        program.send("work")
+        assert program.read() == "working"
+        arguments = driver.CUcheckpointLockArgs()
+        arguments.timeoutMs = round(WORK_S * 100)
+        assert (
+            result_of(driver.cuCheckpointProcessLock(process.pid, arguments)) == CUresult.CUDA_ERROR_NOT_READY
+        )
+        assert process.state == "running"
+        process.lock(timeout_ms=LOCK_TIMEOUT_MS)
+        process.unlock()
+        assert program.read() == "done"
+        assert program.ask("check") == "intact"
+
+
+def several_processes_are_suspended_together() -> None:
+    with target() as (first, one), target() as (second, other):
+        for process in (one, other):
+            process.lock(timeout_ms=LOCK_TIMEOUT_MS)
+        for process in (one, other):
+            process.checkpoint()
+        assert (one.state, other.state) == ("checkpointed", "checkpointed")
+        for process in (one, other):
+            process.restore()
+            process.unlock()
+        assert (first.ask("check"), second.ask("check")) == ("intact", "intact")
+
+
+def a_process_moves_itself() -> None:
+    """In a process of its own, as every scenario: it locks, checkpoints and restores itself."""
+    ok(driver.cuInit(0))
+    uuids = need_identical_gpus(1)
+    device = ok(driver.cuDeviceGet(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
+    process = checkpoint.Process(os.getpid())
+    mapping = dict(zip(map(plain, uuids), map(plain, uuids[1:] + uuids[:1]), strict=True))
+    for turn in range(1, len(uuids) + 1):
+        suspend(process)
+        process.restore(gpu_mapping=mapping)
+        process.unlock()
+        assert uuid_of(device) == uuids[turn % len(uuids)]
 
 
 def probe() -> None:

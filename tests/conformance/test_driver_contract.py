@@ -1,7 +1,8 @@
 """The driver's checkpoint contract: one suite, for the simulated driver and for NVIDIA's.
 
-The first group restates the scenarios of cuda.core's own checkpoint tests; the second holds what the worker
-relies on beyond them. Every scenario is a function of `scenarios.py` that drives a real CUDA process.
+The first group restates the scenarios of cuda.core's own checkpoint tests, the second those of NVIDIA's
+sample programs; the third holds what the worker relies on beyond them. Every scenario is a function of
+`scenarios.py` that drives a real CUDA process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ CUDA_CORE = (
     "two_identical_gpus_swap",
 )
 
+NVIDIA_SAMPLES = (
+    "a_lock_waits_for_submitted_work_until_its_timeout",
+    "several_processes_are_suspended_together",
+    "a_process_moves_itself",
+)
+
 WORKER = (
     "a_process_without_cuda_is_not_initialized",
     "a_missing_process_is_an_invalid_value",
@@ -41,6 +48,11 @@ WORKER = (
 
 @pytest.mark.parametrize("scenario", CUDA_CORE)
 def test_cuda_core(driver_host: DriverHost, scenario: str) -> None:
+    driver_host.run(scenario)
+
+
+@pytest.mark.parametrize("scenario", NVIDIA_SAMPLES)
+def test_nvidia_samples(driver_host: DriverHost, scenario: str) -> None:
     driver_host.run(scenario)
 
 

@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu check bench faults chaos shared strategies protos lock clean
+.PHONY: demo prepared test test-long criu check bench faults chaos shared strategies gpu-kit protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +79,12 @@ MATCH ?=
 strategies: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build
 	$(BIN)/python -m tests.integration.strategy_runner --match '$(MATCH)'
+
+# One archive that reports how Leasehold works on a GPU host without network: make gpu-kit PY=3.12. The default
+# is the Python of .venv.
+PY ?=
+gpu-kit: $(VENV)/.installed
+	$(BIN)/python tests/gpu/kit.py $(if $(PY),--python $(PY))
 
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write

@@ -52,6 +52,14 @@ def lock(pid: int, timeout_ms: int | None = None) -> int:
     return int(driver.cuCheckpointProcessLock(pid, args)[0])
 
 
+def lock_with_reserved_word(pid: int, timeout_ms: int) -> int:
+    """A lock whose arguments have a reserved byte that is not zero."""
+    args = driver.CUcheckpointLockArgs()
+    args.timeoutMs = timeout_ms
+    ctypes.memset(int(args.getPtr()) + 8, 1, 1)
+    return int(driver.cuCheckpointProcessLock(pid, args)[0])
+
+
 def checkpoint(pid: int) -> int:
     return int(driver.cuCheckpointProcessCheckpoint(pid, None)[0])
 

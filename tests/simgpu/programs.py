@@ -80,8 +80,9 @@ class Program:
         self._answers.put(line)
         return False
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether it has ended. It is collected if so."""
+        return self._process.poll() is not None
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)

@@ -143,7 +143,7 @@ def test_a_target_can_die_seconds_after_the_call_that_killed_it(
     host.set_fault("lock", target.pid, signal=signal.SIGSEGV, signal_delay_s=600, error=OPERATING_SYSTEM)
     assert controller.lock(target.pid) == OPERATING_SYSTEM
     assert controller.get_state(target.pid)[0] == OPERATING_SYSTEM
-    assert target.is_alive()
+    assert not target.has_ended()
     target.begin("memory_info")
     assert target.is_waiting()
 

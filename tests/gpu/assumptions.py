@@ -1,0 +1,349 @@
+"""One probe for each assumption of the simulated driver that docs/driver.md numbers under "What it assumes".
+
+`python -m tests.gpu.assumptions N` runs probe N, and prints a JSON object: the answer is `yes`, `no` or
+`not tested`, with what was seen. Each probe has CUDA processes of its own, and does nothing that was seen to
+hang a GPU or a host: no GPU is lost or switched to MIG, no daemon of MPS is started, and no restore runs out
+of memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pynvml
+
+from tests.gpu.machine import memory_gib
+from tests.gpu.stand import (
+    GIB,
+    LOCK_TIMEOUT_MS,
+    MOVES_CUDA_VERSION,
+    ContradictionError,
+    NotTestedError,
+    Stand,
+    blocks,
+    cuda_version,
+    expect,
+    inventory,
+    need,
+    need_moves,
+    rotation,
+    stand,
+)
+from tests.simgpu.programs import (
+    CHECKPOINTED,
+    INVALID_VALUE,
+    LOCKED,
+    NOT_INITIALIZED,
+    NOT_SUPPORTED,
+    RUNNING,
+    SUCCESS,
+)
+
+Probe = Callable[[Stand], str]
+LONG_CHECKPOINT_BYTES: Final = 4 * GIB
+LEAST_CHECKPOINT_S: Final = 0.8
+"""A checkpoint must take longer than a look whether a call waits."""
+
+ATTACH_GLOBAL: Final = 1
+
+
+def errors_of_pids(stand: Stand) -> str:
+    """1: error 1 for a missing or zombie pid, 3 for a live process without CUDA."""
+    controller = stand.controller()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    zombie, live = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "600"])
+    try:
+        while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        expect("a missing pid", controller.get_state(gone.pid)[0], INVALID_VALUE)
+        expect("a zombie", controller.get_state(zombie.pid)[0], INVALID_VALUE)
+        expect("a live process without CUDA", controller.get_state(live.pid)[0], NOT_INITIALIZED)
+    finally:
+        for child in (zombie, live):
+            child.kill()
+            child.wait()
+    return "missing 1, zombie 1, without CUDA 3"
+
+
+def pairs_of_a_map(stand: Stand) -> str:
+    """2: a map names every GPU of the host without any mask, from where the process is now."""
+    gpus = need_moves()
+    controller = stand.controller()
+    target = stand.target(CUDA_VISIBLE_DEVICES=gpus[0].uuid)
+    expect("GPUs that the masked process sees", target.program.device_uuids(), [gpus[0].uuid])
+    target.suspend(controller)
+    visible = [[gpus[0].uuid, gpus[0].uuid]]
+    twice = [[gpu.uuid, gpus[0].uuid] for gpu in gpus]
+    for name, pairs in (("a map of the visible GPU alone", visible), ("a map to one GPU twice", twice)):
+        expect(name, controller.restore(target.pid, pairs), INVALID_VALUE)
+        expect("the state after it", controller.get_state(target.pid), [SUCCESS, CHECKPOINTED])
+    target.resume(controller, rotation(gpus))
+    expect("the GPU after a rotation", target.program.device_uuids(), [gpus[1].uuid])
+    target.suspend(controller)
+    target.resume(controller, rotation(gpus))
+    expect("the GPU after a second one", target.program.device_uuids(), [gpus[2 % len(gpus)].uuid])
+    return (
+        f"maps of the visible GPU alone and to one GPU twice answer 1; it moves by {len(gpus)} pairs, twice"
+    )
+
+
+def restore_without_init(stand: Stand) -> str:
+    """3: without cuInit and persistence mode a restore answers 3, before the map is looked at."""
+    gpus = inventory()
+    if any(gpu.persistence for gpu in gpus):
+        raise NotTestedError("persistence mode is on")
+    controller, uninitialized = stand.controller(), stand.controller(initialized=False)
+    target = stand.target()
+    target.suspend(controller)
+    nobody = "GPU-00000000-0000-0000-0000-000000000000"
+    error = uninitialized.restore(target.pid, [[nobody, nobody]])
+    expect("the state after it", controller.get_state(target.pid), [SUCCESS, CHECKPOINTED])
+    target.resume(controller)
+    expect("a restore with a wrong map, without cuInit", error, NOT_INITIALIZED)
+    return "a wrong map without cuInit answers 3"
+
+
+def listed_processes(stand: Stand) -> str:
+    """4: NVML lists LOCKED processes, and only those with a context."""
+    controller = stand.controller()
+    target = stand.target()
+    listed = {pid for found in controller.nvml_processes().values() for pid in found}
+    if str(target.pid) not in listed:
+        raise NotTestedError("NVML does not list processes by the pids that are seen here")
+    expect("a process without a context is listed", str(controller.pid) in listed, False)
+    target.lock(controller)
+    listed = {pid for found in controller.nvml_processes().values() for pid in found}
+    target.unlock(controller)
+    expect("a LOCKED process is listed", str(target.pid) in listed, True)
+    return "a LOCKED process is listed, one with cuInit alone is not"
+
+
+def calls_of_a_locked_process(stand: Stand) -> str:
+    """5: while a process is locked, calls that allocate or copy block, and device queries answer."""
+    controller = stand.controller()
+    target = stand.target()
+    found = {}
+    for name, *arguments in (
+        ("device_uuids",),
+        ("memory_info",),
+        ("allocate", 4096),
+        ("holds", target.address, 4096, 7),
+    ):
+        target.lock(controller)
+        found[name] = blocks(target.program, str(name), *arguments)
+        target.unlock(controller)
+        if found[name]:
+            target.program.answer()
+    seen = ", ".join(f"{name} {'blocks' if waits else 'answers'}" for name, waits in found.items())
+    if found != {"device_uuids": False, "memory_info": found["memory_info"], "allocate": True, "holds": True}:
+        raise ContradictionError(seen)
+    return f"{seen}; launches are not tested"
+
+
+def calls_on_one_target(stand: Stand) -> str:
+    """6: calls on one target are served one at a time; a stopped target blocks all."""
+    free = min(gpu.free_bytes for gpu in inventory())
+    available = int((memory_gib("MemAvailable") or 0) * GIB)
+    first, second = stand.controller(), stand.controller()
+    target = stand.target(min(LONG_CHECKPOINT_BYTES, free // 4, available // 4))
+    target.lock(first)
+    began = time.monotonic()
+    first.begin("checkpoint", target.pid)
+    time.sleep(0.1)
+    second.begin("get_state", target.pid)
+    _, state = second.answer()
+    at_once = first.is_waiting()
+    need("checkpoint", first.answer())
+    checkpoint_s = time.monotonic() - began
+    target.resume(first)
+    target.program.stop()
+    try:
+        stopped_blocks = blocks(second, "get_state", target.pid)
+    finally:
+        target.program.send_signal(signal.SIGCONT)
+    if stopped_blocks:
+        second.answer()
+    expect("a state query of a stopped target blocks", stopped_blocks, True)
+    if at_once:
+        raise ContradictionError(
+            f"a state query answers {state} while a checkpoint of {checkpoint_s:.1f} s runs"
+        )
+    if checkpoint_s < LEAST_CHECKPOINT_S:
+        raise NotTestedError(
+            f"a stopped target blocks, but a checkpoint took {checkpoint_s:.1f} s: too short to tell"
+        )
+    return f"a state query waits for a checkpoint of {checkpoint_s:.1f} s, and for a stopped target"
+
+
+def killed_controller(_stand: Stand) -> str:
+    """7: a controller killed in a call leaves the state as it was."""
+    raise NotTestedError(
+        "a controller killed in a call can leave the driver out of step; the target could not be ended safely"
+    )
+
+
+def bus_id_after_a_move(stand: Stand) -> str:
+    """8: after a move the PCI bus id is the new one."""
+    gpus = need_moves()
+    controller = stand.controller()
+    target = stand.target(CUDA_VISIBLE_DEVICES=gpus[0].uuid)
+    target.suspend(controller)
+    target.resume(controller, rotation(gpus))
+    expect("the GPU after a move", target.program.device_uuids(), [gpus[1].uuid])
+    _, seen = target.program.call("cuDeviceGetPCIBusId", 13, 0)
+    bus_ids = {gpu.bus_id[-12:].lower(): gpu.index for gpu in gpus}
+    index = next((index for bus_id, index in bus_ids.items() if bus_id in seen.lower()), None)
+    expect("the GPU whose PCI bus id is read after a move from 0 to 1", index, 1)
+    return "the process reads the bus id of its new GPU"
+
+
+def lost_gpu(_stand: Stand) -> str:
+    """9: a lost GPU answers UNKNOWN; with MIG on, a checkpoint answers OUT_OF_MEMORY."""
+    raise NotTestedError("no GPU is lost or switched to MIG for a report")
+
+
+def reserved_words(stand: Stand) -> str:
+    """10: reserved words that are not zero answer INVALID_VALUE; a repeated visible device ends the list."""
+    controller = stand.controller()
+    target = stand.target()
+    error = controller.lock_with_reserved_word(target.pid, LOCK_TIMEOUT_MS)
+    _, state = controller.get_state(target.pid)
+    if state == LOCKED:
+        target.unlock(controller)
+    masked = stand.controller(initialized=False, CUDA_VISIBLE_DEVICES="0,0")
+    count = len(masked.device_uuids()) if masked.init() == SUCCESS else 0
+    seen = f"a reserved word answers {error}, state {state}; CUDA_VISIBLE_DEVICES=0,0 shows {count}"
+    if (error, state, count) != (INVALID_VALUE, RUNNING, 1):
+        raise ContradictionError(seen)
+    return seen
+
+
+def client_of_mps(_stand: Stand) -> str:
+    """11: a client of MPS is in both lists; its lock works, its checkpoint answers 801."""
+    raise NotTestedError("no daemon of MPS is started for a report")
+
+
+def minor_numbers(_stand: Stand) -> str:
+    """12: an NVML minor number is the NVML index."""
+    minors = [gpu.minor for gpu in inventory()]
+    expect("minor numbers by index", minors, list(range(len(minors))))
+    return f"minor numbers {minors}"
+
+
+def xid_events(_stand: Stand) -> str:
+    """13: a process gets the Xids that come after its registration."""
+    pynvml.nvmlInit()
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        try:
+            event = pynvml.nvmlEventSetWait_v2(events, 200)
+            seen = f"an Xid came: {event.eventData}"
+        except pynvml.NVMLError as error:
+            seen = f"the wait answers {error}"
+    except pynvml.NVMLError as error:
+        seen = f"the registration answers {error}"
+    finally:
+        pynvml.nvmlEventSetFree(events)
+    raise NotTestedError(f"no fault is made for a report; {seen}")
+
+
+def refused_checkpoint(stand: Stand) -> str:
+    """14: a refused checkpoint leaves its target LOCKED."""
+    controller = stand.controller()
+    target = stand.target()
+    error, _ = target.program.call("cuMemAllocManaged", 4096, ATTACH_GLOBAL)
+    if error != SUCCESS:
+        raise NotTestedError(f"managed memory, which no driver can checkpoint, answers {error}")
+    target.lock(controller)
+    refused = controller.checkpoint(target.pid)
+    _, state = controller.get_state(target.pid)
+    unlocked = controller.unlock(target.pid)
+    target.program.kill()  # it was never restored, and may be in no good state
+    if refused == SUCCESS:
+        raise NotTestedError("a process with managed memory is checkpointed")
+    seen = (
+        f"with managed memory, checkpoint answers {refused}, the state is {state}, unlock answers {unlocked}"
+    )
+    if (state, unlocked) != (LOCKED, SUCCESS):
+        raise ContradictionError(seen)
+    return seen
+
+
+def peers(_stand: Stand) -> str:
+    """15: peers hold up calls on each other while one is locked."""
+    raise NotTestedError("peers need NCCL or CUDA IPC, which a report does not set up")
+
+
+def versions(stand: Stand) -> str:
+    """16: pairs before driver 580 answer 801, a pool gives 0 for 0 bytes, and the branch is named r580_00."""
+    controller = stand.controller()
+    target = stand.target()
+    error, address = target.program.call("cuMemAllocAsync", 0, 0)
+    branch = str(pynvml.nvmlSystemGetDriverBranch().branch)
+    seen = f"a pool answers {error} with {address} for 0 bytes, the branch is {branch}"
+    if cuda_version() < MOVES_CUDA_VERSION:
+        target.suspend(controller)
+        identity = [[gpu.uuid, gpu.uuid] for gpu in inventory()]
+        refused = controller.restore(target.pid, identity)
+        target.resume(controller)
+        expect("pairs", refused, NOT_SUPPORTED)
+        seen += ", pairs answer 801"
+    if (
+        error != SUCCESS
+        or not re.fullmatch(r"\D*0(x0+)?\D*", address)
+        or not re.fullmatch(r"r\d+_\d+", branch)
+    ):
+        raise ContradictionError(seen)
+    return seen
+
+
+def target_that_dies(_stand: Stand) -> str:
+    """17: a target that dies some seconds after a call answers 304 to every call until then."""
+    raise NotTestedError("no process is made to crash in a call of the driver for a report")
+
+
+PROBES: Final[dict[int, Probe]] = {
+    1: errors_of_pids,
+    2: pairs_of_a_map,
+    3: restore_without_init,
+    4: listed_processes,
+    5: calls_of_a_locked_process,
+    6: calls_on_one_target,
+    7: killed_controller,
+    8: bus_id_after_a_move,
+    9: lost_gpu,
+    10: reserved_words,
+    11: client_of_mps,
+    12: minor_numbers,
+    13: xid_events,
+    14: refused_checkpoint,
+    15: peers,
+    16: versions,
+    17: target_that_dies,
+}
+
+
+def answer(probe: Probe) -> dict[str, str]:
+    """Runs a probe."""
+    try:
+        with stand() as made:
+            return {"answer": "yes", "seen": probe(made)}
+    except ContradictionError as error:
+        return {"answer": "no", "seen": str(error)}
+    except (NotTestedError, pynvml.NVMLError) as error:
+        return {"answer": "not tested", "seen": str(error)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(PROBES[int(sys.argv[1])])))

@@ -1,0 +1,31 @@
+"""The strategies with a PyTorch process, where a stand-in takes the place of PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import torch_policies
+from .leftovers import MARK
+
+STAND_IN = Path(__file__).with_name("stand_in")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("on_host")
+def test_a_process_is_suspended_and_woken_by_every_policy(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, f"{mark}/policies/")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setattr(torch_policies, "MIB", 16)
+    python = torch_policies.python_with_torch()
+    assert python is not None
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    found = torch_policies.measure(python, folder)
+    assert set(torch_policies.POLICIES) < found.keys()
+    assert found["rounds"] > 2 * len(torch_policies.POLICIES)

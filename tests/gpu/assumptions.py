@@ -22,9 +22,11 @@ import pynvml
 
 from tests.gpu.machine import memory_gib
 from tests.gpu.stand import (
+    BUFFER_BYTES,
     GIB,
     LOCK_TIMEOUT_MS,
     MOVES_CUDA_VERSION,
+    SEED,
     ContradictionError,
     NotTestedError,
     Stand,
@@ -313,6 +315,23 @@ def target_that_dies(_stand: Stand) -> str:
     raise NotTestedError("no process is made to crash in a call of the driver for a report")
 
 
+def exhausted_host(_stand: Stand) -> str:
+    """18: a checkpoint without host memory for the copy answers OUT_OF_MEMORY."""
+    raise NotTestedError("no host is made to run out of memory for a report")
+
+
+def memory_of_another(stand: Stand) -> str:
+    """19: a process never reads what another process left in device memory."""
+    writer, reader = stand.target(), stand.controller()
+    reader.set_up()
+    need("free", writer.program.free(writer.address))
+    error, address = reader.allocate(BUFFER_BYTES)
+    need("allocation", error)
+    if reader.holds(address, BUFFER_BYTES, SEED):
+        raise ContradictionError("a new allocation holds what an earlier one of another process held")
+    return "a new allocation of the same size holds other bytes"
+
+
 PROBES: Final[dict[int, Probe]] = {
     1: errors_of_pids,
     2: pairs_of_a_map,
@@ -331,6 +350,8 @@ PROBES: Final[dict[int, Probe]] = {
     15: peers,
     16: versions,
     17: target_that_dies,
+    18: exhausted_host,
+    19: memory_of_another,
 }
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from leasehold_simgpu import SimulatedHost
 
-SCENARIOS = Path(__file__).with_name("scenarios.py")
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS = [sys.executable, "-u", "-m", "tests.conformance.scenarios"]
 KILL_AFTER_S = 90.0
 """A driver call can block for ever, and no signal but SIGKILL ends it."""
 SKIPPED = 77
@@ -28,7 +29,8 @@ class DriverHost:
     def run(self, scenario: str) -> None:
         """Runs a scenario in a process group of its own, and passes, fails or skips as it does."""
         child = subprocess.Popen(
-            [sys.executable, "-u", str(SCENARIOS), scenario],
+            [*SCENARIOS, scenario],
+            cwd=ROOT,
             env={**os.environ, **self.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -49,7 +51,7 @@ class DriverHost:
 def why_no_gpu() -> str | None:
     """Why nothing can run on a real GPU here; None if it can."""
     done = subprocess.run(
-        [sys.executable, str(SCENARIOS), "probe"], capture_output=True, text=True, timeout=60, check=False
+        [*SCENARIOS, "probe"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     return None if done.returncode == 0 else done.stdout.strip() or "the driver cannot be loaded"
 

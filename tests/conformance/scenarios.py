@@ -1,4 +1,4 @@
-"""Scenarios of the driver's checkpoint contract. `scenarios.py NAME` runs one, in a process of its own.
+"""Scenarios of the driver's checkpoint contract. `python -m tests.conformance.scenarios NAME` runs one.
 
 Exit status 0: it held; 77: it does not apply here, and the output says why; anything else: it did not hold.
 Nothing here knows whether the GPU is real.
@@ -11,23 +11,23 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pynvml
 from cuda.bindings import driver
 from cuda.core import checkpoint
 
+from tests.conformance.target import SIZE, WORK_S, ok, uuid_of
+
 SKIPPED = 77
-SIZE = 16 * 2**20
+TARGET = str(Path(__file__).with_name("target.py"))
 LOCK_TIMEOUT_MS = 10_000
 BLOCKED_S = 0.5
 """How long a call may take before it counts as blocked."""
-WORK_S = 3.0
-"""How long submitted work takes where a lock is to wait for it."""
 END_S = 10.0
 CUresult = driver.CUresult
 
@@ -35,17 +35,6 @@ CUresult = driver.CUresult
 def skip(reason: str) -> NoReturn:
     print(reason)
     sys.exit(SKIPPED)
-
-
-def ok(answer: tuple[Any, ...]) -> Any:
-    error, *values = answer
-    if error != CUresult.CUDA_SUCCESS:
-        raise AssertionError(f"the driver answered {error.name} ({int(error)})")
-    return values[0] if values else None
-
-
-def uuid_of(device: int) -> str:
-    return f"GPU-{uuid.UUID(bytes=bytes(ok(driver.cuDeviceGetUuid(device)).bytes))}"
 
 
 def all_uuids() -> list[str]:
@@ -58,7 +47,7 @@ class Target:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-u", __file__, "target"],
+            [sys.executable, "-u", TARGET],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,42 +75,6 @@ class Target:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
-
-
-def work(_: object) -> None:
-    """Work on a stream, which says when it begins."""
-    print("working", flush=True)
-    time.sleep(WORK_S)
-
-
-def serve_as_target() -> None:
-    """The program that is checkpointed: answers `uuid`, `check` and `work` until its input ends."""
-    ok(driver.cuInit(0))
-    device = ok(driver.cuDeviceGet(0))
-    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
-    buffer = ok(driver.cuMemAlloc(SIZE))
-    pattern = bytes(range(256)) * (SIZE // 256)
-    on_stream = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(work)
-    ok(driver.cuMemcpyHtoD(buffer, pattern, SIZE))
-    print("ready")
-    for line in sys.stdin:
-        match line.strip():
-            case "uuid":
-                print(uuid_of(device))
-            case "check":
-                found = bytearray(SIZE)
-                ok(driver.cuMemcpyDtoH(found, buffer, SIZE))
-                print("intact" if found == pattern else "corrupt")
-            case "work":
-                ok(
-                    driver.cuLaunchHostFunc(
-                        0, driver.CUhostFn(ctypes.cast(on_stream, ctypes.c_void_p).value), 0
-                    )
-                )
-                ok(driver.cuCtxSynchronize())
-                print("done")
-            case question:
-                print(f"what is {question}?")
 
 
 @contextmanager
@@ -449,7 +402,4 @@ def probe() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "target":
-        serve_as_target()
-    else:
-        globals()[sys.argv[1]]()
+    globals()[sys.argv[1]]()

@@ -48,6 +48,7 @@ def test_every_probe_names_its_assumption() -> None:
     assert [(one.__doc__ or "").partition(":")[0] for one in PROBES.values()] == list(map(str, PROBES))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", assumptions())
 def test_the_simulated_driver_does_what_it_assumes(
     number: int, host: SimulatedHost, on_host: dict[str, str]

@@ -1,4 +1,4 @@
-"""The program that scenarios checkpoint. It imports little, because its start is most of a scenario's time."""
+"""The program that scenarios checkpoint. It imports little: its start is most of a scenario's time."""
 
 from __future__ import annotations
 

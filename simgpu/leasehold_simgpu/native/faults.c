@@ -58,10 +58,11 @@ bool simgpu_meet_fault(const char *call, pid_t pid, struct simgpu_fault *met) {
     if (fault == NULL)
         return false;
     simgpu_sleep_us((uint64_t)met->delay_ms * 1000);
+    uint64_t start_time = process_start_time(pid); /* 0 once it has died of the signal */
     if (met->signal != 0 && met->signal_delay_ms == 0)
         kill(pid, met->signal);
-    uint64_t start_time = process_start_time(pid);
-    while (met->hang && *(volatile uint64_t *)&fault->id == met->id && process_start_time(pid) == start_time)
+    while (met->hang && start_time != 0 && *(volatile uint64_t *)&fault->id == met->id &&
+           process_start_time(pid) == start_time)
         simgpu_sleep_us(HANG_POLL_US);
     return true;
 }

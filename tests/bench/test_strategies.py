@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
 
+@pytest.mark.long
 def test_a_policy_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(ROOT)  # as `python -m bench.strategies` has it
     strategies = importlib.import_module("bench.strategies")

@@ -167,6 +167,7 @@ def test_one_worker_and_one_workload_go_by_their_names(
     )
 
 
+@pytest.mark.long
 def test_who_did_not_say_is_named(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_stopped_process_is_ended(mark: str) -> None:
     ours.wait()
 
 
+@pytest.mark.long
 def test_a_restored_process_that_can_not_be_suspended_is_left_and_named(
     host: SimulatedHost, restored: Program
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_restored_process_that_can_not_be_suspended_is_left_and_named(
     assert restored.has_ended()
 
 
+@pytest.mark.long
 def test_a_process_whose_lock_fails_is_left_and_named(host: SimulatedHost, restored: Program) -> None:
     host.set_fault("lock", restored.pid, error=600)
     (note,) = end_safely([restored.pid]).values()

@@ -149,6 +149,7 @@ def test_processes_of_other_users_are_adopted_where_the_settings_say_so(
     refuse(fleet, mixed.pid, "runs as root, and only processes of.*NOT_PERMITTED")
 
 
+@pytest.mark.long
 def test_an_adopted_process_goes_on_when_its_worker_restarts(fleet: Fleet, alpha: LocalHost) -> None:
     counter = start_counter(alpha, 1)
     adopt(fleet, counter, "stray")

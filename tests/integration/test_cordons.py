@@ -2,6 +2,7 @@
 
 import subprocess
 
+import pytest
 from leasehold.v1 import gpu_pb2
 from leasehold.v1.local_pb2 import ListResponse
 
@@ -44,6 +45,7 @@ def test_a_cordoned_gpu_stays_so_until_it_is_put_back(fleet: Fleet, alpha: Local
     assert alpha.states() == ["FREE"] * 4
 
 
+@pytest.mark.long
 def test_a_cordoned_worker_grants_nothing_until_it_is_put_back(fleet: Fleet, alpha: LocalHost) -> None:
     fleet.cli("cordon", "alpha", "--reason", "to be moved")
     restart(fleet)

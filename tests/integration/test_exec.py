@@ -185,6 +185,7 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
+@pytest.mark.long
 def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)
     host.start_worker('memory_limit = "1GiB"')
@@ -361,6 +362,7 @@ def test_an_executed_command_can_not_claim_for_itself(local_host: LocalHost) -> 
 
 
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+@pytest.mark.long
 def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     restarting_host: LocalHost, crash: bool
 ) -> None:
@@ -387,6 +389,7 @@ def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     restarting_host.wait_line(waiting, "holding")
 
 
+@pytest.mark.long
 def test_a_command_that_ended_while_the_worker_was_away_holds_nothing(restarting_host: LocalHost) -> None:
     holder = hold(restarting_host, "--gpus", "2")
     restarting_host.kill_worker()
@@ -396,6 +399,7 @@ def test_a_command_that_ended_while_the_worker_was_away_holds_nothing(restarting
     restarting_host.wait(lambda: restarting_host.states() == ["FREE", "FREE"])
 
 
+@pytest.mark.long
 def test_a_host_without_gpus_serves_commands_and_keeps_account(
     new_host: Callable[[int], LocalHost],
 ) -> None:
@@ -442,6 +446,7 @@ def test_a_foreign_process_keeps_others_off_its_gpu(local_host: LocalHost) -> No
     local_host.wait_counting(foreign)
 
 
+@pytest.mark.long
 def test_a_command_on_a_gpu_that_it_did_not_lease_is_foreign_there(local_host: LocalHost) -> None:
     other = local_host.look().gpus[1].gpu_uuid
     counter = local_host.exec("--", "env", f"CUDA_VISIBLE_DEVICES={other}", *COUNTING)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
@@ -101,6 +102,7 @@ def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
     local_host.wait_line(helper, "holding")
 
 
+@pytest.mark.long
 def test_a_suspended_helper_is_woken_by_the_next_start_of_the_worker_too(restarting_host: LocalHost) -> None:
     host = restarting_host
     helper = host.exec(
@@ -150,6 +152,7 @@ def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> Non
     local_host.end(helper)
 
 
+@pytest.mark.long
 def test_one_that_can_not_be_suspended_does_not_keep_another_from_giving_way(local_host: LocalHost) -> None:
     terms = ["--helper", "suspend", "--yield-grace", "0"]
     good = local_host.exec("--name", "good", *terms, "--", *COUNTING)
@@ -162,6 +165,7 @@ def test_one_that_can_not_be_suspended_does_not_keep_another_from_giving_way(loc
     local_host.wait(lambda: state(local_host, "good") == "RUNNING")
 
 
+@pytest.mark.long
 def test_who_waits_for_cpu_time_keeps_no_helper_asleep(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)
     host.start_worker("cpu_limit_millicores = 1000")
@@ -179,6 +183,7 @@ def test_who_waits_for_cpu_time_keeps_no_helper_asleep(new_host: Callable[[int],
     host.wait_line(poor, "holding")
 
 
+@pytest.mark.long
 def test_a_yield_that_the_worker_died_in_is_not_forgotten(restarting_host: LocalHost) -> None:
     host = restarting_host
     host.stop_worker()

@@ -159,6 +159,7 @@ def test_a_process_waits_for_one_claim_at_a_time(local_host: LocalHost) -> None:
     local_host.end(two)
 
 
+@pytest.mark.long
 def test_memory_that_is_kept_after_a_claim_keeps_the_next_one_waiting(local_host: LocalHost) -> None:
     keeper = local_host.python(KEEP_CONTEXT)
     local_host.wait_line(keeper, "held")
@@ -197,6 +198,7 @@ def test_a_claim_is_released_by_its_user_from_outside(local_host: LocalHost) -> 
 
 
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+@pytest.mark.long
 def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: LocalHost, crash: bool) -> None:
     host = restarting_host
     counter = host.python(CLAIMING_COUNTER, "counter")
@@ -249,6 +251,7 @@ local_service.LocalService.List = refuse
 """Lists are for the test alone. Holders are expected until the file TIME_IS_OVER is there."""
 
 
+@pytest.mark.long
 def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)
     over = host.folder / "over"
@@ -269,6 +272,7 @@ def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int
     host.end(waiting)
 
 
+@pytest.mark.long
 def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(2)
     host.patch = "from leasehold_worker import local_claims; local_claims.RESUME_TIMEOUT_S = 0.5"
@@ -283,6 +287,7 @@ def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[i
     host.wait(lambda: now(host, holder)[4] is True)
 
 
+@pytest.mark.long
 def test_a_claim_that_ended_while_the_worker_was_away_holds_nothing(restarting_host: LocalHost) -> None:
     holder = start(restarting_host, "holder", gpus=2)
     restarting_host.kill_worker()
@@ -361,6 +366,7 @@ workloads.Workloads.variables = crash
 
 
 @pytest.mark.parametrize("by_exec", [True, False], ids=["exec", "claim"])
+@pytest.mark.long
 def test_a_grant_that_was_written_down_and_not_told_is_told_by_the_next_start(
     new_host: Callable[[int], LocalHost], by_exec: bool
 ) -> None:
@@ -385,6 +391,7 @@ def test_a_grant_that_was_written_down_and_not_told_is_told_by_the_next_start(
     host.wait(lambda: host.states() == ["FREE"])
 
 
+@pytest.mark.long
 def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(0)
     host.patch = (

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from .fleets import Fleet
 
 
@@ -42,6 +44,7 @@ def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
     assert fleet.wait_counting("two").gpu_uuids == (uuids[1], uuids[0])
 
 
+@pytest.mark.long
 def test_a_command_is_cancelled_while_its_members_are_being_locked(fleet: Fleet) -> None:
     fleet.run_counter("one")
     pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
@@ -70,6 +73,7 @@ def test_a_wedged_workload_holds_up_nobody_else(fleet: Fleet) -> None:
     assert [w["status"]["state"] for w in workloads if w["name"] == "one"] == ["WORKLOAD_STATE_EXITED"]
 
 
+@pytest.mark.long
 def test_a_command_that_hangs_holds_up_nobody_else(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")

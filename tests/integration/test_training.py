@@ -75,6 +75,7 @@ def test_it_is_stopped_and_woken_as_if_nothing_had_been(
     require_same(learned(fleet, "train"), undisturbed)
 
 
+@pytest.mark.long
 def test_it_goes_on_on_another_worker(sharing_fleet: Fleet, undisturbed: dict[int, str]) -> None:
     fleet = sharing_fleet
     train(fleet, "one", "alpha")

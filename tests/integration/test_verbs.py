@@ -80,6 +80,7 @@ def test_run_passes_arguments_and_variables(fleet: Fleet) -> None:
     assert fleet.cli("logs", "-f", "args").stdout == "['--gpus', 'x'] a=b -1\n"
 
 
+@pytest.mark.long
 def test_logs_follow_until_the_end_and_survive_a_new_coordinator(fleet: Fleet) -> None:
     fleet.run_counter("one")
     environment = {**os.environ, "LEASEHOLD_COORDINATOR": fleet.address}
@@ -98,6 +99,7 @@ def test_logs_follow_until_the_end_and_survive_a_new_coordinator(fleet: Fleet) -
     assert first + rest == fleet.cli("logs", "one").stdout
 
 
+@pytest.mark.long
 def test_a_command_goes_on_while_the_coordinator_is_replaced(fleet: Fleet) -> None:
     fleet.run_counter("one")
     root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
@@ -118,6 +120,7 @@ def test_a_command_goes_on_while_the_coordinator_is_replaced(fleet: Fleet) -> No
     fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_the_worker_with_the_most_free_gpus_is_chosen(fleet: Fleet) -> None:
     fleet.start_worker("beta", gpus=2)
     counter = [sys.executable, str(COUNTER), "--bytes", "1MiB"]
@@ -143,6 +146,7 @@ def test_a_workload_goes_on_while_its_worker_is_dead(fleet: Fleet) -> None:
     fleet.wait_counting("two")
 
 
+@pytest.mark.long
 def test_a_worker_that_leaves_and_comes_back(fleet: Fleet) -> None:
     fleet.run_counter("one")
     worker = fleet.processes.pop("alpha")

@@ -96,6 +96,7 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
         ("outcome-journaled:3", True),
     ],
 )
+@pytest.mark.long
 def test_a_swap_ends_on_one_side(
     start_worker: Start,
     host: SimulatedHost,
@@ -164,6 +165,7 @@ STUBBORN = "trap 'echo term' TERM; echo ready; while :; do sleep 0.02; done"
 
 
 @pytest.mark.parametrize("crash_point", ["intent-stop", "phase-terminate", "phase-kill"])
+@pytest.mark.long
 def test_a_stop_is_finished_whatever_its_timeout(
     start_worker: Start, coordinator: ScriptedCoordinator, crash_point: str
 ) -> None:

@@ -95,6 +95,7 @@ def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies meanwhile"])
+@pytest.mark.long
 def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_again(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, dies: bool
 ) -> None:
@@ -162,6 +163,7 @@ def test_who_is_wedged_is_not_taken_for_parked(
 
 
 @pytest.mark.parametrize("point", ["phase-restore", "phase-hooks:2"])
+@pytest.mark.long
 def test_a_host_that_restarts_while_an_image_is_woken_has_it_still(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, point: str
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_host_that_restarts_while_an_image_is_woken_has_it_still(
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["worker", "host"])
+@pytest.mark.long
 def test_processes_that_die_while_their_image_is_written_end_the_workload(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, restarts: bool
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_stronger_suspend_that_is_refused_says_why_and_leaves_all_as_it_was(
 
 
 @pytest.mark.parametrize("point", ["phase-verify", "intent-resume", "phase-resume"])
+@pytest.mark.long
 def test_a_worker_that_dies_while_it_wakes_an_image_still_has_it(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, point: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_sleeper_that_dies_while_it_is_woken_keeps_no_gpu(
 
 
 @pytest.mark.parametrize("by_itself", [False, True], ids=["by wake", "by itself"])
+@pytest.mark.long
 def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_later(
     start_worker: Start,
     host: SimulatedHost,
@@ -133,6 +135,7 @@ def test_a_way_up_that_fails_after_a_crash_is_told_and_gone_again_later(
 
 
 @pytest.mark.parametrize("point", ["phase-lock", "intent-image", "image-final"])
+@pytest.mark.long
 def test_a_sleeper_that_was_to_become_an_image_when_the_worker_died_sleeps(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, point: str
 ) -> None:

@@ -330,6 +330,7 @@ def test_a_suspend_ends_on_one_side_wherever_the_worker_dies(
         ("outcome-told:3", True),
     ],
 )
+@pytest.mark.long
 def test_a_restore_ends_on_one_side_wherever_the_worker_dies(
     crash: Crash, host: SimulatedHost, crash_point: str, done: bool
 ) -> None:
@@ -355,6 +356,7 @@ def test_a_restore_ends_on_one_side_wherever_the_worker_dies(
         ("outcome-journaled:2", 2),
     ],
 )
+@pytest.mark.long
 def test_a_remap_ends_on_one_side_wherever_the_worker_dies(
     crash: Crash, host: SimulatedHost, crash_point: str, gpu: int | None
 ) -> None:
@@ -366,6 +368,7 @@ def test_a_remap_ends_on_one_side_wherever_the_worker_dies(
 
 
 @pytest.mark.parametrize("crash_point", ["leases-rebuilt", "workload-probed", "command-settled"])
+@pytest.mark.long
 def test_a_worker_that_dies_while_it_settles_settles_at_the_next_start(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, crash_point: str
 ) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -236,6 +236,55 @@ def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, hos
     wait_counting(session, "w1")
     assert session.run("c5", "w1", stop=StopOperation(grace=grace, force=True)).state == SUCCEEDED
     leases(session, ["", "", "", ""])
+
+
+@pytest.mark.parametrize("call", ["get_restore_thread_id", "get_state", "lock", "checkpoint"])
+def test_a_member_that_is_killed_by_a_call_is_told_as_crashed(
+    session: Session, host: SimulatedHost, call: str
+) -> None:
+    pid = start(session, "w1")
+    host.set_fault(call, pid, signal=signal.SIGKILL, times=1)
+    outcome = session.run("c2", "w1", suspend=SuspendOperation())
+    assert outcome.state == FAILED
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, outcome.error
+
+
+LEAVES_CUDA = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.execvp("sleep", ["sleep", "300"]))
+signal.signal = lambda *_: None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_member_that_leaves_cuda_while_it_is_suspended_for_a_kill_is_killed(
+    session: Session, host: SimulatedHost
+) -> None:
+    run = counter_run("w1")
+    run.spec.arguments[1:2] = ["-c", LEAVES_CUDA, run.spec.arguments[1]]
+    pid = session.run("c1", "w1", run=run).workloads[0].status.root_pid
+    wait_counting(session, "w1")
+    session.run("c2", "w1", suspend=SuspendOperation())
+    session.run("c3", "w1", restore=RestoreOperation())
+    wait_counting(session, "w1")
+    host.set_fault("lock", pid, error=1, delay_s=0.5, times=1)
+    locks = calls_of(host, pid)["lock"]
+    session.send(make_command("c4", "w1", stop=StopOperation(grace=duration_pb2.Duration())))
+    deadline = time.monotonic() + 30
+    while calls_of(host, pid)["lock"] == locks:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGUSR1)
+    outcome = session.outcome("c4")
+    assert outcome.state == SUCCEEDED, outcome
+    assert outcome.workloads[0].status.exit.signal_number == signal.SIGKILL
+
+
+def calls_of(host: SimulatedHost, pid: int) -> Mapping[str, int]:
+    process = host.process(pid)
+    assert process is not None
+    return process.calls
 
 
 def test_a_result_has_the_timings_of_every_phase(session: Session, host: SimulatedHost) -> None:

@@ -3,6 +3,7 @@
 import platform
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -18,6 +19,8 @@ from leasehold_worker.libraries import LoadedLibrary, loaded_library
 from leasehold_worker.plan import Findings
 from leasehold_worker.processes import (
     ProcessIdentity,
+    ends_soon,
+    held,
     missing_device_nodes,
     why_blocked,
 )
@@ -130,24 +133,19 @@ class Gates:
         with findings.check("libcuda", "that of the worker"):
             for member in members:
                 self._check_library(member.identity)
-        obstacles: dict[int, str] = {}
+        obstacles: dict[int, OperationError] = {}
 
-        async def look(pid: int) -> None:
-            obstacle = await self._trace_obstacle(pid)
+        async def look(identity: ProcessIdentity) -> None:
+            obstacle = await self._trace_obstacle(identity.pid)
             if obstacle is not None:
-                obstacles[pid] = obstacle
+                obstacles[identity.pid] = await _untraceable(identity, obstacle)
 
         async with trio.open_nursery() as nursery:
             for member in members:
-                nursery.start_soon(look, member.identity.pid)
+                nursery.start_soon(look, member.identity)
         with findings.check("trace_permission", "granted"):
-            for pid, obstacle in obstacles.items():
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-                    f"the worker may not trace process {pid} ({obstacle}): run the worker as root or with "
-                    "CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
-                    {"pid": str(pid)},
-                )
+            for refusal in obstacles.values():
+                raise refusal
 
     def _check_library(self, identity: ProcessIdentity) -> None:
         if other := why_other_library(loaded_library(identity.pid, "libcuda.so"), self._driver.libcuda):
@@ -177,3 +175,20 @@ class Gates:
                         "all GPUs of the host, or choose a GPU that it has",
                         {"pid": str(member.identity.pid), "gpu_uuid": nodes[node]},
                     )
+
+
+async def _untraceable(identity: ProcessIdentity, obstacle: str) -> OperationError:
+    """Why a process can't be traced: it is ending, or the worker may not."""
+    pid = identity.pid
+    metadata = {"pid": str(pid)}
+    with suppress(OperationError), held(identity) as pidfd:
+        if pidfd is None or await ends_soon(pidfd):
+            return OperationError(
+                errors_pb2.ERROR_REASON_TARGET_CRASHED, f"process {pid} has ended", metadata
+            )
+    return OperationError(
+        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+        f"the worker may not trace process {pid} ({obstacle}): run the worker as root or with "
+        "CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
+        metadata,
+    )

@@ -6,6 +6,8 @@ and left alone where that fails.
 """
 
 import signal
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -24,7 +26,7 @@ from leasehold_worker.report import Report
 from leasehold_worker.workload import Workload
 
 ENDING_S: Final = 1.0
-"""How long a process may take to be gone that was told to end and can't be suspended any more."""
+"""How long a member that can't be suspended may take to be gone: it may have been told to end."""
 
 POLL_INTERVAL_S: Final = 0.05
 
@@ -57,23 +59,40 @@ class Killer:
                 send_signal(identity, signal.SIGKILL)
 
     async def _park(self, workload: Workload, report: Report) -> None:
-        try:
-            running = await self._running_members(workload)
-            if not running:
+        """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
+        while True:
+            running: Sequence[Member] = ()
+            try:
+                running = await self._running_members(workload)
+                if not running:
+                    return
+                lanes = [[member] for member in await Proof(self._inventory).measured(running)]
+                group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
+                report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
+                await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
+            except OperationError as error:
+                if await self._become_fewer(workload, running):
+                    continue
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSAFE_KILL,
+                    f"workload {workload.name} was restored and still runs, and can't be suspended before "
+                    f"it is killed, which could hang the host ({error.message}): try again, or force it",
+                    error.metadata,
+                ) from error
+            else:
                 return
-            lanes = [[member] for member in await Proof(self._inventory).measured(running)]
-            group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
-            report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
-            await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
-        except OperationError as error:
-            if await _ends_by_itself(workload):
-                return
-            raise OperationError(
-                errors_pb2.ERROR_REASON_UNSAFE_KILL,
-                f"workload {workload.name} was restored and still runs, and can't be suspended before it is "
-                f"killed, which could hang the host ({error.message}): try again, or force it",
-                error.metadata,
-            ) from error
+
+    async def _become_fewer(self, workload: Workload, running: Sequence[Member]) -> bool:
+        """Whether one of the members is soon gone, or without CUDA: then the others may be suspended."""
+        known = {member.identity for member in running}
+        with trio.move_on_after(ENDING_S):
+            while True:
+                with suppress(OperationError):
+                    left = {member.identity for member in await self._running_members(workload)}
+                    if not left or known - left:
+                        return True
+                await trio.sleep(POLL_INTERVAL_S)
+        return False
 
     async def _running_members(self, workload: Workload) -> list[Member]:
         processes = await workload.find_processes()
@@ -84,15 +103,6 @@ class Killer:
                 )
         members = await find_members(self._driver, processes)
         return [member for member in members if member.state in (RUNNING, LOCKED)]
-
-
-async def _ends_by_itself(workload: Workload) -> bool:
-    """Whether the processes are ending: the driver can't suspend one that is about to be gone."""
-    with trio.move_on_after(ENDING_S):
-        while await workload.find_processes():  # noqa: ASYNC110 - nothing else tells
-            await trio.sleep(POLL_INTERVAL_S)
-        return True
-    return False
 
 
 async def _nobody() -> tuple[Member, ...]:

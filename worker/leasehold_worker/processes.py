@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 Pid = NewType("Pid", int)
 
+ENDING_S: Final = 0.5
+"""How long a process that the driver refuses may take to be gone."""
+
 HOLD_AGAIN_S: Final = 1.0
 """When a process is watched again that could not be held, for want of descriptors or memory."""
 
@@ -324,6 +327,17 @@ async def wait_ended(identity: ProcessIdentity) -> None:
         except (OperationError, OSError) as error:
             logger.warning("the end of process %d can't be waited for: %s", identity.pid, error)
         await trio.sleep(HOLD_AGAIN_S)
+
+
+async def ends_soon(pidfd: int) -> bool:
+    """Whether the process behind the pidfd has ended, or does within ENDING_S.
+
+    The driver's refusal of a dying process comes before the process is gone.
+    """
+    with trio.move_on_after(ENDING_S):
+        await trio.lowlevel.wait_readable(pidfd)
+        return True
+    return False
 
 
 def has_ended(pidfd: int) -> bool:

@@ -42,7 +42,7 @@ from leasehold_worker.checkpoint.process import (
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import ProcessIdentity, has_ended, held, identify
+from leasehold_worker.processes import ProcessIdentity, ends_soon, has_ended, held, identify
 
 DESTINATIONS: Final = {
     DriverCall.LOCK: LOCKED,
@@ -241,14 +241,17 @@ async def _call(process: CheckpointProcess, step: Step, outcome: MemberOutcome) 
 
 async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
     """Where a member stands; asked twice at most. None: the driver does not say."""
+    refused = False
     for _ in range(2):
         if has_ended(pidfd):
             return GONE
         try:
             return member_state(await process.state())
-        except (DriverError, DriverCallUnansweredError, DriverUnavailableError):
+        except DriverError:
+            refused = True
+        except (DriverCallUnansweredError, DriverUnavailableError):
             continue
-    return GONE if has_ended(pidfd) else None
+    return GONE if has_ended(pidfd) or (refused and await ends_soon(pidfd)) else None
 
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:

@@ -67,7 +67,8 @@ def fleet(folder: Path) -> Iterator[grpc.Channel]:
         if listening is None:
             raise SystemExit("the coordinator did not start")
         address = listening.group(1)
-        worker_options = ("--coordinator", address, "--state-dir", str(folder / "worker"))
+        worker_options = ["--coordinator", address, "--state-dir", str(folder / "worker")]
+        worker_options += ["--stop-workloads", "stop"]  # by default they outlive their worker
         stack.enter_context(process("worker", *worker_options, **host.environment()))
         channel = stack.enter_context(grpc.insecure_channel(address))
         workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)

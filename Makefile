@@ -55,7 +55,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m bench.fleet --workers 1000
 	$(BIN)/python -m bench.strategies
 
-# The whole grid and some sequences: make faults N=10000.
+# The whole grid and some sequences: make faults N=12000.
 N ?= 300
 faults: $(VENV)/.installed
 	$(BIN)/leasehold simgpu build

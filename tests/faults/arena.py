@@ -1,7 +1,5 @@
 """Workloads on a simulated host under the worker's own operations, with faults put in their way."""
 
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,15 +21,12 @@ from leasehold_worker.workload import (
     Workload,
 )
 
-from .cases import CaseFault, Kind, Victim
+from .cases import Kind
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
 
 CALL_FLOOR_S: Final = 1.5
 PROOF_TIMEOUT_S: Final = 0.4
 MEMBER_INTERVAL_S: Final = 0.02
-VICTIM_DELAY_S: Final = 0.3
-"""How long a call takes in which somebody is to be killed."""
-
 SETUP_TIMEOUT_S: Final = 30.0
 PROGRESS_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.002
@@ -79,9 +74,14 @@ class Stage:
     actors: list[Actor]
     spare: list[str] = field(default_factory=list)
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of all members, those of the first actor first."""
+        return [pid for actor in self.actors for pid in actor.pids]
+
     def pid(self, position: int) -> int:
         """The process of a member, counted over all actors."""
-        return [pid for actor in self.actors for pid in actor.pids][position]
+        return self.pids[position]
 
 
 @dataclass(slots=True)
@@ -102,6 +102,10 @@ class Arena:
         self.workloads = parts.workloads
         self.operations = parts.operations
         self.stopping = parts.stopping
+        self.health = parts.health
+        self.servicing = parts.servicing
+        self.looking = trio.Lock()
+        """Held by whoever has the worker look at the GPUs: a look may not bring back what was just mended."""
         self._folder = folder
 
     async def start(self, actor: Actor) -> None:
@@ -122,12 +126,17 @@ class Arena:
         actor.workload = self.workloads.get(workload_id)
         await self._until(actor.members.is_ready, f"{workload_id} is ready")
 
-    async def end(self, actor: Actor) -> None:
-        """Ends an actor's workload, whatever its state."""
-        if actor.running.state not in ENDED:
+    async def end(self, workload: Workload) -> None:
+        """Ends a workload, whatever its state."""
+        if workload.state not in ENDED:
             stop = command_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
-            await self.stopping.stop(actor.running.workload_id, stop, Report(lambda _: None))
+            await self.stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+
+    async def end_all(self) -> None:
+        """Ends every workload."""
+        for workload in self.workloads.all():
+            await self.end(workload)
 
     async def perform(self, kind: Kind, stage: Stage) -> Outcome:
         """Does an operation on a stage's actors."""
@@ -138,10 +147,10 @@ class Arena:
                 suspend.lock_timeout.FromMilliseconds(200)
                 return await self._done(lambda report: self.operations.suspend(workload_id, suspend, report))
             case Kind.RESTORE:
-                restore = command_pb2.RestoreOperation()
+                restore = command_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
                 return await self._done(lambda report: self.operations.restore(workload_id, restore, report))
             case Kind.REMAP | Kind.SWAP:
-                remap = command_pb2.RemapOperation(moves=_moves(stage))
+                remap = command_pb2.RemapOperation(moves=moves(stage))
                 remap.lock_timeout.FromMilliseconds(200)
                 return await self._done(lambda report: self.operations.remap(remap, report))
 
@@ -152,50 +161,6 @@ class Arena:
         except OperationError as error:
             return Outcome(report, error)
         return Outcome(report, None)
-
-    @asynccontextmanager
-    async def fault(self, fault: CaseFault, stage: Stage, position: int) -> AsyncIterator[None]:
-        """Holds a fault over one member, and takes it away afterwards."""
-        pid = stage.pid(position)
-        killing = fault.victim is not Victim.NOBODY
-        before = self._calls(pid, fault.call)
-        self.host.set_fault(
-            fault.call,
-            pid,
-            error=fault.error,
-            delay_s=VICTIM_DELAY_S if killing else fault.delay_s,
-            hang=fault.hang,
-            signal=signal.SIGKILL if fault.crash else 0,
-            state=fault.state,
-            skip=fault.skip,
-            keep_memory=fault.keep_memory,
-            ignore_gpu_pairs=fault.ignore_gpu_pairs,
-            times=None if fault.always else 1,
-        )
-        try:
-            async with trio.open_nursery() as nursery:
-                if killing:
-                    root = stage.pid(0 if position < stage.actors[0].size else stage.actors[0].size)
-                    nursery.start_soon(self._kill_in_call, fault, pid, root, before)
-                yield
-                nursery.cancel_scope.cancel()
-        finally:
-            self.host.clear_faults(pid=pid)
-
-    async def _kill_in_call(self, fault: CaseFault, pid: int, root: int, before: int) -> None:
-        """Kills the victim once the call has arrived at the member."""
-        while (process := self.host.process(pid)) and (  # noqa: ASYNC110 - the driver tells nobody
-            process.calls[fault.call] <= before or process.controller_pid is None
-        ):
-            await trio.sleep(POLL_S)
-        victim = root if fault.victim is Victim.ROOT else process and process.controller_pid
-        if victim:
-            os.kill(victim, signal.SIGKILL)
-        await trio.sleep_forever()
-
-    def _calls(self, pid: int, call: str) -> int:
-        process = self.host.process(pid)
-        return process.calls[call] if process else 0
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -208,7 +173,7 @@ class Arena:
             await self.perform(Kind.SWAP if len(stage.actors) == 2 else Kind.REMAP, stage)
         for actor in stage.actors:
             if actor.workload is not None and not self._is_home(actor):
-                await self.end(actor)
+                await self.end(actor.running)
         for actor in stage.actors:
             if actor.workload is None or actor.running.state in ENDED:
                 await self.start(actor)
@@ -225,12 +190,16 @@ class Arena:
         workload_id = actor.running.workload_id
         restore = command_pb2.RestoreOperation()
         if actor.running.state == SUSPENDED:
-            free = {slot.gpu_uuid for slot in self.pool.snapshot_leases().slots if slot.lease is None}
-            if not free.issuperset(actor.home):
+            if not self._free(actor.home):
                 return None
             restore.gpu_uuids.extend(actor.home)
         outcome = await self._done(lambda report: self.operations.restore(workload_id, restore, report))
         return outcome.error
+
+    def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:
+        """The GPUs if all of them are free, else none."""
+        free = {slot.gpu_uuid for slot in self.pool.snapshot_leases().slots if slot.lease is None}
+        return gpu_uuids if free.issuperset(gpu_uuids) else ()
 
     async def progresses(self, actor: Actor) -> bool:
         """Whether every member that lives, and goes on living, counts on within a while."""
@@ -257,7 +226,7 @@ class Arena:
         raise AssertionError(f"{what}: not within {SETUP_TIMEOUT_S:g} s")
 
 
-def _moves(stage: Stage) -> list[command_pb2.Move]:
+def moves(stage: Stage) -> list[command_pb2.Move]:
     """Where the actors go: to each other's GPUs, or the only one to the spare ones or back."""
     here = [list(_held(actor)) or actor.home for actor in stage.actors]
     if len(here) == 2:
@@ -287,4 +256,9 @@ async def open_arena(host: SimulatedHost, folder: Path) -> AsyncIterator[Arena]:
     config = WorkerConfig(driver_call_floor_s=CALL_FLOOR_S, proof_timeout_s=PROOF_TIMEOUT_S)
     async with open_parts(config, folder, lambda _: None) as parts:
         assert parts.inventory.unavailable_reason is None, "start this process with the host's environment"
-        yield Arena(host, parts, folder)
+        arena = Arena(host, parts, folder)
+        try:
+            yield arena
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(SETUP_TIMEOUT_S):
+                await arena.end_all()

@@ -24,9 +24,35 @@ class Victim(enum.StrEnum):
     ROOT = "root"
 
 
+class Condition(enum.StrEnum):
+    """What a process or a GPU is in, rather than what one call answers."""
+
+    BUSY = "busy"
+    """The member has work that never drains."""
+    MPS = "mps"
+    """The member is a client of MPS."""
+    FULL = "full"
+    """Something that is no process of the host has taken the GPU's free memory."""
+    LOST = "lost"
+    """The GPU has fallen off the bus."""
+    ECC = "ecc"
+    """The GPU counts an uncorrectable memory error, of which no Xid tells. The worker has seen the count."""
+    MIG = "mig"
+    """The GPU is split into instances."""
+    HIDDEN_MEMORY = "hidden memory"
+    """NVML lists the GPU's processes, and not what they take."""
+
+
+GPU_CONDITIONS: Final = frozenset(
+    {Condition.FULL, Condition.LOST, Condition.ECC, Condition.MIG, Condition.HIDDEN_MEMORY}
+)
+
 QUERIES: Final = ("get_restore_thread_id", "get_state")
 STEPS: Final = ("lock", "checkpoint", "restore", "unlock")
 ERRORS: Final = (1, 2, 3, 304, 401, 600, 801, 999)
+REFUSAL: Final = 801
+"""What the driver answers for what it can't checkpoint; some drivers unlock the process, others don't."""
+
 STATES: Final = (0, 1, 2, 3, 4, 5)
 CHECKPOINTED: Final = 2
 SIZES: Final = (1, 2, 8)
@@ -38,7 +64,8 @@ class CaseFault:
     """What goes wrong with a call on one member.
 
     Attributes:
-        call: The driver's call, by the simulated driver's short name.
+        call: The driver's call, by the simulated driver's short name. A condition with a call begins while
+            that call on the member is under way, one without a call begins before the operation.
         error: What it answers instead of doing anything; 0: nothing.
         state: The state that it leaves. None: its own.
         hang: It does not return.
@@ -49,6 +76,8 @@ class CaseFault:
         delay_s: It takes longer, and nothing is wrong.
         victim: Who is killed while it is under way.
         always: It goes wrong each time, not only once.
+        condition: What the member, or its GPU, is in until the operation has ended.
+        destination: The condition is that of the GPU where the member is to go, rather than where it is.
     """
 
     call: str
@@ -62,11 +91,34 @@ class CaseFault:
     delay_s: float = 0.0
     victim: Victim = Victim.NOBODY
     always: bool = False
+    condition: Condition | None = None
+    destination: bool = False
 
     @property
     def is_harmless(self) -> bool:
         """Whether the operation must succeed nevertheless."""
-        return self.delay_s > 0 and self.victim is Victim.NOBODY
+        if self.condition is Condition.ECC:
+            return not self.destination  # a workload can always leave a GPU that is ill
+        return self.condition is None and self.delay_s > 0 and self.victim is Victim.NOBODY
+
+    @property
+    def sort(self) -> str:
+        """What goes wrong, whatever the number of the error or state."""
+        if self.condition is not None:
+            return f"{self.condition} {'there' if self.destination else 'here'}"
+        if self.victim is not Victim.NOBODY:
+            return f"kill {self.victim}"
+        named = ("hang", "crash", "skip", "keep_memory", "ignore_gpu_pairs", "delay_s")
+        found = [name for name in named if getattr(self, name)]
+        unlocks = self.error and self.state is not None
+        return (
+            "refusal that unlocks" if unlocks else found[0] if found else "error" if self.error else "state"
+        )
+
+    @property
+    def is_deadly(self) -> bool:
+        """Whether a member may die of it."""
+        return self.crash or self.victim is Victim.ROOT
 
     @property
     def misplaces(self) -> bool:
@@ -116,11 +168,57 @@ def faults(call: str) -> Iterator[CaseFault]:
         yield CaseFault(call, state=state)
         yield CaseFault(call, state=state, always=True)
     if call == "checkpoint":
+        yield CaseFault(call, error=REFUSAL, state=0)
+        yield CaseFault(call, error=REFUSAL, state=0, always=True)
         yield CaseFault(call, keep_memory=True)
         yield CaseFault(call, keep_memory=True, always=True)
     if call == "restore":
         yield CaseFault(call, ignore_gpu_pairs=True)
         yield CaseFault(call, ignore_gpu_pairs=True, always=True)
+
+
+def conditions(kind: Kind) -> Iterator[CaseFault]:
+    """Every condition that an operation can meet: before it begins, and while a call is under way."""
+    if kind is not Kind.RESTORE:
+        yield CaseFault("", condition=Condition.BUSY)
+        yield CaseFault("", condition=Condition.MPS)
+        yield CaseFault("lock", condition=Condition.MPS)
+        for condition in (Condition.LOST, Condition.ECC, Condition.MIG, Condition.HIDDEN_MEMORY):
+            yield CaseFault("", condition=condition)
+        for condition in (Condition.LOST, Condition.MIG):
+            yield CaseFault("lock", condition=condition)
+    if kind is not Kind.SUSPEND:
+        for condition in (
+            Condition.FULL,
+            Condition.LOST,
+            Condition.ECC,
+            Condition.MIG,
+            Condition.HIDDEN_MEMORY,
+        ):
+            yield CaseFault("", condition=condition, destination=True)
+        for condition in (Condition.FULL, Condition.LOST):
+            yield CaseFault("restore", condition=condition, destination=True)
+
+
+def all_faults(kind: Kind) -> Iterator[CaseFault]:
+    """Everything that can go wrong with an operation."""
+    for call in (*QUERIES, *STEPS):
+        yield from faults(call)
+    yield from conditions(kind)
+
+
+def is_known_defect(kind: Kind, fault: CaseFault) -> bool:
+    """Whether the worker is known to go wrong here; `test_known_defects.py` says how.
+
+    In a swap, the GPU that a workload of several members goes to is lost while one of them is restored.
+    """
+    return kind is Kind.SWAP and fault.condition is Condition.LOST and fault.call == "restore"
+
+
+def known_defects() -> list[Case]:
+    """A case of the grid for each known defect."""
+    lost = CaseFault("restore", condition=Condition.LOST, destination=True)
+    return [Case(Kind.SWAP, 2, 1, sequential=True, fault=lost)]
 
 
 def positions(kind: Kind, size: int) -> list[int]:
@@ -138,9 +236,18 @@ def grid() -> list[Case]:
         for position in positions(kind, size)
         for sequential in (False, True)
         if size > 1 or not sequential
-        for call in (*QUERIES, *STEPS)
-        for fault in faults(call)
+        for fault in all_faults(kind)
+        if not is_known_defect(kind, fault)
     ]
+
+
+def one_of_each(seed: int) -> list[Case]:
+    """One case for each sort of fault of each call, chosen by the seed; mostly of few members."""
+    chance = random.Random(seed)
+    alike: dict[tuple[str, str], list[Case]] = {}
+    for case in grid():
+        alike.setdefault((case.fault.call, case.fault.sort), []).append(case)
+    return [chance.choices(cases, [1 / case.size**2 for case in cases])[0] for cases in alike.values()]
 
 
 def sample(count: int, seed: int, kind: Kind | None = None) -> list[Case]:

@@ -12,31 +12,49 @@ from leasehold_worker.processes import identify
 from leasehold_worker.workload import RUNNING, SUSPENDED, UNKNOWN
 
 from .arena import Actor, Arena, Stage
-from .cases import SIZES, Case, CaseFault, Kind, Victim
-from .verdict import locked, name_of, wrong, wrong_places
+from .calls import counts, miscounted
+from .cases import SIZES, Case, CaseFault, Kind
+from .injection import inject
+from .verdict import given_up, locked, name_of, wrong, wrong_places
 
 DEATH_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What came of one operation: how it ended, what is wrong, and the members that were left LOCKED.
+    """What came of one operation.
 
-    With `lost_by_driver`, two workloads may have overwritten each other: see `CaseFault.misplaces`.
+    Attributes:
+        name: How it ended.
+        succeeded: Whether it said so.
+        problems: What is wrong.
+        left_locked: Members that were left LOCKED.
+        miscounted: The driver was called more or less often than the operation says.
+        lost_by_driver: Two workloads may have overwritten each other: see `CaseFault.misplaces`.
     """
 
     name: str
     succeeded: bool
     problems: list[str]
     left_locked: list[int]
+    miscounted: bool
     lost_by_driver: bool = False
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of many cases: how they ended, and everything that must not have happened."""
+    """What came of many cases: how they ended, and everything that must not have happened.
+
+    Attributes:
+        outcomes: How they ended.
+        done_once: Operations that succeeded, and called the driver as often as they say.
+        left_locked: Members that were left LOCKED.
+        corrupt: Workloads whose memory was not what they had written.
+        problems: Everything that is wrong.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    done_once: int = 0
     left_locked: int = 0
     corrupt: int = 0
     problems: list[str] = field(default_factory=list)
@@ -44,6 +62,7 @@ class Tally:
     def add(self, case: object, act: Act) -> None:
         """Counts one case."""
         self.outcomes[act.name] += 1
+        self.done_once += act.succeeded and not act.miscounted
         self.left_locked += len(act.left_locked)
         self.corrupt += sum("corrupt" in problem for problem in act.problems)
         self.problems += [f"{case}: {problem}" for problem in act.problems]
@@ -102,20 +121,34 @@ async def act(
         faults: What goes wrong, and on which member.
         may_fail: Whether it may be refused although nothing goes wrong.
     """
-    deadly = any(fault.crash or fault.victim is Victim.ROOT for fault, _ in faults)
+    deadly = any(fault.is_deadly for fault, _ in faults)
+    called, lost = counts(arena, stage), given_up(stage)
+    hit: dict[CaseFault, frozenset[int]] = {}
     async with AsyncExitStack() as stack:
         for fault, position in faults:
-            await stack.enter_async_context(arena.fault(fault, stage, position))
+            pids = await stack.enter_async_context(inject(arena, kind, fault, stage, position))
+            hit[fault] = hit.get(fault, frozenset()) | pids
         outcome = await arena.perform(kind, stage)
+        called_after = counts(arena, stage)
     if deadly:
         await _wait_deaths(stage)
-    problems = list(wrong(arena, stage, kind, outcome, deadly=deadly))
+    problems = list(wrong(arena, stage, kind, outcome, hit, lost, may_fail=may_fail))
+    whole = not may_fail and outcome.error is None and all(fault.is_harmless for fault, _ in faults)
+    doubled = list(miscounted(called, called_after, kind, outcome, whole=whole))
+    problems += doubled
     if outcome.error is not None and not may_fail and all(fault.is_harmless for fault, _ in faults):
         problems.append(f"failed although nothing was wrong: {outcome.error}")
     lost_by_driver = len(stage.actors) > 1 and any(fault.misplaces for fault, _ in faults)
     if lost_by_driver:
         problems = _but_for_bytes(problems)
-    return Act(name_of(outcome, stage), outcome.error is None, problems, locked(arena, stage), lost_by_driver)
+    return Act(
+        name_of(outcome, stage),
+        outcome.error is None,
+        problems,
+        locked(arena, stage),
+        miscounted=bool(doubled),
+        lost_by_driver=lost_by_driver,
+    )
 
 
 async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:

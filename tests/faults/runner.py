@@ -20,7 +20,7 @@ import trio
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .arena import open_arena
-from .cases import Case, Kind, grid, sample
+from .cases import Case, Kind, grid, known_defects, one_of_each, sample
 from .playing import Tally, make_stages, play
 
 GPUS: Final = 16
@@ -43,24 +43,31 @@ async def play_all(host: SimulatedHost, folder: Path, cases: list[Case]) -> Tall
         async with trio.open_nursery() as nursery:
             for mine in by_stage.values():
                 nursery.start_soon(play_some, mine)
-        for stage in stages.values():
-            for actor in stage.actors:
-                if actor.workload is not None:
-                    await arena.end(actor)
+        await arena.end_all()
         if arena.host_memory.promised_bytes:
             tally.problems.append(f"{arena.host_memory.promised_bytes} bytes of host memory stay promised")
     return tally
 
 
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """The cases that the options name."""
+    if options.known_defects:
+        return known_defects()
+    if options.one_of_each:
+        return one_of_each(options.seed)
+    return sample(options.cases, options.seed, options.kind)
+
+
 def play_here(options: argparse.Namespace) -> dict[str, Any]:
     """Plays this process's share, on the host that it was started with."""
-    share = sample(options.cases, options.seed, options.kind)[options.share :: options.processes]
+    share = chosen(options)[options.share :: options.processes]
     host = SimulatedHost.open(os.environ["LEASEHOLD_SIMGPU_DIR"])
     with tempfile.TemporaryDirectory() as folder:
         tally = trio.run(play_all, host, Path(folder), share, strict_exception_groups=True)
     return {
         "cases": len(share),
         "outcomes": tally.outcomes,
+        "done_once": tally.done_once,
         "left_locked": tally.left_locked,
         "corrupt": tally.corrupt,
         "problems": tally.problems,
@@ -72,6 +79,8 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     arguments = ["--cases", str(options.cases), "--seed", str(options.seed)]
     arguments += ["--kind", options.kind] if options.kind else []
+    arguments += ["--one-of-each"] if options.one_of_each else []
+    arguments += ["--known-defects"] if options.known_defects else []
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         started = []
@@ -95,7 +104,7 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("some of the cases ended without a verdict: standard error says why")
     sequences = max(0, options.cases - len(grid())) if options.kind is None else 0
     problems = [problem for result in results for problem in result["problems"]]
-    if sequences and not explored(sequences):
+    if sequences and not explored(sequences, options.seed):
         problems.append("a sequence ended in something else than was said: standard error shows it")
     outcomes = sum((Counter(result["outcomes"]) for result in results), Counter[str]())
     return {
@@ -103,6 +112,7 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
         "sequences": sequences,
         "seed": options.seed,
         "outcomes": dict(outcomes.most_common()),
+        "done_once": sum(result["done_once"] for result in results),
         "left_locked": sum(result["left_locked"] for result in results),
         "corrupt": sum(result["corrupt"] for result in results),
         "wrong_outcomes": len(problems),
@@ -111,14 +121,17 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def explored(sequences: int) -> bool:
+def explored(sequences: int, seed: int) -> bool:
     """Has hypothesis make up sequences, half of them of each sort. False: one failed."""
     with tempfile.TemporaryDirectory() as folder:
         host = SimulatedHost.create(
             Path(folder, "host"), gpus=GPUS, timing=Timing.instant(), exclusive_memory=True
         )
         done = subprocess.run(
-            [sys.executable, "-m", "tests.faults.sequences", "--examples", str(max(1, sequences // 2))],
+            [
+                *(sys.executable, "-m", "tests.faults.sequences"),
+                *("--examples", str(max(1, sequences // 2)), "--seed", str(seed)),
+            ],
             env={**os.environ, **host.environment()},
             check=False,
         )
@@ -131,6 +144,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300, metavar="N", help="how many")
     parser.add_argument("--seed", type=int, default=1, help="which, where it is not all")
     parser.add_argument("--kind", type=Kind, choices=list(Kind), help="only those of one operation")
+    parser.add_argument("--one-of-each", action="store_true", help="one of each sort of fault of each call")
+    parser.add_argument("--known-defects", action="store_true", help="only those that are known to fail")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to play them in")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

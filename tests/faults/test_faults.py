@@ -1,49 +1,75 @@
-"""A fixed sample of the fault suite. `make faults N=10000` plays all of it."""
+"""A sample of the fault suite. `make faults N=12000` plays all of it."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .cases import QUERIES, STEPS, Kind, grid
+from tests.environment import seed
+
+from .cases import QUERIES, STEPS, Condition, Kind, grid, one_of_each
 from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = 40
 SEED = 2026
-SEQUENCES = 30
+SEQUENCES = 10
+LONG_CASES = 400
+LONG_SEQUENCES = 100
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_operation_ends_whole_whatever_goes_wrong(kind: Kind) -> None:
-    arguments = ["--kind", kind, "--cases", str(CASES), "--seed", str(SEED), "--processes", "1"]
+def played(*arguments: str, timeout_s: float) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.runner", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
     assert done.stdout, done.stderr
-    result = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)
+    print(done.stdout)
     assert result["problems"] == []
-    assert (result["cases"], result["left_locked"], result["corrupt"]) == (CASES, 0, 0)
-    assert len(result["outcomes"]) > 2, "the sample has faults that do something"
+    assert (result["left_locked"], result["corrupt"]) == (0, 0)
+    return result
+
+
+def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
+    result = played("--one-of-each", "--seed", str(SEED), "--processes", "1", timeout_s=100)
+    assert result["cases"] == len(one_of_each(SEED))
+    assert result["done_once"] > 0
+    assert len(result["outcomes"]) > 4, "the sample has faults that do something"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_operation_ends_whole_in_a_sample_that_changes_each_day() -> None:
+    arguments = ["--cases", str(LONG_CASES), "--seed", str(seed())]
+    assert played(*arguments, timeout_s=800)["cases"] == LONG_CASES
 
 
 def test_every_sequence_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert explored(SEQUENCES)
+    assert explored(SEQUENCES, SEED)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_sequence_ends_whole_in_a_sample_that_changes_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    print(f"seed {seed()}")
+    assert explored(LONG_SEQUENCES, seed())
 
 
 def test_the_grid_has_every_call_of_every_operation_with_every_sort_of_fault() -> None:
     cases = grid()
     assert len(set(cases)) == len(cases)
     assert {(case.kind, case.fault.call) for case in cases} == {
-        (kind, call) for kind in Kind for call in (*QUERIES, *STEPS)
+        (kind, call) for kind in Kind for call in ("", *QUERIES, *STEPS)
     }
+    assert {case.fault.condition for case in cases} == {None, *Condition}
     for sort in ("error", "state", "hang", "crash", "skip", "keep_memory", "ignore_gpu_pairs", "delay_s"):
         assert any(getattr(case.fault, sort) for case in cases), sort

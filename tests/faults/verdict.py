@@ -1,16 +1,19 @@
 """Whether what an operation says is what is: the simulated driver is looked at, not the worker's word."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from leasehold.v1 import lease_pb2, workload_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.workload_pb2 import MemberState
 from leasehold_simgpu import ProcessState
 from leasehold_worker.checkpoint.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
 from leasehold_worker.processes import is_alive
 from leasehold_worker.workload import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
-from .cases import Kind
+from .cases import CaseFault, Kind
+from .reasons import may_be_unknown, may_be_wedged, reasons_of_all
 
 W_RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 W_SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
@@ -43,7 +46,20 @@ def name_of(outcome: Outcome, stage: Stage) -> str:
     return "undone" if any(o.phases for _, o in outcome.report.outcomes) else "refused"
 
 
-def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: bool) -> Iterator[str]:
+Hit = Mapping[CaseFault, frozenset[int]]
+"""The faults that were in the way, with the processes that each was for."""
+
+
+def wrong(
+    arena: Arena,
+    stage: Stage,
+    kind: Kind,
+    outcome: Outcome,
+    hit: Hit,
+    given_up: Collection[int] = (),
+    *,
+    may_fail: bool,
+) -> Iterator[str]:
     """Everything that is not as it should be, or not as it was said.
 
     Args:
@@ -51,12 +67,18 @@ def wrong(arena: Arena, stage: Stage, kind: Kind, outcome: Outcome, *, deadly: b
         stage: The workloads.
         kind: What was asked for.
         outcome: What was said.
-        deadly: Whether members were killed, so that they may have died after they were last looked at.
+        hit: What was in the way. Members that were killed may have died after they were last looked at.
+        given_up: Processes of workloads that were UNKNOWN or WEDGED before.
+        may_fail: Whether it may have been refused although nothing was in the way.
     """
+    deadly = any(fault.is_deadly for fault in hit)
     yield from wrong_places(arena, stage)
     yield from _wrong_members(arena, outcome, deadly=deadly)
+    yield from given_up_wrongly(stage, outcome, hit, given_up)
     if outcome.error is None:
         yield from _not_done(arena, stage, kind, deadly=deadly)
+    elif not may_fail:
+        yield from mistold(outcome, hit)
     for actor in stage.actors:
         assert actor.members is not None
         if any(actor.members.corrupt(member) for member in range(actor.size)):
@@ -68,6 +90,12 @@ def wrong_places(arena: Arena, stage: Stage) -> Iterator[str]:
     for actor in stage.actors:
         yield from _wrong_state(arena, actor)
         yield from _wrong_leases(arena, actor, [other for other in stage.actors if other is not actor])
+
+
+def given_up(stage: Stage) -> frozenset[int]:
+    """The processes of workloads that are UNKNOWN or WEDGED."""
+    lost = [actor for actor in stage.actors if actor.running.state in (W_UNKNOWN, W_WEDGED)]
+    return frozenset(pid for actor in lost for pid in actor.pids)
 
 
 def concerned(stage: Stage, kind: Kind) -> Sequence[Actor]:
@@ -129,6 +157,31 @@ def _wrong_members(arena: Arena, outcome: Outcome, *, deadly: bool) -> Iterator[
                 yield f"member {pid} is gone, and said to be {member.state_after}"
         elif member.state_after not in (UNKNOWN, WEDGED, NAMES.get(process.state)):
             yield f"member {pid} is {process.state.name}, and said to be {member.state_after}"
+
+
+def given_up_wrongly(stage: Stage, outcome: Outcome, hit: Hit, before: Collection[int]) -> Iterator[str]:
+    """Members and workloads that are called UNKNOWN or WEDGED, which no fault of theirs accounts for."""
+    excused: dict[int, set[int]] = {UNKNOWN: set(before), WEDGED: set(before)}
+    for fault, pids in hit.items():
+        excused[UNKNOWN] |= pids if may_be_unknown(fault) else set()
+        excused[WEDGED] |= pids if may_be_wedged(fault) else set()
+    for _, member in outcome.report.outcomes:
+        pid, state = member.member.identity.pid, member.state_after
+        if state in excused and pid not in excused[state]:
+            yield f"member {pid} is given up as {MemberState.Name(state)} without a fault that explains it"
+    concerned_pids = frozenset(before).union(*hit.values())
+    for actor in stage.actors:
+        if actor.running.state in (W_UNKNOWN, W_WEDGED) and concerned_pids.isdisjoint(actor.pids):
+            yield f"{actor.name} is given up in state {actor.running.state}, and nothing was wrong with it"
+
+
+def mistold(outcome: Outcome, hit: Hit) -> Iterator[str]:
+    """Reasons that no fault accounts for."""
+    allowed = reasons_of_all(hit)
+    errors = [outcome.error, *(member.error for _, member in outcome.report.outcomes)]
+    for error in errors:
+        if error is not None and error.reason not in allowed:
+            yield f"told as {ErrorReason.Name(error.reason)}: {error.message}"
 
 
 def _not_done(arena: Arena, stage: Stage, kind: Kind, *, deadly: bool) -> Iterator[str]:

@@ -24,13 +24,14 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from cuda.bindings import driver
 
-from tests.worker.framework_servers import VllmServer
+from tests.worker.framework_servers import Answer, Pending, VllmServer
 
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PERIOD: Final = 251  # a prime: shifted or swapped pages do not fit the pattern
@@ -188,7 +189,7 @@ class ModelServer(VllmServer):
         self._cache.allocate()
         super().__init__(options.port)
 
-    def answer(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
+    def answer(self, method: str, target: str, body: bytes) -> Answer:
         path = urlsplit(target).path
         check(driver.cuCtxSetCurrent(self._context))  # of this thread, which serves one connection
         name = f"{path} {json.loads(body)['method']}" if path == "/collective_rpc" else path
@@ -208,30 +209,31 @@ class ModelServer(VllmServer):
             self.frees = True
             self.calls.clear()
 
-    def serve(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
+    def serve(self, method: str, target: str, body: bytes) -> Answer | Pending:
         parts = urlsplit(target)
         match method, parts.path:
             case "GET", "/state":
                 return 200, self.state()
-            case "POST", "/generate":
+            case "POST", "/generate" if not parts.query:
                 if not self.serves:
                     return 503, {"detail": "it sleeps"}
                 self.requests += 1
                 return 200, {"requests": self.requests}
         answer = super().serve(method, target, body)
-        match method, parts.path:
-            case "POST", "/sleep" if self.frees:
-                self._cache.free(keep=False)
-                self._weights.free(keep=self.level == 1)
-            case "POST", "/wake_up":
-                tags = parse_qs(parts.query).get("tags", ["weights", "kv_cache"])
-                if "weights" in tags:
-                    self._weights.allocate()
-                if "kv_cache" in tags:
-                    self._cache.allocate()
-            case "POST", "/collective_rpc" if b"reload_weights" in body and self._weights.is_resident:
-                self._weights.load()
+        if b"reload_weights" in body and self._weights.is_resident:
+            self._weights.load()
         return answer
+
+    def free_memory(self, level: int) -> None:
+        if self.frees:
+            self._cache.free(keep=False)
+            self._weights.free(keep=level == 1)
+
+    def take_memory(self, tags: Collection[str]) -> None:
+        if "weights" in tags:
+            self._weights.allocate()
+        if "kv_cache" in tags:
+            self._cache.allocate()
 
     def state(self) -> dict[str, object]:
         """Who it is, and what it has."""
@@ -241,6 +243,8 @@ class ModelServer(VllmServer):
             "checksum": self._weights.checksum(),
             "cache": self._cache.is_resident,
             "sleeping": sorted(self.sleeping),
+            "says_it_sleeps": self.says_it_sleeps,
+            "in_flight": self.in_flight,
         }
 
 

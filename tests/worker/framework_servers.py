@@ -1,28 +1,43 @@
 """Small servers that speak the routes of vLLM and SGLang, with their states and their faults.
 
 The routes, their methods, bodies and statuses are those that the docstrings of
-``leasehold_worker.hooks.vllm`` and ``.sglang`` name. As the real ones do, the SGLang server dies of a release
-while it works and of a resume of what was not released.
-
-Run by itself: ``python -m tests.worker.framework_servers vllm --port 0`` prints its address and serves until
-it is killed.
+``leasehold_worker.hooks.vllm`` and ``.sglang`` name. What a vLLM engine does with
+requests is in :mod:`.vllm_engine`.
 """
 
-import argparse
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import trio
 
+from .vllm_engine import MODES, Request, VllmEngine
+
 Server = TypeVar("Server", bound="ScriptedServer")
 
 TOTAL_BYTES = 10 * 2**30
+
+Answer: TypeAlias = tuple[int, object] | None
+"""A status with a body. None: the connection breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An answer that is given later.
+
+    Attributes:
+        ready: Set once it can be given.
+        make: Makes it.
+    """
+
+    ready: threading.Event
+    make: Callable[[], Answer]
 
 
 class ScriptedServer:
@@ -47,6 +62,7 @@ class ScriptedServer:
         self._lock = threading.Lock()
         self._called = threading.Event()
         self._released = threading.Event()
+        self._pending_answers: list[Pending] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -56,6 +72,8 @@ class ScriptedServer:
     def stop(self) -> None:
         """Stops it, and lets go of calls that it held."""
         self._released.set()
+        for pending in self._pending_answers:
+            pending.ready.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join(10)
@@ -72,7 +90,7 @@ class ScriptedServer:
         """What NVML would say."""
         return self.device_bytes
 
-    def answer(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
+    def answer(self, method: str, target: str, body: bytes) -> "Answer":
         """The status and body of an answer. None: the connection breaks."""
         path = urlsplit(target).path
         with self._lock:
@@ -88,54 +106,71 @@ class ScriptedServer:
         with self._lock:
             time.sleep(self.slow.get(path, 0.0))
             answer = self.serve(method, target, body)
+            if isinstance(answer, Pending):
+                self._pending_answers.append(answer)
+        if isinstance(
+            answer, Pending
+        ):  # others are served meanwhile, and nobody notices that the client left
+            answer.ready.wait()
+            answer = None if self._released.is_set() else answer.make()
         return None if path in self.deaf_to else answer
 
-    def serve(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
+    def serve(self, method: str, target: str, body: bytes) -> "Answer | Pending":
         """What it does when nothing else was scripted."""
         return 200, {"ok": True}
 
 
-class VllmServer(ScriptedServer):
-    """A vLLM server in development mode.
+class VllmServer(VllmEngine, ScriptedServer):
+    """A vLLM server in development mode. ``/generate?hold=NAME`` is a request until ``/finish?hold=NAME``.
 
     Attributes:
-        sleeping: Tags that sleep.
-        weights: Whether it has its weights, rather than memory with something in it.
         communicators: Whether it has them.
         frees: Whether sleeping frees device memory.
     """
 
     def __init__(self, port: int = 0) -> None:
-        self.sleeping: set[str] = set()
-        self.level = 0
-        self.weights = True
+        VllmEngine.__init__(self)
         self.communicators = True
         self.frees = True
-        super().__init__(port)
+        self._held_requests: dict[str, Request] = {}
+        ScriptedServer.__init__(self, port)
 
     @property
     def serves(self) -> bool:
         """Whether it would answer prompts with sense."""
-        return not self.sleeping and self.weights and self.communicators
+        return self.alive and not self.says_it_sleeps and self.weights and self.communicators
 
-    def serve(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
+    def free_memory(self, level: int) -> None:
+        if self.frees:
+            self.device_bytes = TOTAL_BYTES // 20
+
+    def take_memory(self, tags: Collection[str]) -> None:
+        if not self.sleeping:
+            self.device_bytes = TOTAL_BYTES
+
+    def serve(self, method: str, target: str, body: bytes) -> Answer | Pending:
         parts = urlsplit(target)
         query = parse_qs(parts.query)
+        if not self.alive:
+            return None
         match method, parts.path:
             case "POST", "/sleep":
-                self.level = int(query.get("level", ["1"])[0])
-                self.sleeping = {"weights", "kv_cache"}
-                self.weights = self.weights and self.level == 1
-                if self.frees:
-                    self.device_bytes = TOTAL_BYTES // 20
-                return 200, None
+                mode = query.get("mode", ["abort"])[0]
+                if mode not in MODES:
+                    return 500, {"error": f"Invalid pause mode: {mode}"}
+                return Pending(self.sleep(int(query.get("level", ["1"])[0]), mode), lambda: (200, None))
             case "POST", "/wake_up":
-                self.sleeping -= set(query.get("tags", ["weights", "kv_cache"]))
-                if not self.sleeping:
-                    self.device_bytes = TOTAL_BYTES
+                self.wake_up(query.get("tags", []))
                 return 200, None
             case "GET", "/is_sleeping":
-                return 200, {"is_sleeping": bool(self.sleeping)}
+                return 200, {"is_sleeping": self.says_it_sleeps}
+            case "POST", "/generate":
+                request = self.begin()
+                self._held_requests[query["hold"][0]] = request
+                return Pending(request.ended, lambda: (200, {"finish_reason": request.finish_reason}))
+            case "POST", "/finish":
+                self.finish(self._held_requests[query["hold"][0]])
+                return 200, None
             case "POST", "/collective_rpc":
                 return self._remote_call(json.loads(body)["method"])
             case "POST", "/reset_prefix_cache":
@@ -156,80 +191,6 @@ class VllmServer(ScriptedServer):
             case _:
                 return 500, {"error": f"no method {name}"}
         return 200, {"results": [None]}
-
-
-class SglangServer(ScriptedServer):
-    """An SGLang server with a memory saver.
-
-    Attributes:
-        released: Tags whose memory was released.
-        weights: Whether it has its weights.
-        in_flight: Looks at ``/flush_cache`` until which requests are under way.
-        paused: Whether requests wait.
-        alive: Whether its scheduler lives.
-        info: What it tells of its settings.
-    """
-
-    def __init__(self, port: int = 0) -> None:
-        self.released: set[str] = set()
-        self.weights = True
-        self.in_flight = 0
-        self.paused = False
-        self.alive = True
-        self.info: dict[str, Any] = {
-            "model_path": "acme/tiny",
-            "enable_memory_saver": True,
-            "enable_weights_cpu_backup": True,
-        }
-        super().__init__(port)
-
-    @property
-    def serves(self) -> bool:
-        """Whether it would answer prompts with sense."""
-        return self.alive and self.weights and not self.released and not self.paused
-
-    def serve(self, method: str, target: str, body: bytes) -> tuple[int, object] | None:
-        if not self.alive:
-            return None
-        match method, urlsplit(target).path:
-            case "GET", "/get_server_info":
-                return 200, self.info
-            case "GET" | "POST", "/flush_cache":
-                self.in_flight = max(self.in_flight - 1, 0)
-                return (400 if self.in_flight else 200), "Cache flushed.\n"
-            case "POST", "/pause_generation":
-                self.paused, self.in_flight = True, 0
-                return 200, {"status": "ok"}
-            case "POST", "/continue_generation":
-                self.paused = False
-                return 200, {"status": "ok"}
-            case "GET" | "POST", "/release_memory_occupation":
-                return self._release(set(json.loads(body)["tags"]))
-            case "GET" | "POST", "/resume_memory_occupation":
-                return self._resume(set(json.loads(body)["tags"]))
-            case "POST", "/update_weights_from_disk":
-                self.weights = json.loads(body)["model_path"] == self.info["model_path"]
-                return (200 if self.weights else 400), {"success": self.weights, "message": ""}
-            case _:
-                return 404, {"detail": "Not Found"}
-
-    def _release(self, tags: set[str]) -> tuple[int, object] | None:
-        if self.in_flight or tags & self.released:  # an assertion, or "Cannot pause allocation …"
-            self.alive = False
-            return None
-        self.released |= tags
-        if "weights" in tags and not self.info["enable_weights_cpu_backup"]:
-            self.weights = False
-        self.device_bytes = TOTAL_BYTES // 20
-        return 200, None
-
-    def _resume(self, tags: set[str]) -> tuple[int, object] | None:
-        if tags - self.released:  # a KeyError of the scheduler
-            self.alive = False
-            return None
-        self.released -= tags
-        self.device_bytes = TOTAL_BYTES
-        return 200, None
 
 
 @contextmanager
@@ -255,8 +216,9 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
             data = b"" if content is None else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client may have left
+                self.end_headers()
+                self.wfile.write(data)
 
         do_GET = do_POST = do_PUT = _serve
 
@@ -264,19 +226,3 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
             """Says nothing: the calls are kept."""
 
     return Handler
-
-
-def main() -> None:
-    """Serves until it is killed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["vllm", "sglang", "scripted"])
-    parser.add_argument("--port", type=int, default=0)
-    arguments = parser.parse_args()
-    kinds = {"vllm": VllmServer, "sglang": SglangServer, "scripted": ScriptedServer}
-    print(kinds[arguments.kind](arguments.port).url, flush=True)
-    while True:
-        time.sleep(3600)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook, WeightStrategy, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import memory, runner
 from leasehold_worker.hooks.context import HookRecord
 
-from .framework_servers import SglangServer, VllmServer, serving
+from .framework_servers import VllmServer, serving
 from .hook_contexts import DISCARD, OFFLOAD, RETAIN, context
+from .sglang_server import SglangServer
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,42 @@ async def test_a_slow_sleep_times_out_and_is_undone(vllm: VllmServer, tmp_path: 
     assert vllm.serves
 
 
+async def test_vllm_sleeps_once_its_requests_have_ended(vllm: VllmServer, tmp_path: Path) -> None:
+    request = vllm.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runner.down, context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure))
+        await vllm.wait_call()
+        assert not vllm.sleeping
+        vllm.finish(request)
+    assert request.finish_reason == "stop"
+    assert vllm.sleeping
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="audit C1: a sleep that waits for requests happens after it was given up",
+)
+@pytest.mark.parametrize("way", ["timeout", "cancel"])
+async def test_vllm_does_not_sleep_after_its_sleep_was_given_up(
+    vllm: VllmServer, tmp_path: Path, way: str
+) -> None:
+    request = vllm.begin()
+    hook = engine(vllm)
+    hook.timeout.FromMilliseconds(300 if way == "timeout" else 60_000)
+    used = context([hook], tmp_path, OFFLOAD, measure=vllm.measure)
+    if way == "timeout":
+        with pytest.raises(OperationError, match="timed out"):
+            await runner.down(used)
+    else:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runner.down, used)
+            await vllm.wait_call()
+            nursery.cancel_scope.cancel()
+    vllm.finish(request)
+    assert vllm.serves
+    assert not used.record.notes
+
+
 async def test_a_prefix_cache_that_is_not_reset_is_a_warning(vllm: VllmServer, tmp_path: Path) -> None:
     used = context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure)
     await runner.down(used)
@@ -261,6 +299,37 @@ async def test_sglang_that_would_lose_its_weights_is_refused(sglang: SglangServe
         await runner.down(context([model(sglang)], tmp_path, DISCARD, measure=sglang.measure))
     assert sglang.serves
     assert "/release_memory_occupation" not in sglang.paths()
+
+
+async def test_sglang_releases_once_its_requests_have_ended(sglang: SglangServer, tmp_path: Path) -> None:
+    request = sglang.begin()
+    async with trio.open_nursery() as nursery:
+        used = context([model(sglang)], tmp_path, OFFLOAD, measure=sglang.measure)
+        nursery.start_soon(runner.down, used)
+        while "/flush_cache" not in sglang.paths():  # noqa: ASYNC110 - the server is not trio's
+            await trio.sleep(0.01)
+        assert not sglang.released
+        sglang.finish(request)
+    assert request.finish_reason == "stop"
+    assert sglang.alive
+    assert sglang.released
+    later = sglang.begin()  # it waits at the door
+    await runner.up(used)
+    sglang.finish(later)
+    assert later.finish_reason == "stop"
+
+
+async def test_sglang_that_is_given_up_while_requests_run_goes_on(
+    sglang: SglangServer, tmp_path: Path
+) -> None:
+    request = sglang.begin()
+    hook = model(sglang)
+    hook.timeout.FromMilliseconds(300)
+    with pytest.raises(OperationError, match=r"requests were still under way"):
+        await runner.down(context([hook], tmp_path, OFFLOAD, measure=sglang.measure))
+    sglang.finish(request)
+    assert request.finish_reason == "stop"
+    assert sglang.serves
 
 
 async def test_sglang_that_stays_busy_is_left_alone(sglang: SglangServer, tmp_path: Path) -> None:

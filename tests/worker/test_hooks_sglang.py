@@ -13,8 +13,9 @@ from leasehold_worker.hooks import runner, sglang
 from leasehold_worker.hooks.context import HookContext, HookRecord
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
-from .framework_servers import SglangServer, serving
+from .framework_servers import serving
 from .hook_contexts import DISCARD, OFFLOAD, context
+from .sglang_server import SglangServer
 
 RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 

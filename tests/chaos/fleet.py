@@ -157,6 +157,15 @@ class ChaosFleet:
             for number in re.findall(r"^count=(\d+) ", path.read_text(), re.MULTILINE)
         ]
 
+    def last_gpu(self, workload_id: str) -> str:
+        """The GPU on which a workload has counted last, by its own words. Empty: it has not counted."""
+        lines = [
+            line
+            for path in self.folder.glob(f"*/workloads/{workload_id}/output.log")
+            for line in re.findall(r"^count=\d+ gpu=(\S+) ok$", path.read_text(), re.MULTILINE)
+        ]
+        return lines[-1] if lines else ""
+
     def stop(self) -> None:
         """Ends everything, workloads included."""
         self.channel.close()

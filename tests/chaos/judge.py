@@ -1,6 +1,7 @@
 """What must be true when everything has come to rest. Values only, so that the judge can be judged."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leasehold.v1 import command_pb2, workload_pb2
@@ -17,8 +18,24 @@ ENDED = frozenset(
 )
 RUNNING, SUSPENDED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED
 GONE = frozenset({workload_pb2.WORKLOAD_STATE_EXITED, workload_pb2.WORKLOAD_STATE_FAILED})
-AFTER = {"run": RUNNING, "suspend": SUSPENDED, "restore": RUNNING, "remap": RUNNING}
+AFTER = {"run": RUNNING, "suspend": SUSPENDED, "restore": RUNNING, "remap": RUNNING, "swap": RUNNING}
 """The state in which an operation that succeeded leaves its workload."""
+
+
+UNDONE = ENDED - {SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED}
+"""How commands end that may have begun."""
+
+STEPS = ("lock", "checkpoint", "restore", "unlock")
+MOVES = {
+    ("suspend", RUNNING): STEPS[:2],
+    ("restore", SUSPENDED): STEPS[2:],
+    ("remap", RUNNING): STEPS,
+    ("swap", RUNNING): STEPS,
+}
+"""The calls of the driver that a command makes, once each, on a workload in a state. Others make none."""
+
+CALLS_OF_WHAT_FAILS = 3
+"""How often a command that did not succeed makes one call at most: there, back, and back again."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +43,18 @@ class Asked:
     """A command that was asked for, and how it ended.
 
     Attributes:
-        kind: run, suspend, restore, remap or stop.
+        kind: run, suspend, restore, remap, swap (which is one command of two workloads) or stop.
         command_ids: Every command that requests with this id were answered with: one.
         state: As the coordinator has it at the end.
         reason: Why it did not succeed; 0 where it did.
+        ended_at: When it ended, by the coordinator's clock; one after the other for one workload.
     """
 
     kind: str
     command_ids: frozenset[str]
     state: int
     reason: int = 0
+    ended_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,8 @@ class Seen:
         driver_state: What the driver says of its process. Empty: it is gone.
         memory: GPUs on which the driver has its memory.
         counts: What it has printed.
+        last_gpu: The GPU that it printed last.
+        calls: How often each call of the checkpoint API came for its process. None: it is gone.
     """
 
     name: str
@@ -63,6 +84,8 @@ class Seen:
     driver_state: str = ""
     memory: frozenset[str] = frozenset()
     counts: Sequence[int] = ()
+    last_gpu: str = ""
+    calls: Mapping[str, int] | None = None
 
 
 @dataclass
@@ -93,6 +116,7 @@ def judge(workloads: Sequence[Seen]) -> Verdict:
     verdict = Verdict()
     for seen in workloads:
         _judge_commands(seen, verdict)
+        _judge_calls(seen, verdict)
         _judge_world(seen, verdict)
     return verdict
 
@@ -111,20 +135,51 @@ def _judge_commands(seen: Seen, verdict: Verdict) -> None:
         else:
             verdict.refused += 1
     started = any(asked.kind == "run" and asked.state == SUCCEEDED for asked in seen.asked)
+    # A run that was cancelled or took too long is undone: its program may have begun, and is gone.
+    undone = seen.state in GONE and any(a.kind == "run" and a.state in UNDONE for a in seen.asked)
     if seen.starts > 1:
         verdict.doubled += 1
         verdict.wrong.append(f"{seen.name}: its program began {seen.starts} times")
-    if started != bool(seen.starts):
+    if started != bool(seen.starts) and not undone:
         verdict.lost += 1
         told = "SUCCEEDED" if started else "not done"
         verdict.wrong.append(f"{seen.name}: run is {told}, and its program began {seen.starts} times")
-    last = next((asked for asked in reversed(seen.asked) if asked.kind in (*AFTER, "stop")), None)
+    last = max(seen.asked, key=lambda asked: asked.ended_at, default=None)
     if last is not None and last.state == SUCCEEDED:
         wanted = {AFTER[last.kind]} if last.kind in AFTER else GONE
         if seen.state not in wanted:
             verdict.lost += 1
             state = workload_pb2.WorkloadState.Name(workload_pb2.WorkloadState.ValueType(seen.state))
             verdict.wrong.append(f"{seen.name}: {last.kind} SUCCEEDED, and it is {state}")
+
+
+def _judge_calls(seen: Seen, verdict: Verdict) -> None:
+    """Compares the driver's calls with the commands: those that succeeded account for each of them.
+
+    A command that was undone or interrupted may have made calls too, and some more on the way back.
+    """
+    if seen.calls is None:
+        return
+    needed, spare, state = Counter[str](), 0, RUNNING
+    for asked in sorted(seen.asked, key=lambda asked: asked.ended_at):
+        if asked.state != SUCCEEDED:
+            spare += CALLS_OF_WHAT_FAILS if asked.state in UNDONE else 0
+            continue
+        if (asked.kind, state) in MOVES:
+            needed.update(MOVES[asked.kind, state])
+            state = AFTER[asked.kind]
+    for call in STEPS:
+        made = seen.calls[call]
+        if made < needed[call]:
+            verdict.lost += 1
+            verdict.wrong.append(
+                f"{seen.name}: {needed[call]} calls of {call} are told, and {made} were made"
+            )
+        elif made > needed[call] + spare:
+            verdict.doubled += 1
+            verdict.wrong.append(
+                f"{seen.name}: {made} calls of {call}, and {needed[call]} to {needed[call] + spare} are told"
+            )
 
 
 def _judge_world(seen: Seen, verdict: Verdict) -> None:
@@ -141,6 +196,7 @@ def _judge_world(seen: Seen, verdict: Verdict) -> None:
             expect(seen.driver_state in ("RUNNING", "-"), f"it runs, and the driver says {seen.driver_state}")
             expect(seen.memory <= seen.lease, f"it has memory on {set(seen.memory)}, and not a lease there")
             expect(bool(seen.lease), "it runs without a lease")
+            expect({seen.last_gpu} <= seen.lease, f"it counts on {seen.last_gpu}, and has {set(seen.lease)}")
         case workload_pb2.WORKLOAD_STATE_SUSPENDED:
             expect(seen.driver_state == "CHECKPOINTED", f"it is parked, and {seen.driver_state}")
             expect(not seen.lease, "it is parked, and has a lease")

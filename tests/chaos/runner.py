@@ -13,29 +13,41 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
 
+from .claims import Claimer
 from .fleet import WORKERS, ChaosFleet, chaos_fleet
 from .judge import Seen, Verdict, judge
 from .load import Client, look
 from .namespaces import partition, separated_fleet
 from .scenarios import TROUBLES, Trouble, crash_at, crash_points, why_no_namespaces
 
-CLIENTS_PER_WORKER = 1
-ROUND_COMMANDS = 6
+CLIENTS_PER_WORKER = 2
+ROUND_COMMANDS = 3
 """What one client asks for in one round, at least: it goes on until the trouble is over."""
 
 AGREE_TIMEOUT_S = 30.0
 """How long loads may take to tell what outcomes have told."""
 
 
-def play(fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_COMMANDS) -> Verdict:
-    """One round: clients ask, something goes wrong, everything heals, and all is compared."""
+def play(
+    fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_COMMANDS, *, claims: bool = False
+) -> Verdict:
+    """One round: clients ask, something goes wrong, everything heals, and all is compared.
+
+    Args:
+        fleet: The fleet.
+        trouble: What goes wrong.
+        seed: Of all choices.
+        commands: How many each client asks for at least.
+        claims: Claims on the hosts compete with the clients for GPUs.
+    """
     clients = [
         Client(fleet, worker, number, commands, seed)
         for worker in WORKERS
         for number in range(CLIENTS_PER_WORKER)
     ]
+    claimers = [Claimer(fleet.folder / worker / "worker.sock", seed) for worker in WORKERS if claims]
     for client in clients:
         client.start()
     try:
@@ -44,6 +56,8 @@ def play(fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_C
         for client in clients:
             client.trouble_is_over.set()
     fleet.heal()
+    for claimer in claimers:
+        OUTCOMES["claim GRANTED"] += claimer.end()
     for client in clients:
         client.join()
         if client.problem is not None:
@@ -52,6 +66,7 @@ def play(fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_C
     while True:
         seen = [one for client in clients for one in look(fleet, client.lives, client.name.split("-")[0])]
         verdict = judge(seen)
+        verdict.wrong += strays(fleet, clients)
         if not verdict.wrong or time.monotonic() > deadline:
             break
         time.sleep(0.2)
@@ -62,6 +77,17 @@ def play(fleet: ChaosFleet, trouble: Trouble, seed: int, commands: int = ROUND_C
     _count_outcomes(seen)
     fleet_is_cleared(fleet, clients)
     return verdict
+
+
+def strays(fleet: ChaosFleet, clients: Sequence[Client]) -> list[str]:
+    """Leases of nobody whom a client knows: every claim is over by then."""
+    known = {life.workload_id for client in clients for life in client.lives}
+    gpus = fleet.fleet.ListGpus(fleet_pb2.ListGpusRequest(), timeout=10).gpus
+    return [
+        f"{gpu.gpu.uuid} is leased to {gpu.lease.workload_id}, which nobody runs"
+        for gpu in gpus
+        if gpu.lease.workload_id not in {"", *known}
+    ]
 
 
 OUTCOMES: Counter[str] = Counter()
@@ -115,7 +141,7 @@ def main() -> None:
         for number, (name, trouble) in enumerate(rounds(options.commands, reached)):
             if options.only not in name:
                 continue
-            add(name, play(fleet, trouble, options.seed * 1000 + number))
+            add(name, play(fleet, trouble, options.seed * 1000 + number, claims=True))
     skipped = why_no_namespaces()
     if not skipped and options.only in "partition":
         with (

@@ -230,6 +230,7 @@ class SharedHost:
             if process.stdin is not None:
                 process.stdin.close()
         end_leftovers(self.folder / "alpha")
+        end_leftovers(self.folder)  # where its socket is
 
 
 def _as_user(user: str) -> Sequence[str]:

@@ -181,14 +181,18 @@ def restart_worker(shared: SharedHost, _: Client, __: random.Random) -> bool:
     return True
 
 
-def sicken(shared: SharedHost, _: Client, chance: random.Random) -> bool:
-    """A GPU gets an uncorrectable memory error, or an Xid."""
+def sicken(shared: SharedHost, client: Client, chance: random.Random) -> bool:
+    """A GPU gets an uncorrectable memory error, an Xid, or both."""
     if len(shared.sick) >= 2:
         return False
     slot = chance.choice(shared.look().gpus)
-    if chance.random() < 0.5:
+    signs = chance.choice(["count", "xid", "both"])
+    if signs != "xid":
         shared.host.set_readings(slot.slot, ecc_uncorrected=1)
-    shared.host.raise_xid(slot.slot, 48)
+    if signs != "count":
+        shared.host.raise_xid(slot.slot, 48)
+    else:  # nothing tells of the count: the worker sees it at its next look, which a reset brings about
+        _command(client, lambda: client.reset_gpu_health("alpha", [slot.gpu_uuid]))
     shared.sick.add(slot.gpu_uuid)
     return True
 

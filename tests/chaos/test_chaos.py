@@ -10,13 +10,15 @@ import pytest
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold_coordinator.crash_points import CRASH_POINTS
 
+from tests.environment import seed
+
 from .fleet import ChaosFleet, chaos_fleet
-from .judge import RUNNING, SUCCEEDED, SUSPENDED, Asked, Seen, judge
+from .judge import RUNNING, STEPS, SUCCEEDED, SUSPENDED, Asked, Seen, judge
 from .namespaces import HOSTS, NET, PORT, inside, namespaces, partition, separated_fleet, ways
 from .runner import play
 from .scenarios import TROUBLES, crash_at, why_no_namespaces
 
-COMMANDS = 4
+COMMANDS = 2
 UNKNOWN = workload_pb2.WORKLOAD_STATE_UNKNOWN
 
 
@@ -42,7 +44,22 @@ def test_a_worker_that_dies_on_the_way_back_loses_and_doubles_nothing(fleet: Cha
 
 @pytest.mark.parametrize("name", TROUBLES)
 def test_whatever_happens_nothing_is_lost_or_doubled(fleet: ChaosFleet, name: str) -> None:
-    assert not play(fleet, TROUBLES[name], 7, COMMANDS).wrong
+    assert not play(fleet, TROUBLES[name], 7, COMMANDS, claims=name == "kill").wrong
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_sample_that_changes_each_day_loses_and_doubles_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.runner", "--commands", "300", "--seed", str(seed())],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0
 
 
 @pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
@@ -90,7 +107,8 @@ def test_workers_come_back_to_a_coordinator_that_has_lost_its_store(fleet: Chaos
 
 
 RUN = Asked("run", frozenset({"c1"}), SUCCEEDED)
-SUSPEND = Asked("suspend", frozenset({"c2"}), SUCCEEDED)
+SUSPEND = Asked("suspend", frozenset({"c2"}), SUCCEEDED, ended_at=1)
+RESTORE = Asked("restore", frozenset({"c3"}), SUCCEEDED, ended_at=2)
 GPU = frozenset({"GPU-1"})
 WHOLE = Seen(
     "w",
@@ -102,6 +120,8 @@ WHOLE = Seen(
     driver_state="RUNNING",
     memory=GPU,
     counts=(5, 6, 7),
+    last_gpu="GPU-1",
+    calls=dict.fromkeys(STEPS, 0),
 )
 
 
@@ -114,6 +134,7 @@ def test_the_judge_finds_nothing_where_all_is_well() -> None:
         listed=frozenset(),
         driver_state="CHECKPOINTED",
         memory=frozenset(),
+        calls={"lock": 1, "checkpoint": 1, "restore": 0, "unlock": 0},
     )
     verdict = judge([WHOLE, parked])
     assert (verdict.wrong, verdict.asked, verdict.done_once) == ([], 3, 3)
@@ -143,6 +164,12 @@ def test_the_judge_finds_nothing_where_all_is_well() -> None:
             "it is WORKLOAD_STATE_UNKNOWN",
         ),
         (lambda seen: replace(seen, state=SUSPENDED), "it is parked, and RUNNING"),
+        (lambda seen: replace(seen, last_gpu="GPU-2"), "it counts on GPU-2"),
+        (lambda seen: replace(seen, asked=(RUN, SUSPEND, RESTORE)), "1 calls of unlock are told, and 0"),
+        (
+            lambda seen: replace(seen, calls={**dict.fromkeys(STEPS, 0), "restore": 1}),
+            "1 calls of restore, and 0",
+        ),
     ],
 )
 def test_the_judge_finds_what_is_wrong(doctor: Callable[[Seen], Seen], found: str) -> None:

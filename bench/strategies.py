@@ -27,8 +27,9 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold_simgpu import Timing
 
 from tests.integration.fleets import Fleet, make_fleet
-from tests.integration.model_server import expected_checksum, parse_size
+from tests.integration.model_server import parse_size
 from tests.integration.models import CONTEXT_BYTES, WORKER, Model, reason
+from tests.integration.tensors import expected_checksum
 
 GIB: Final = 2**30
 WEIGHTS: Final = ("retain", "offload", "discard")

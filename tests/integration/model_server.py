@@ -1,4 +1,4 @@
-"""A model server as a GPU workload: vLLM's routes, before device memory that is really there and freed.
+"""A model server as a GPU workload: the routes of vLLM or SGLang, before device memory that is really freed.
 
 Its weights and its KV cache are device memory of the driver, simulated or real. Sleep level 1 copies the
 weights to host memory and frees both; level 2 frees both and keeps nothing; waking allocates them again, and
@@ -15,7 +15,6 @@ What goes wrong is said by a JSON file (``--faults``): ``{"/sleep": ["500", 1]}`
 """
 
 import argparse
-import functools
 import json
 import os
 import signal
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +29,11 @@ from urllib.parse import urlsplit
 
 from cuda.bindings import driver
 
-from tests.worker.framework_servers import Answer, Pending, VllmServer
+from tests.integration.tensors import Tensors, check
+from tests.worker.framework_servers import Answer, Pending, ScriptedServer, VllmServer
+from tests.worker.sglang_server import SglangServer
 
 _UNITS: Final = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_PERIOD: Final = 251  # a prime: shifted or swapped pages do not fit the pattern
-TENSOR_BYTES: Final = 64 * 2**20
-"""Weights are allocated in pieces of so much: they never need to be in memory twice."""
-
 HANG_S: Final = 60.0
 """How long a call hangs at most, if nobody takes its file of faults away."""
 
@@ -45,93 +41,10 @@ FAULTS: Final = ("500", "hang", "not_freed", "break")
 """What a route can do wrong: an error, no answer, an answer without the deed, a broken connection."""
 
 
-def check(answer: tuple[Any, ...]) -> Any:
-    """Returns what a driver call answers beside its error code, or raises."""
-    error, *values = answer
-    if error != driver.CUresult.CUDA_SUCCESS:
-        _, name = driver.cuGetErrorName(error)
-        raise RuntimeError(f"the driver answered {name.decode() if name else int(error)}")
-    return values[0] if values else None
-
-
 def parse_size(text: str) -> int:
     """Reads a size such as 64MiB."""
     digits = text.rstrip("BKMGi")
     return int(digits) * _UNITS[text[len(digits) :]]
-
-
-@functools.lru_cache(maxsize=1)
-def _cycle(size: int) -> memoryview:
-    return memoryview(bytes(range(_PERIOD)) * (size // _PERIOD + 2))
-
-
-def pattern(size: int, start: int) -> memoryview:
-    """The weights from a place on: what loading them yields."""
-    shift = start % _PERIOD
-    return _cycle(size)[shift : shift + size]
-
-
-def expected_checksum(size: int) -> int:
-    """The checksum of weights of that size that are as they were loaded."""
-    checksum = 0
-    for start in range(0, size, TENSOR_BYTES):
-        checksum = zlib.crc32(pattern(min(TENSOR_BYTES, size - start), start), checksum)
-    return checksum
-
-
-class Tensors:
-    """Device memory of one purpose, in pieces; or what of it is in host memory."""
-
-    def __init__(self, size: int) -> None:
-        self._sizes = [min(TENSOR_BYTES, size - start) for start in range(0, size, TENSOR_BYTES)]
-        self._buffers: list[Any] = []
-        self._kept: list[bytearray] = []
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether it is on the device."""
-        return bool(self._buffers)
-
-    def allocate(self) -> None:
-        """Takes device memory, with garbage in it or what was kept."""
-        if self._buffers:
-            return
-        for number, size in enumerate(self._sizes):
-            buffer = check(driver.cuMemAlloc(size))
-            self._buffers.append(buffer)
-            if self._kept:
-                check(driver.cuMemcpyHtoD(buffer, self._kept[number], size))
-                self._kept[number] = bytearray()
-            else:
-                check(driver.cuMemsetD8(buffer, 0xA5, size))
-        self._kept = []
-
-    def load(self) -> None:
-        """Fills it as from a file of weights."""
-        start = 0
-        for buffer, size in zip(self._buffers, self._sizes, strict=True):
-            check(driver.cuMemcpyHtoD(buffer, pattern(size, start), size))
-            start += size
-
-    def free(self, *, keep: bool) -> None:
-        """Gives the device memory up, and keeps the bytes in host memory if that is wanted."""
-        for buffer, size in zip(self._buffers, self._sizes, strict=False):
-            if keep:
-                self._kept.append(bytearray(size))
-                check(driver.cuMemcpyDtoH(self._kept[-1], buffer, size))
-            check(driver.cuMemFree(buffer))
-        self._buffers = []
-
-    def checksum(self) -> int | None:
-        """That of what is on the device. None: nothing is."""
-        if not self._buffers:
-            return None
-        checksum, piece = 0, bytearray(max(self._sizes))
-        for buffer, size in zip(self._buffers, self._sizes, strict=True):
-            view = memoryview(piece)[:size]
-            check(driver.cuMemcpyDtoH(view, buffer, size))
-            checksum = zlib.crc32(view, checksum)
-        return checksum
 
 
 class Faults:
@@ -169,15 +82,17 @@ def write_whole(path: Path, text: str) -> None:
     Path(name).rename(path)
 
 
-class ModelServer(VllmServer):
-    """A vLLM server whose memory is the driver's.
+class DeviceModel(ScriptedServer):
+    """The part of a model server that is on the device, for whichever framework serves it.
 
     Attributes:
         requests: How many were counted.
+        frees: Whether memory that is given up is freed.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.requests = 0
+        self.frees = True
         self.faults = Faults(options.faults)
         check(driver.cuInit(0))
         self._device = check(driver.cuDeviceGet(0))
@@ -187,7 +102,6 @@ class ModelServer(VllmServer):
         self._weights.allocate()
         self._weights.load()
         self._cache.allocate()
-        super().__init__(options.port)
 
     def answer(self, method: str, target: str, body: bytes) -> Answer:
         path = urlsplit(target).path
@@ -220,7 +134,8 @@ class ModelServer(VllmServer):
                 self.requests += 1
                 return 200, {"requests": self.requests}
         answer = super().serve(method, target, body)
-        if b"reload_weights" in body and self._weights.is_resident:
+        loads = b"reload_weights" in body or parts.path == "/update_weights_from_disk"
+        if loads and self._weights.is_resident:
             self._weights.load()
         return answer
 
@@ -235,6 +150,10 @@ class ModelServer(VllmServer):
         if "kv_cache" in tags:
             self._cache.allocate()
 
+    def framework_state(self) -> dict[str, object]:
+        """What its framework says."""
+        raise NotImplementedError
+
     def state(self) -> dict[str, object]:
         """Who it is, and what it has."""
         return {
@@ -242,16 +161,43 @@ class ModelServer(VllmServer):
             "requests": self.requests,
             "checksum": self._weights.checksum(),
             "cache": self._cache.is_resident,
+            **self.framework_state(),
+        }
+
+
+class VllmModel(DeviceModel, VllmServer):
+    """A vLLM server whose memory is the driver's."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        DeviceModel.__init__(self, options)
+        VllmServer.__init__(self, options.port)
+
+    def framework_state(self) -> dict[str, object]:
+        return {
             "sleeping": sorted(self.sleeping),
             "says_it_sleeps": self.says_it_sleeps,
             "in_flight": self.in_flight,
         }
 
 
+class SglangModel(DeviceModel, SglangServer):
+    """An SGLang server whose memory is the driver's."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        DeviceModel.__init__(self, options)
+        SglangServer.__init__(self, options.port)
+
+    def framework_state(self) -> dict[str, object]:
+        return {"sleeping": sorted(self.released)}
+
+
+MODELS: Final = {"vllm": VllmModel, "sglang": SglangModel}
+
+
 class ModelKernel:
     """The server as an application that saves itself: its checkpoint is its count of requests."""
 
-    def __init__(self, server: ModelServer) -> None:
+    def __init__(self, server: DeviceModel) -> None:
         self._server = server
         self._wanted = threading.Event()
 
@@ -299,6 +245,7 @@ def parser() -> argparse.ArgumentParser:
     parsed.add_argument("--weights", type=parse_size, default=4 * 2**20, metavar="SIZE")
     parsed.add_argument("--kv", type=parse_size, default=2 * 2**20, metavar="SIZE")
     parsed.add_argument("--faults", type=Path, help="what goes wrong, as JSON")
+    parsed.add_argument("--framework", choices=sorted(MODELS), default="vllm")
     parsed.add_argument("--kernel", action="store_true", help="be an application that saves itself")
     return parsed
 
@@ -310,7 +257,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
     if Faults(options.faults).take("start"):
         return 3
-    server = ModelServer(options)
+    server = MODELS[options.framework](options)
     port = server.url.rpartition(":")[2]
     if not options.kernel:
         write_whole(options.port_file, port)

@@ -25,7 +25,7 @@ from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 
 from .fleets import TIMEOUT_S, Fleet
-from .model_server import expected_checksum
+from .tensors import expected_checksum
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORKER: Final = "alpha"
@@ -82,6 +82,7 @@ class Model:
     fleet: Fleet
     name: str
     kernel: bool = False
+    framework: str = "vllm"
     weights_bytes: int = WEIGHTS_BYTES
     cache_bytes: int = CACHE_BYTES
     requests: int = 0
@@ -115,11 +116,14 @@ class Model:
         """Runs it, and waits until it serves."""
         hooks = self.fleet.folder / f"{self.name}.hooks"
         url = f"http://127.0.0.1:{self.port}"
-        engine = {"url": url, "suspend_method": "suspend_nccl", "resume_method": "resume_nccl"}
-        hooks.write_text(json.dumps([{"name": "engine", "vllm": engine, "timeout": timeout}]))
+        engine = {"url": url}
+        if self.framework == "vllm":
+            engine |= {"suspend_method": "suspend_nccl", "resume_method": "resume_nccl"}
+        hooks.write_text(json.dumps([{"name": "engine", self.framework: engine, "timeout": timeout}]))
         port_file = self.fleet.folder / f"{self.name}.port"
         options_of_program = ["--port", str(self.port), "--port-file", str(port_file)]
         options_of_program += ["--faults", str(self.faults), *(["--kernel"] if self.kernel else [])]
+        options_of_program += ["--framework", self.framework]
         options_of_program += ["--weights", f"{self.weights_bytes}", "--kv", f"{self.cache_bytes}"]
         self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.integration.model_server "$@"\n')
         self.program.chmod(0o755)

@@ -81,7 +81,7 @@ class Arena:
             wrapper.chmod(0o755)
         self.settings = SETTINGS.format(criu=wrapper)
         fleet.start_worker(WORKER, settings=self.settings)
-        self.models: dict[bool, Model] = {}
+        self.models: dict[tuple[bool, str], Model] = {}
         self._made = 0
         self._log_read = 0
 
@@ -98,12 +98,14 @@ class Arena:
     def model_of(self, case: Case) -> Model:
         """The model server of a case, which runs."""
         kernel = case.process == "stop" and not case.before
-        if kernel not in self.models:
+        key = kernel, case.framework
+        if key not in self.models:
             self._made += 1
-            model = Model(self.fleet, f"{'saver' if kernel else 'chat'}-{self._made}", kernel=kernel)
+            name = f"{'saver' if kernel else 'chat'}-{self._made}"
+            model = Model(self.fleet, name, kernel=kernel, framework=case.framework)
             model.start(timeout="2s")
-            self.models[kernel] = model
-        return self.models[kernel]
+            self.models[key] = model
+        return self.models[key]
 
     def play(self, case: Case, tally: Tally) -> None:
         """Plays one case. What is not as it must be ends its model server, and is told."""
@@ -128,7 +130,7 @@ class Arena:
             self.client.wait(self.client.stop(model.name, grace_s=0))
 
     def _give_up(self, model: Model) -> None:
-        del self.models[model.kernel]
+        del self.models[model.kernel, model.framework]
         self.criu_mode.unlink(missing_ok=True)
         self._restart()  # it may be dead, or have a crash point that it did not come to
         model.clear_faults()

@@ -59,6 +59,7 @@ class Case:
         way: Down or up.
         trouble: What goes wrong.
         before: The process strategy that it is parked by already. Empty: it runs.
+        framework: Whose server it is.
     """
 
     weights: str
@@ -66,6 +67,7 @@ class Case:
     way: str
     trouble: Trouble
     before: str = ""
+    framework: str = "vllm"
 
     @property
     def policy(self) -> str:
@@ -76,7 +78,8 @@ class Case:
         driver = [f"{name}={value}" for name, value in trouble.driver.items()]
         what = " ".join(filter(None, [trouble.kind, trouble.where, trouble.fault, *driver]))
         after = f" after {self.before}" if self.before else ""
-        return f"{self.policy}{after} {self.way}: {what} x{trouble.times}"
+        server = "" if self.framework == "vllm" else f"{self.framework} "
+        return f"{server}{self.policy}{after} {self.way}: {what} x{trouble.times}"
 
 
 def hooks_down(weights: str) -> Iterator[Trouble]:
@@ -107,6 +110,37 @@ def hooks_up(weights: str) -> Iterator[Trouble]:
     yield Trouble(Kind.SERVER, "/reset_prefix_cache", "500", ATTEMPTS, harmless=True)
     if weights == "discard":
         yield Trouble(Kind.SERVER, "/collective_rpc reload_weights", "500", ATTEMPTS)
+
+
+def sglang_down() -> Iterator[Trouble]:
+    """What an SGLang server does wrong as its memory is released; nothing that could end it is repeated."""
+    yield Trouble(Kind.SERVER, "/flush_cache", "500")
+    yield Trouble(Kind.SERVER, "/pause_generation", "500")
+    for fault in ("500", "break", "hang", "not_freed"):
+        yield Trouble(Kind.SERVER, "/release_memory_occupation", fault)
+
+
+def sglang_up(weights: str) -> Iterator[Trouble]:
+    """What it does wrong as its memory is resumed."""
+    yield Trouble(Kind.SERVER, "/resume_memory_occupation", "500")
+    yield Trouble(Kind.SERVER, "/resume_memory_occupation", "break")
+    yield Trouble(Kind.SERVER, "/continue_generation", "500")
+    if weights == "discard":
+        yield Trouble(Kind.SERVER, "/update_weights_from_disk", "500")
+
+
+def sglang_grid() -> Iterator[Case]:
+    """The ways of an SGLang server: its own troubles, and the worker's death while its hook is called."""
+    for process in ("keep_running", "cuda_suspend"):
+        for weights in ("offload", "discard"):
+            for way in (DOWN, UP):
+                yield from (
+                    Case(weights, process, way, trouble, framework="sglang")
+                    for trouble in (
+                        *kills(weights, process, way),
+                        *(sglang_down() if way == DOWN else sglang_up(weights)),
+                    )
+                )
 
 
 def driver(call: str) -> Iterator[Trouble]:
@@ -227,7 +261,7 @@ def grid() -> list[Case]:
         for before, process in KILLED_FURTHER_DOWN
         for trouble in troubles_further_down(before, process)
     ]
-    return further_down + [
+    return [*further_down, *sglang_grid()] + [
         Case(weights, process, way, trouble)
         for process in PROCESSES
         for weights in WEIGHTS

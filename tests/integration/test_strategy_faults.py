@@ -19,6 +19,8 @@ CHOSEN = (
     "discard+checkpoint up: disk altered",
     "retain+checkpoint up: port taken",
     "retain+stop down: server kernel.checkpoint raise",
+    "sglang offload+keep_running down: server /release_memory_occupation break",
+    "sglang discard+cuda_suspend up: server /update_weights_from_disk 500",
     "retain+stop up: server kernel.restore raise",
     "retain+stop up: program gone",
 )

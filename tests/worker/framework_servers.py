@@ -86,6 +86,11 @@ class ScriptedServer:
         """The calls without what is beside the path."""
         return [call.split()[1].partition("?")[0] for call in self.calls]
 
+    @property
+    def serves(self) -> bool:
+        """Whether it would answer prompts with sense."""
+        return True
+
     async def measure(self) -> int | None:
         """What NVML would say."""
         return self.device_bytes

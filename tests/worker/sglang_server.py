@@ -6,6 +6,7 @@ said by the docstring of PauseGenerationReqInput in ``srt/managers/io_struct.py`
 """
 
 import json
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,6 +72,8 @@ class SglangServer(ScriptedServer):
         if not self.alive:
             return None
         match method, urlsplit(target).path:
+            case "GET", "/health":
+                return 200, None
             case "GET", "/get_server_info":
                 return 200, self.info
             case "GET" | "POST", "/flush_cache":
@@ -102,14 +105,22 @@ class SglangServer(ScriptedServer):
                 request.end("abort")
             self.running = []
 
+    def free_memory(self, level: int) -> None:
+        """Called where memory is released: 1 where the weights are kept in host memory, else 2."""
+
+    def take_memory(self, tags: Collection[str]) -> None:
+        """Called where memory is resumed."""
+
     def _release(self, tags: set[str]) -> tuple[int, object] | None:
         if not self.is_idle or tags & self.released:  # an assertion, or "Cannot pause allocation …"
             self.alive = False
             return None
         self.released |= tags
-        if "weights" in tags and not self.info["enable_weights_cpu_backup"]:
+        keeps = self.info["enable_weights_cpu_backup"]
+        if "weights" in tags and not keeps:
             self.weights = False
         self.device_bytes = TOTAL_BYTES // 20
+        self.free_memory(1 if keeps else 2)
         return 200, None
 
     def _resume(self, tags: set[str]) -> tuple[int, object] | None:
@@ -118,4 +129,5 @@ class SglangServer(ScriptedServer):
             return None
         self.released -= tags
         self.device_bytes = TOTAL_BYTES
+        self.take_memory(tags)
         return 200, None

@@ -207,18 +207,18 @@ def all_faults(kind: Kind) -> Iterator[CaseFault]:
     yield from conditions(kind)
 
 
-def is_known_defect(kind: Kind, fault: CaseFault) -> bool:
+def is_known_defect(fault: CaseFault) -> bool:
     """Whether the worker is known to go wrong here; `test_known_defects.py` says how.
 
-    In a swap, the GPU that a workload of several members goes to is lost while one of them is restored.
+    The GPU that a workload goes to is lost while one of its members is restored and others are there.
     """
-    return kind is Kind.SWAP and fault.condition is Condition.LOST and fault.call == "restore"
+    return fault.condition is Condition.LOST and fault.call == "restore"
 
 
 def known_defects() -> list[Case]:
     """A case of the grid for each known defect."""
     lost = CaseFault("restore", condition=Condition.LOST, destination=True)
-    return [Case(Kind.SWAP, 2, 1, sequential=True, fault=lost)]
+    return [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]
 
 
 def positions(kind: Kind, size: int) -> list[int]:
@@ -237,7 +237,7 @@ def grid() -> list[Case]:
         for sequential in (False, True)
         if size > 1 or not sequential
         for fault in all_faults(kind)
-        if not is_known_defect(kind, fault)
+        if not is_known_defect(fault)
     ]
 
 

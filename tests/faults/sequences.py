@@ -40,7 +40,7 @@ def steps(kinds: tuple[Kind, ...], members: int) -> st.SearchStrategy[list[Seque
     """Sequences over some operations, for a stage of so many members."""
 
     def of(kind: Kind) -> st.SearchStrategy[SequenceStep]:
-        possible = [fault for fault in all_faults(kind) if not is_known_defect(kind, fault)]
+        possible = [fault for fault in all_faults(kind) if not is_known_defect(fault)]
         placed = st.tuples(st.sampled_from(possible), st.integers(0, members - 1))
         return st.builds(SequenceStep, st.just(kind), st.lists(placed, max_size=2).map(tuple))
 

@@ -12,11 +12,9 @@ from .cases import known_defects
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the restore of an UNKNOWN workload puts parked members on GPUs that it does not lease",
-)
-def test_a_swap_whose_gpu_is_lost_while_one_of_two_members_is_restored() -> None:
+@pytest.fixture(scope="module")
+def problems() -> list[str]:
+    """What is wrong after these cases."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.runner", "--known-defects", "--processes", "1"],
         cwd=ROOT,
@@ -25,6 +23,24 @@ def test_a_swap_whose_gpu_is_lost_while_one_of_two_members_is_restored() -> None
         timeout=120,
         check=False,
     )
+    assert done.stdout, done.stderr
     result = json.loads(done.stdout)
     assert result["cases"] == len(known_defects())
-    assert result["problems"] == []
+    found: list[str] = result["problems"]
+    return found
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the restore of an UNKNOWN workload puts parked members on GPUs that it does not lease",
+)
+def test_a_swap_whose_gpu_is_lost_leaves_no_memory_without_a_lease(problems: list[str]) -> None:
+    assert not [problem for problem in problems if "and leased are" in problem]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a member on a GPU that is lost after its restore can't be parked again, and stays LOCKED",
+)
+def test_a_restore_whose_gpu_is_lost_leaves_no_member_locked(problems: list[str]) -> None:
+    assert not [problem for problem in problems if "was left LOCKED" in problem]

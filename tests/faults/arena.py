@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
@@ -30,6 +30,11 @@ MEMBER_INTERVAL_S: Final = 0.02
 SETUP_TIMEOUT_S: Final = 30.0
 PROGRESS_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.002
+
+FOREIGN_TIMEOUT_S: Final = 10.0
+"""How long the pool may take a process for foreign that has ended or moved: it looks from time to time."""
+
+FOREIGN_PAUSE_S: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -155,12 +160,19 @@ class Arena:
                 return await self._done(lambda report: self.operations.remap(remap, report))
 
     async def _done(self, operation: Callable[[Report], Awaitable[None]]) -> Outcome:
-        report = Report(lambda _: None)
-        try:
-            await operation(report)
-        except OperationError as error:
-            return Outcome(report, error)
-        return Outcome(report, None)
+        """Does it. What is refused for a process that was elsewhere a moment ago is asked for again."""
+        deadline = trio.current_time() + FOREIGN_TIMEOUT_S
+        while True:
+            report = Report(lambda _: None)
+            try:
+                await operation(report)
+            except OperationError as error:
+                stale = error.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS and not report.outcomes
+                if not stale or trio.current_time() > deadline:
+                    return Outcome(report, error)
+                await trio.sleep(FOREIGN_PAUSE_S)
+            else:
+                return Outcome(report, None)
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""

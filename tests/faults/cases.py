@@ -31,6 +31,10 @@ class Condition(enum.StrEnum):
     """The member has work that never drains."""
     MPS = "mps"
     """The member is a client of MPS."""
+    MULTICAST = "multicast"
+    """The member has a multicast group, at which its checkpoint hangs."""
+    PARTIAL_PASSTHROUGH = "partial passthrough"
+    """The member is in a container with some of the host's GPUs."""
     FULL = "full"
     """Something that is no process of the host has taken the GPU's free memory."""
     LOST = "lost"
@@ -70,6 +74,7 @@ class CaseFault:
         state: The state that it leaves. None: its own.
         hang: It does not return.
         crash: It kills the member.
+        dies_late: The member dies seconds after the call, rather than at once.
         skip: It says success and does nothing.
         keep_memory: A checkpoint that leaves the memory in use.
         ignore_gpu_pairs: A restore that moves nothing.
@@ -85,6 +90,7 @@ class CaseFault:
     state: int | None = None
     hang: bool = False
     crash: bool = False
+    dies_late: bool = False
     skip: bool = False
     keep_memory: bool = False
     ignore_gpu_pairs: bool = False
@@ -108,7 +114,7 @@ class CaseFault:
             return f"{self.condition} {'there' if self.destination else 'here'}"
         if self.victim is not Victim.NOBODY:
             return f"kill {self.victim}"
-        named = ("hang", "crash", "skip", "keep_memory", "ignore_gpu_pairs", "delay_s")
+        named = ("hang", "dies_late", "crash", "skip", "keep_memory", "ignore_gpu_pairs", "delay_s")
         found = [name for name in named if getattr(self, name)]
         unlocks = self.error and self.state is not None
         return (
@@ -157,6 +163,8 @@ def faults(call: str) -> Iterator[CaseFault]:
         yield CaseFault(call, hang=True, always=always)
         yield CaseFault(call, delay_s=DELAY_S, always=always)
     yield CaseFault(call, crash=True)
+    if call in STEPS:
+        yield CaseFault(call, crash=True, dies_late=True)
     for victim in (Victim.HELPER, Victim.ROOT):
         yield CaseFault(call, delay_s=DELAY_S, victim=victim)
     # A query that always lies leaves nothing to go by.
@@ -183,6 +191,8 @@ def conditions(kind: Kind) -> Iterator[CaseFault]:
         yield CaseFault("", condition=Condition.BUSY)
         yield CaseFault("", condition=Condition.MPS)
         yield CaseFault("lock", condition=Condition.MPS)
+        yield CaseFault("", condition=Condition.MULTICAST)
+        yield CaseFault("", condition=Condition.PARTIAL_PASSTHROUGH)
         for condition in (Condition.LOST, Condition.ECC, Condition.MIG, Condition.HIDDEN_MEMORY):
             yield CaseFault("", condition=condition)
         for condition in (Condition.LOST, Condition.MIG):
@@ -210,15 +220,18 @@ def all_faults(kind: Kind) -> Iterator[CaseFault]:
 def is_known_defect(fault: CaseFault) -> bool:
     """Whether the worker is known to go wrong here; `test_known_defects.py` says how.
 
-    The GPU that a workload goes to is lost while one of its members is restored and others are there.
+    The GPU that a workload goes to is lost while one of its members is restored and others are there. Or a
+    member dies some time after a call, and the driver's refusal is told as a lack of permission.
     """
-    return fault.condition is Condition.LOST and fault.call == "restore"
+    return fault.dies_late or (fault.condition is Condition.LOST and fault.call == "restore")
 
 
 def known_defects() -> list[Case]:
     """A case of the grid for each known defect."""
     lost = CaseFault("restore", condition=Condition.LOST, destination=True)
-    return [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]
+    late = CaseFault("lock", crash=True, dies_late=True)
+    lost_cases = [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]
+    return [*lost_cases, Case(Kind.SUSPEND, 1, 0, sequential=False, fault=late)]
 
 
 def positions(kind: Kind, size: int) -> list[int]:

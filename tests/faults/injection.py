@@ -16,6 +16,8 @@ from .cases import GPU_CONDITIONS, CaseFault, Condition, Kind, Victim
 CALL_DELAY_S: Final = 0.3
 """How long a call takes during which somebody is to be killed, or a condition is to begin."""
 
+LATE_DEATH_S: Final = 1.0
+
 POLL_S: Final = 0.002
 
 
@@ -51,6 +53,7 @@ async def inject(
         delay_s=CALL_DELAY_S if late else fault.delay_s,
         hang=fault.hang,
         signal=signal.SIGKILL if fault.crash else 0,
+        signal_delay_s=LATE_DEATH_S if fault.dies_late else 0.0,
         state=fault.state,
         skip=fault.skip,
         keep_memory=fault.keep_memory,
@@ -135,6 +138,10 @@ def _begin(host: SimulatedHost, fault: CaseFault, pid: int, gpu_uuids: frozenset
             host.set_busy(pid)
         case Condition.MPS:
             host.set_mps_client(pid)
+        case Condition.MULTICAST:
+            host.set_multicast(pid)
+        case Condition.PARTIAL_PASSTHROUGH:
+            host.set_partial_passthrough(pid)
         case Condition.FULL:
             for gpu in host.gpus:
                 if gpu.uuid in gpu_uuids:
@@ -156,6 +163,8 @@ def _end(host: SimulatedHost, fault: CaseFault, pid: int, gpu_uuids: frozenset[s
     elif host.process(pid) is not None:
         host.set_busy(pid, busy=False)
         host.set_mps_client(pid, enabled=False)
+        host.set_multicast(pid, enabled=False)
+        host.set_partial_passthrough(pid, enabled=False)
 
 
 READINGS: Final = {

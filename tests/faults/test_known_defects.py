@@ -44,3 +44,10 @@ def test_a_swap_whose_gpu_is_lost_leaves_no_memory_without_a_lease(problems: lis
 )
 def test_a_restore_whose_gpu_is_lost_leaves_no_member_locked(problems: list[str]) -> None:
     assert not [problem for problem in problems if "was left LOCKED" in problem]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="audit B6: a death that takes a second is told as a lack of permission"
+)
+def test_a_death_some_time_after_a_call_is_told_as_one(problems: list[str]) -> None:
+    assert not [problem for problem in problems if "ERROR_REASON_PERMISSION_OR_OS" in problem]

@@ -245,7 +245,7 @@ def test_a_member_that_is_killed_by_a_call_is_told_as_crashed(
     pid = start(session, "w1")
     host.set_fault(call, pid, signal=signal.SIGKILL, times=1)
     outcome = session.run("c2", "w1", suspend=SuspendOperation())
-    assert outcome.state == FAILED
+    assert outcome.state == FAILED, outcome.error
     assert outcome.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, outcome.error
 
 

@@ -3,7 +3,6 @@
 import platform
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -19,10 +18,9 @@ from leasehold_worker.libraries import LoadedLibrary, loaded_library
 from leasehold_worker.plan import Findings
 from leasehold_worker.processes import (
     ProcessIdentity,
-    ends_soon,
-    held,
     missing_device_nodes,
     why_blocked,
+    will_end,
 )
 
 SUSPEND_CUDA_VERSION: Final = 12080
@@ -181,11 +179,8 @@ async def _untraceable(identity: ProcessIdentity, obstacle: str) -> OperationErr
     """Why a process can't be traced: it is ending, or the worker may not."""
     pid = identity.pid
     metadata = {"pid": str(pid)}
-    with suppress(OperationError), held(identity) as pidfd:
-        if pidfd is None or await ends_soon(pidfd):
-            return OperationError(
-                errors_pb2.ERROR_REASON_TARGET_CRASHED, f"process {pid} has ended", metadata
-            )
+    if await will_end(identity):
+        return OperationError(errors_pb2.ERROR_REASON_TARGET_CRASHED, f"process {pid} has ended", metadata)
     return OperationError(
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
         f"the worker may not trace process {pid} ({obstacle}): run the worker as root or with "

@@ -20,6 +20,7 @@ from leasehold_worker.checkpoint.members import (
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
 from leasehold_worker.destinations import Destinations, full_bytes, stay_at_home
+from leasehold_worker.errors import OperationError
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
@@ -30,11 +31,12 @@ from leasehold_worker.preconditions import (
     invalid,
     is_sequential,
     parse_pairs,
+    require_alive,
     require_all,
     require_members,
     require_state,
 )
-from leasehold_worker.processes import is_alive
+from leasehold_worker.processes import is_alive, will_end
 from leasehold_worker.proof import Proof
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
@@ -343,11 +345,17 @@ class Preflight:
             findings.skip("members", "driver calls would block or be refused")
             return
         with findings.check("members", f"those of {party.workload.name} run"):
-            found = await find_members(self._driver, processes)
+            try:
+                found = await find_members(self._driver, processes)
+                if needs_cuda or found:
+                    require_members(party.workload, found)
+            except OperationError:
+                # The driver takes a process that is about to be gone for one without CUDA.
+                if await will_end(party.workload.root):
+                    require_alive(party.workload)
+                raise
             party.members = await self._proof.measured(found)
             party.full_bytes = full_bytes(party)
-            if needs_cuda or found:
-                require_members(party.workload, found)
             require_all(processes, found, await self._proof.usage())
 
     async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:

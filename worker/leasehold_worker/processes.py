@@ -8,7 +8,7 @@ import select
 import signal
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NewType
@@ -337,6 +337,13 @@ async def ends_soon(pidfd: int) -> bool:
     with trio.move_on_after(ENDING_S):
         await trio.lowlevel.wait_readable(pidfd)
         return True
+    return False
+
+
+async def will_end(identity: ProcessIdentity) -> bool:
+    """Whether a process has ended, or does within ENDING_S. A process that can't be held counts as alive."""
+    with suppress(OperationError), held(identity) as pidfd:
+        return pidfd is None or await ends_soon(pidfd)
     return False
 
 

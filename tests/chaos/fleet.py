@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from leasehold.v1 import fleet_pb2
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.ports import free_port
 from tests.prefork import COORDINATOR, WORKER, Forked
 from tests.worker.conftest import end_leftovers
 
@@ -25,14 +25,6 @@ WORKERS: Final = ("alpha", "beta")
 GPUS: Final = 3
 LOAD_INTERVAL_S: Final = 0.5
 TIMEOUT_S: Final = 90.0
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @final

@@ -23,10 +23,9 @@ from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.ports import free_port
 from tests.prefork import COORDINATOR, WORKER
 from tests.worker.conftest import end_leftovers
-
-from .fleet import free_port
 
 GPUS: Final = 4
 LOAD_INTERVAL_S: Final = 0.5

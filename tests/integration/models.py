@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,8 @@ from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 
+from tests.ports import free_port
+
 from .fleets import TIMEOUT_S, Fleet
 from .tensors import expected_checksum
 
@@ -43,13 +44,6 @@ STATES: Final = {
     "stop": "STOPPED",
 }
 """What a workload is that was parked by a process strategy."""
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -31,11 +31,6 @@ SETUP_TIMEOUT_S: Final = 30.0
 PROGRESS_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.002
 
-FOREIGN_TIMEOUT_S: Final = 10.0
-"""How long the pool may take a process for foreign that has ended or moved: it looks from time to time."""
-
-FOREIGN_PAUSE_S: Final = 0.2
-
 
 @dataclass(slots=True)
 class Actor:
@@ -107,6 +102,7 @@ class Arena:
         self.workloads = parts.workloads
         self.operations = parts.operations
         self.stopping = parts.stopping
+        self._foreign = parts.foreign
         self.health = parts.health
         self.servicing = parts.servicing
         self.looking = trio.Lock()
@@ -160,19 +156,26 @@ class Arena:
                 return await self._done(lambda report: self.operations.remap(remap, report))
 
     async def _done(self, operation: Callable[[Report], Awaitable[None]]) -> Outcome:
-        """Does it. What is refused for a process that was elsewhere a moment ago is asked for again."""
-        deadline = trio.current_time() + FOREIGN_TIMEOUT_S
-        while True:
-            report = Report(lambda _: None)
-            try:
-                await operation(report)
-            except OperationError as error:
-                stale = error.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS and not report.outcomes
-                if not stale or trio.current_time() > deadline:
-                    return Outcome(report, error)
-                await trio.sleep(FOREIGN_PAUSE_S)
-            else:
-                return Outcome(report, None)
+        """Does an operation, and once more if it was refused by a stale view of foreign processes.
+
+        A member that the driver has put on a GPU without a lease is foreign there. An agent looks again
+        within 5 s; an arena has no agent, and would keep that view after the member has moved home.
+        """
+        outcome = await _attempted(operation)
+        foreign = outcome.error and outcome.error.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS
+        if foreign and self._is_foreign_view_stale():
+            await self._foreign.look(self.workloads)
+            outcome = await _attempted(operation)
+        return outcome
+
+    def _is_foreign_view_stale(self) -> bool:
+        """Whether the pool has foreign processes on a GPU where the simulated driver has none of them."""
+        resident = {process.pid: process.gpu_bytes for process in self.host.processes() if process.resident}
+        return any(
+            slot.gpu_uuid not in resident.get(process.pid, {})
+            for slot in self.pool.snapshot_leases().slots
+            for process in slot.foreign
+        )
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -236,6 +239,15 @@ class Arena:
                 await trio.sleep(POLL_S)
             return
         raise AssertionError(f"{what}: not within {SETUP_TIMEOUT_S:g} s")
+
+
+async def _attempted(operation: Callable[[Report], Awaitable[None]]) -> Outcome:
+    report = Report(lambda _: None)
+    try:
+        await operation(report)
+    except OperationError as error:
+        return Outcome(report, error)
+    return Outcome(report, None)
 
 
 def moves(stage: Stage) -> list[command_pb2.Move]:

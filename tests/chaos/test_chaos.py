@@ -28,23 +28,35 @@ def fleet(tmp_path: Path) -> Iterator[ChaosFleet]:
         yield started
 
 
-@pytest.mark.parametrize("point", CRASH_POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "outcome-stored",
+        *(pytest.param(point, marks=pytest.mark.long) for point in CRASH_POINTS if point != "outcome-stored"),
+    ],
+)
 def test_a_coordinator_that_dies_anywhere_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
     reached: set[str] = set()
     assert not play(fleet, crash_at("coordinator", point, reached), 1, COMMANDS).wrong
     assert reached == {point}
 
 
-@pytest.mark.parametrize("point", ["phase-rollback", "command-settled"])
+@pytest.mark.parametrize("point", ["command-settled", pytest.param("phase-rollback", marks=pytest.mark.long)])
 def test_a_worker_that_dies_on_the_way_back_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
     reached: set[str] = set()
     assert not play(fleet, crash_at("alpha", point, reached), 1, COMMANDS).wrong
     assert reached == {point}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TROUBLES)
 def test_whatever_happens_nothing_is_lost_or_doubled(fleet: ChaosFleet, name: str) -> None:
-    assert not play(fleet, TROUBLES[name], 7, COMMANDS, claims=name == "kill").wrong
+    assert not play(fleet, TROUBLES[name], seed(), COMMANDS, claims=name == "kill").wrong
+
+
+@pytest.mark.usefixtures("executed")
+def test_programs_that_are_killed_lose_and_double_nothing(fleet: ChaosFleet) -> None:
+    assert not play(fleet, TROUBLES["kill"], 7, COMMANDS, claims=True).wrong
 
 
 @pytest.mark.long
@@ -62,6 +74,7 @@ def test_a_sample_that_changes_each_day_loses_and_doubles_nothing() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
 def test_a_partition_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with separated_fleet(tmp_path) as fleet:
@@ -94,6 +107,7 @@ def test_each_way_of_a_partition_cuts_and_heals() -> None:
             process.kill()
 
 
+@pytest.mark.long
 def test_workers_come_back_to_a_coordinator_that_has_lost_its_store(fleet: ChaosFleet) -> None:
     assert not play(fleet, lambda *_: None, 1, 2).wrong
     epochs = {name: (fleet.folder / name / "epoch").read_text() for name in fleet.hosts}

@@ -255,12 +255,13 @@ def grid() -> list[Case]:
 
 
 def one_of_each(seed: int) -> list[Case]:
-    """One case for each sort of fault of each call, chosen by the seed; mostly of few members."""
+    """One case for each sort of fault of each call, mostly of few members. The seed fixes cases and order."""
     chance = random.Random(seed)
     alike: dict[tuple[str, str], list[Case]] = {}
     for case in grid():
         alike.setdefault((case.fault.call, case.fault.sort), []).append(case)
-    return [chance.choices(cases, [1 / case.size**2 for case in cases])[0] for cases in alike.values()]
+    cases = [chance.choices(cases, [1 / case.size**2 for case in cases])[0] for cases in alike.values()]
+    return chance.sample(cases, len(cases))
 
 
 def sample(count: int, seed: int, kind: Kind | None = None) -> list[Case]:

@@ -54,7 +54,7 @@ def chosen(options: argparse.Namespace) -> list[Case]:
     if options.known_defects:
         return known_defects()
     if options.one_of_each:
-        return one_of_each(options.seed)
+        return one_of_each(options.seed)[: options.cases]
     return sample(options.cases, options.seed, options.kind)
 
 
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=300, metavar="N", help="how many")
     parser.add_argument("--seed", type=int, default=1, help="which, where it is not all")
     parser.add_argument("--kind", type=Kind, choices=list(Kind), help="only those of one operation")
-    parser.add_argument("--one-of-each", action="store_true", help="one of each sort of fault of each call")
+    parser.add_argument("--one-of-each", action="store_true", help="at most one for each sort of fault")
     parser.add_argument("--known-defects", action="store_true", help="only those that are known to fail")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to play them in")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)

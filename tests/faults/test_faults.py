@@ -15,7 +15,8 @@ from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 2026
-SEQUENCES = 10
+CASES = 16
+SEQUENCES = 4
 LONG_CASES = 400
 LONG_SEQUENCES = 100
 
@@ -38,8 +39,17 @@ def played(*arguments: str, timeout_s: float) -> dict[str, Any]:
 
 
 def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
-    result = played("--one-of-each", "--seed", str(SEED), "--processes", "1", timeout_s=100)
-    assert result["cases"] == len(one_of_each(SEED))
+    arguments = ["--one-of-each", "--cases", str(CASES), "--seed", str(SEED), "--processes", "1"]
+    result = played(*arguments, timeout_s=100)
+    assert result["cases"] == CASES
+    assert result["done_once"] > 0
+    assert len(result["outcomes"]) > 3, "the sample has faults that do something"
+
+
+@pytest.mark.long
+def test_every_operation_ends_whole_with_each_sort_of_fault_of_each_call() -> None:
+    result = played("--one-of-each", "--seed", str(seed()), timeout_s=200)
+    assert result["cases"] == len(one_of_each(seed()))
     assert result["done_once"] > 0
     assert len(result["outcomes"]) > 4, "the sample has faults that do something"
 

@@ -1,32 +1,37 @@
-"""A sample of what can go wrong while workloads are parked and woken. `make strategies` plays all of it."""
+"""Samples of what can go wrong while workloads are parked and woken. `make strategies` plays all of it."""
 
 import itertools
 
 import pytest
 from leasehold_worker.crash_points import PARKING_CRASH_POINTS
 
+from tests.environment import seed
+
 from .fleets import Fleet
 from .strategy_arena import NOT_PLAYED, Arena, play_all
 from .strategy_cases import PROCESSES, Case, Kind, grid, sample
 
-CHOSEN = (
-    "offload+keep_running down: server /sleep break",
+LONG_CASES = 30
+FEW = (
     "offload+keep_running up: server /wake_up 500 x3",
     "discard+cuda_suspend down: driver checkpoint error=999",
+    "discard+checkpoint up: disk altered",
+    "sglang discard+cuda_suspend up: server /update_weights_from_disk 500",
+    "offload+cuda_suspend down: kill phase-checkpoint",
+)
+TROUBLES = (
+    "offload+keep_running down: server /sleep break",
     "offload+cuda_suspend up: driver restore error=999",
     "discard+cuda_suspend up: server /collective_rpc reload_weights 500",
     "offload+checkpoint down: criu full",
-    "discard+checkpoint up: disk altered",
     "retain+checkpoint up: port taken",
     "retain+stop down: server kernel.checkpoint raise",
     "sglang offload+keep_running down: server /release_memory_occupation break",
-    "sglang discard+cuda_suspend up: server /update_weights_from_disk 500",
     "retain+stop up: server kernel.restore raise",
     "retain+stop up: program gone",
 )
-KILLED = (
+KILLS = (
     "offload+keep_running up: kill phase-hooks",
-    "offload+cuda_suspend down: kill phase-checkpoint",
     "offload+checkpoint down: kill image-final",
     "discard+checkpoint up: kill phase-restore",
     "retain+checkpoint up: kill phase-unlock",
@@ -57,15 +62,31 @@ def test_the_grid_has_every_policy_both_ways() -> None:
     assert sample(5, 1) == sample(5, 1) != sample(5, 2)
 
 
-@pytest.mark.parametrize("beginnings", [CHOSEN, KILLED], ids=["troubles", "kills"])
-def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
-    empty_fleet: Fleet, beginnings: tuple[str, ...]
-) -> None:
-    arena = Arena(empty_fleet)
-    tally = play_all(arena, chosen(*beginnings))
+def play(fleet: Fleet, cases: list[Case]) -> None:
+    arena = Arena(fleet)
+    tally = play_all(arena, cases)
     assert not tally.problems, "\n".join(tally.problems)
-    assert sum(tally.outcomes.values()) == len(beginnings)
+    assert sum(tally.outcomes.values()) == len(cases)
     why_not = arena.why_no_images()
     arena.stop()
     if tally.outcomes[NOT_PLAYED]:
-        pytest.skip(f"{tally.outcomes[NOT_PLAYED]} of {len(beginnings)} cases: {why_not}")
+        pytest.skip(f"{tally.outcomes[NOT_PLAYED]} of {len(cases)} cases: {why_not}")
+
+
+@pytest.mark.parametrize(
+    "beginnings",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(TROUBLES, id="troubles", marks=pytest.mark.long),
+        pytest.param(KILLS, id="kills", marks=pytest.mark.long),
+    ],
+)
+def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
+    empty_fleet: Fleet, beginnings: tuple[str, ...]
+) -> None:
+    play(empty_fleet, chosen(*beginnings))
+
+
+@pytest.mark.long
+def test_a_sample_that_changes_each_day_leaves_workloads_as_before_or_as_asked(empty_fleet: Fleet) -> None:
+    play(empty_fleet, sample(LONG_CASES, seed()))

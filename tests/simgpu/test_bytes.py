@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from leasehold_simgpu import GIB, ProcessState, SimulatedHost
+from leasehold_simgpu.state_file import StateFile
 
 from .conftest import MakeHost, StartProgram
 from .programs import (
@@ -26,6 +27,8 @@ from .programs import (
 )
 
 POISON = 0xDB
+EVICT = 1
+"""SIMGPU_EVICT of state.h."""
 
 
 def written_bytes(host: SimulatedHost, gpu: int) -> int:
@@ -310,6 +313,20 @@ def test_a_controller_killed_before_bytes_move_has_changed_nothing(
     controller.kill()
     assert second.get_state(target.pid) == [SUCCESS, LOCKED]
     assert second.unlock(target.pid) == SUCCESS
+    assert target.holds(address, MIB, 7)
+
+
+def test_a_request_whose_controller_died_before_the_wake_up_is_served(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    address = filled(target)
+    controller.init()
+    assert controller.lock(target.pid, 5000) == SUCCESS
+    # What a controller leaves that is killed between its store and its wake-up.
+    records = StateFile.open(host.directory).host.processes
+    next(record for record in records if record.pid == target.pid).request = EVICT
+    assert controller.get_state(target.pid) == [SUCCESS, CHECKPOINTED]
+    resume(controller, target)
     assert target.holds(address, MIB, 7)
 
 

@@ -76,6 +76,8 @@ static bool try_acquire(struct channel *channel) {
         target->channel_pid = getpid();
     }
     simgpu_unlock();
+    if (atomic_load(&target->request) != SIMGPU_NO_REQUEST)
+        simgpu_wake_word(&target->request); /* the controller may have died between its request and the wake-up */
     return !held && target->channel_pid == getpid();
 }
 

@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 	$(BIN)/leasehold demo
 
 prepared: $(VENV)/.installed
-	@XDG_CACHE_HOME=$(CACHE) $(BIN)/leasehold simgpu build >/dev/null
+	@XDG_CACHE_HOME="$(CACHE)" $(BIN)/leasehold simgpu build >/dev/null
 	@$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
 
 test: prepared

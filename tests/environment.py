@@ -1,6 +1,6 @@
 """The environment of a test run: the same on every machine, and empty again at the end.
 
-The process that collects the tests sets up the environment before it starts others, which inherit it. Every
+The first process of pytest sets up the environment before it starts others, which inherit it. Every
 file of a test goes below one folder, and every process of a test carries the run's mark. The end of the run
 reports what was left behind.
 """
@@ -32,8 +32,9 @@ LEFTOVER_TIMEOUT_S: Final = 20.0
 """How long processes may take to end after the last test: killed ones are reaped by init."""
 
 _KEPT: Final = ("COLUMNS", "COVERAGE_", SEED, "PYTEST_", "PY_COLORS")
-_KEPT_ON_GPUS: Final = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_")
-"""Beginnings of names. A container with GPUs may find its driver by these only."""
+_KEPT_ON_GPUS: Final = ("CUDA_", "LD_LIBRARY_PATH", "NVIDIA_")
+"""Beginnings of names. A container may find its driver by these only. CUDA_DEVICE_ORDER decides which GPU an
+index of CUDA_VISIBLE_DEVICES means."""
 
 _DESCRIPTORS: Final = 4096
 

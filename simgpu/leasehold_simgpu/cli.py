@@ -291,7 +291,7 @@ def partial_passthrough(directory: Path, off: bool, pid: int) -> None:
 
 @command.command("peers")
 @directory_option
-@click.option("--off", is_flag=True, help="Make them no peers of anybody.")
+@click.option("--off", is_flag=True, help="Remove their peers.")
 @click.argument("pids", metavar="PID...", type=int, nargs=-1, required=True)
 def peers(directory: Path, off: bool, pids: tuple[int, ...]) -> None:
     """Make processes peers, as NCCL's ranks are: calls on one hang while another is suspended."""

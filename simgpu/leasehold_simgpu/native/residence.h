@@ -1,7 +1,7 @@
 /* Where the bytes of this process are: on the GPUs that it is mapped to, or in its host memory.
  *
  * The restore thread calls these while the gate is closed and drained, so that no call of the program uses device
- * memory. A process that is killed in the middle leaves nothing that counts: its record and its slots are free.
+ * memory. If the process is killed in the middle, its record and its slots count as free.
  */
 #ifndef SIMGPU_RESIDENCE_H
 #define SIMGPU_RESIDENCE_H

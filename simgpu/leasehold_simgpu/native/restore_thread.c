@@ -29,7 +29,7 @@ static CUresult serve(struct simgpu_process *self, uint32_t request) {
     }
 }
 
-/* The record may become another's while this process is away in an image (state.h): then nothing is served. */
+/* Another process may get the record while this process is in an image (state.h). The thread then serves no request. */
 static void *restore_thread(void *record) {
     struct simgpu_process *self = record;
     uint64_t id = self->id;

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HAZARDS = 30
-"""Hazards that nothing is tested for yet."""
+"""How many hazards the page has."""
 
 
 def hazards() -> dict[int, str]:

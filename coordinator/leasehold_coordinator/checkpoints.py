@@ -90,7 +90,8 @@ async def _ask_all(fleet: Fleet, workers: list[KnownWorker], workload_id: str) -
     """Asks workers, all at once. One that fails holds up no other."""
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
     found = [one for answer in answers if answer is not None for one in answer]
-    found.sort(key=lambda one: (-one.create_time.ToNanoseconds(), one.worker_id, one.checkpoint_id))
+    found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
+    found.sort(key=lambda one: (one.create_time.seconds, one.create_time.nanos), reverse=True)
     silent = [known.hello.worker_id for known, answer in zip(workers, answers, strict=True) if answer is None]
     return Listed(tuple(found), tuple(silent))
 

@@ -23,3 +23,12 @@ def duration(seconds: float) -> duration_pb2.Duration:
 def age_s(moment: timestamp_pb2.Timestamp) -> float:
     """Seconds since the moment."""
     return (time.time_ns() - moment.ToNanoseconds()) / 1e9
+
+
+def is_storable(moment: timestamp_pb2.Timestamp) -> bool:
+    """Whether a peer's timestamp is valid, and its nanoseconds fit into a column of 64 bits."""
+    try:
+        nanoseconds: int = moment.ToNanoseconds()
+    except ValueError:
+        return False
+    return -(2**63) <= nanoseconds < 2**63

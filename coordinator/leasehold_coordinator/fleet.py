@@ -16,7 +16,7 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator import schema
-from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.clock import is_storable, now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
@@ -37,9 +37,6 @@ GONE: Final = FleetError(
     "its worker restarted and does not have it any more: run it again",
 )
 
-
-TIME_LIMIT_NS: Final = 2**63
-"""Beyond every time, and a number that no database takes."""
 
 NAMED_LIMIT: Final = 8
 """Ids that a refusal lists."""
@@ -228,7 +225,7 @@ class Fleet:
         if not reported.workload_id:
             raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
         for moment in (reported.status.start_time, reported.create_time):
-            if not -TIME_LIMIT_NS <= moment.ToNanoseconds() < TIME_LIMIT_NS:
+            if not is_storable(moment):
                 raise FleetError(
                     errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
                     f"workload {reported.workload_id} has an impossible start time: send a true one",

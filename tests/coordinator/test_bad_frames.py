@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from threading import Event
 
 import grpc
+import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandState
@@ -93,14 +94,17 @@ def test_an_epoch_that_nobody_gave_out(coordinator: CoordinatorProcess, worker: 
     still_served(coordinator, worker)
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [Timestamp(seconds=250_000_000_000), Timestamp(seconds=2**62), Timestamp(seconds=1, nanos=-5)],
+    ids=["too late to be stored", "no year", "no nanoseconds"],
+)
 def test_a_workload_with_a_time_that_no_clock_shows(
-    coordinator: CoordinatorProcess, worker: ScriptedWorker
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, moment: Timestamp
 ) -> None:
     beta = coordinator.connect(make_hello("beta"))
     beta.welcome()
-    far = WorkloadStatus(
-        state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1, start_time=Timestamp(seconds=250_000_000_000)
-    )
+    far = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1, start_time=moment)
     event = WorkloadEvent(workload=Workload(workload_id="w-far", name="far", status=far))
     beta.up.put(ConnectRequest(workload_event=event))
     assert beta.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION

@@ -23,7 +23,7 @@ def note(text):
     with open(trace, "a") as file:
         file.write(text + "\\n")
 
-class Server(model_server.ModelServer):
+class Server(model_server.VllmModel):
     def serve(self, method, target, body):
         if method == "POST" and target != "/generate":
             note(f"vllm {target}")
@@ -37,7 +37,8 @@ class Kernel(model_server.ModelKernel):
         note("kernel cancel")
         super().cancel()
 
-model_server.ModelServer, model_server.ModelKernel = Server, Kernel
+model_server.MODELS["vllm"] = Server
+model_server.ModelKernel = Kernel
 signal.signal(signal.SIGUSR1, lambda number, _: note(f"signal {number}"))
 sys.exit(model_server.main())
 """

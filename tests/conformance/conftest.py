@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = [sys.executable, "-u", "-m", "tests.conformance.scenarios"]
 KILL_AFTER_S = 90.0
 """A driver call can block for ever, and no signal but SIGKILL ends it."""
+TARGETS_END_S = 10.0
 SKIPPED = 77
 
 
@@ -40,12 +40,22 @@ class DriverHost:
         try:
             output, _ = child.communicate(timeout=KILL_AFTER_S)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            output, _ = child.communicate()
+            # Not its targets, which end with their input. A killed restored process was seen to hang a host
+            # (NVIDIA/cuda-checkpoint issue 53).
+            child.kill()
+            output = read_left(child)
             pytest.fail(f"{scenario} did not end within {KILL_AFTER_S:.0f} s:\n{output}")
         if child.returncode == SKIPPED:
             pytest.skip(output.strip())
         assert child.returncode == 0, output
+
+
+def read_left(child: subprocess.Popen[str]) -> str:
+    """What a killed scenario has written. Its targets may hold its output open a little longer."""
+    try:
+        return child.communicate(timeout=TARGETS_END_S)[0]
+    except subprocess.TimeoutExpired as error:
+        return f"a target does not end; {error.output or ''}"
 
 
 def why_no_gpu() -> str | None:

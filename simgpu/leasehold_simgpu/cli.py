@@ -273,7 +273,7 @@ def mps(directory: Path, off: bool, pid: int) -> None:
 
 @command.command("multicast")
 @directory_option
-@click.option("--off", is_flag=True, help="Let it leave the group: a checkpoint that hangs goes on.")
+@click.option("--off", is_flag=True, help="Remove the multicast group: a blocked checkpoint continues.")
 @click.argument("pid", type=int)
 def multicast(directory: Path, off: bool, pid: int) -> None:
     """Give process PID a multicast group: its checkpoint hangs."""

@@ -59,7 +59,7 @@ def end_marked(mark: str) -> list[str]:
 
 
 def end_safely(pids: list[int]) -> dict[int, str]:
-    """Ends processes, and returns what was done to each.
+    """Ends processes, and returns the action taken per process.
 
     Those that the driver does not know go first: a worker among them would react to the end of its workloads.
     """

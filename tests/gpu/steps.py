@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step.
+    """Result of a step.
 
     Attributes:
         name: Of the step.

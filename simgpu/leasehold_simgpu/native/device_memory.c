@@ -28,7 +28,7 @@ bool device_memory_open(struct device_memory *memory, uint32_t gpu, uint32_t slo
     if (memory->file < 0 && errno == ENOENT) {
         memory->file = open(path, O_RDWR | O_CLOEXEC | O_CREAT, 0666);
         if (memory->file >= 0)
-            (void)fchmod(memory->file, 0666); /* a GPU does not know who wrote to it: no umask */
+            (void)fchmod(memory->file, 0666); /* any user may write: undo the umask */
     }
     return memory->file >= 0;
 }

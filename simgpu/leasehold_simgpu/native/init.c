@@ -42,7 +42,7 @@ static struct simgpu_process *free_record(struct simgpu_host *host) {
     return oldest;
 }
 
-/* Forgets who had this pid before: nobody can come back while it is taken. Under the lock. */
+/* Frees records with this pid. Their processes cannot return while the pid is in use. Under the lock. */
 static void forget_namesakes(struct simgpu_host *host) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++)
         if (host->processes[slot].pid == getpid())

@@ -169,7 +169,7 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *va
     }
 }
 
-/* Unlike cuMemAlloc, a pool gives 0 bytes to whoever asks for them: the address 0. */
+/* Unlike cuMemAlloc, a pool accepts 0 bytes and returns the address 0. */
 static CUresult allocate(struct context *context, struct memory_pool *pool, size_t bytes, CUdeviceptr *address) {
     if (bytes > 0 || address == NULL)
         return simgpu_allocate(context, pool->ordinal, pool, bytes, address);

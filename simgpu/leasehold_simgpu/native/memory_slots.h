@@ -1,4 +1,4 @@
-/* Who has which part of the physical memory of a GPU.
+/* Assignment of the physical memory of a GPU to processes.
  *
  * A process that takes memory on a GPU gets a slot there: the lowest number from 1 that no other resident process
  * has. It keeps the slot until a checkpoint; a restore gives it another one. Within its slot its allocations start at

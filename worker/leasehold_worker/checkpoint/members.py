@@ -1,4 +1,4 @@
-"""The CUDA processes of a workload: which they are, where they stand, and what an operation did with each."""
+"""CUDA processes of a workload: identity, state, and the outcome of an operation on each."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -125,7 +125,8 @@ async def a_failing_nvml_ends_nothing(host: SimulatedHost) -> None:
         await reports.wait(first, OK)
         host.set_fault("nvmlDeviceGetRemappedRows", error=UNKNOWN)
         with trio.fail_after(20):
-            while not any("row remaps" in line for line in logged):
+            # Events are watched by a task of its own, which may begin late.
+            while not all(any(lack in line for line in logged) for lack in ("row remaps", "Xid events")):
                 await reports.wait(first, OK)
         host.set_readings(0, mig_enabled=1)
         await reports.wait(first, gpu_pb2.GPU_HEALTH_MIG_ENABLED)

@@ -15,7 +15,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import ProcessIdentity, is_alive, user_id
+from leasehold_worker.processes import ProcessIdentity, user_id, will_end
 
 RUNNING: Final = workload_pb2.MEMBER_STATE_RUNNING
 LOCKED: Final = workload_pb2.MEMBER_STATE_LOCKED
@@ -173,7 +173,7 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
                 found[identity] = Member(identity, member_state(await process.state()))
         except DriverError as error:
             not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
-            if not not_cuda and not _is_foreign(error, identity) and is_alive(identity):
+            if not not_cuda and not _is_foreign(error, identity) and not await will_end(identity):
                 errors.append(error.to_operation_error(observed_state="unknown", alive=True))
         except DriverCallUnansweredError as error:
             errors.append(unanswered(error, identity.pid, DriverCall.STATE))

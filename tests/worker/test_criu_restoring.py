@@ -231,3 +231,19 @@ async def test_a_pid_that_is_taken_is_refused_before_anything_is_done(
         await bring_back(make_criu(""), image, os.getpid(), folder)
     assert caught.value.reason == errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE
     assert os.listdir(folder) == []
+
+
+@pytest.fixture
+def zombie() -> Iterator[int]:
+    """The pid of a process that has ended, and is not reaped."""
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield process.pid
+    process.wait()
+
+
+async def test_a_pid_that_a_zombie_keeps_is_refused_with_the_remedy(
+    make_criu: MakeCriu, image: Path, folder: Path, zombie: int
+) -> None:
+    with pytest.raises(OperationError, match=f"pid {zombie} .* zombie.* an init"):
+        await bring_back(make_criu(""), image, zombie, folder)

@@ -112,6 +112,12 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identify(identity.pid) == identity
 
 
+def is_zombie(pid: int) -> bool:
+    """Whether the process with this pid has ended, and is not reaped."""
+    stat = _read_stat(pid)
+    return stat is not None and stat.state == "Z"
+
+
 def process_tree(
     root: ProcessIdentity, mark: str = "", without: Collection[ProcessIdentity] = ()
 ) -> list[ProcessIdentity]:

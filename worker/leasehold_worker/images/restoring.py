@@ -18,7 +18,7 @@ from leasehold_worker.images.criu import CriuFacts, read_errors
 from leasehold_worker.images.swrk import SwrkError
 from leasehold_worker.images.working import ERRORS_FILE, open_directories, working_directory
 from leasehold_worker.launching import LaunchError, relaunch
-from leasehold_worker.processes import ProcessIdentity, identify
+from leasehold_worker.processes import ProcessIdentity, identify, is_zombie
 
 RESTORE_TIMEOUT_S: Final = 1800.0
 
@@ -38,11 +38,16 @@ def check_pids_free(pids: Iterable[int]) -> None:
         OperationError: CHECKPOINT_INCOMPATIBLE, they can't for now.
     """
     if taken := taken_pids(pids):
+        pid = taken[0]
+        if is_zombie(pid):
+            why = "is a zombie's, and nobody reaps it"
+            remedy = "start the container of the worker with an init that reaps (docker run --init)"
+        else:
+            why, remedy = "belongs to another process now", "try again when that has ended"
         raise OperationError(
             errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
-            f"pid {taken[0]} of the image belongs to another process now, and CRIU restores processes with "
-            "their pids: try again when that has ended",
-            {"pid": str(taken[0])},
+            f"pid {pid} of the image {why}, and CRIU restores processes with their pids: {remedy}",
+            {"pid": str(pid)},
         )
 
 

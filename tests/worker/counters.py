@@ -1,8 +1,10 @@
 """Counters as workloads of a worker process."""
 
+import contextlib
 import re
 import sys
 import time
+from pathlib import Path
 
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import RunOperation
@@ -53,7 +55,18 @@ def wait_counting(session: Session, workload_id: str, gpu_uuid: str | None = Non
         if len(lines) >= before + 2 and (gpu_uuid is None or gpu_uuid in lines[-1]):
             return "\n".join(lines)
         time.sleep(0.02)
-    raise AssertionError(read_output(session, workload_id))
+    raise AssertionError(f"{read_output(session, workload_id)}\n{counter_threads()}")
+
+
+def counter_threads() -> str:
+    """Where in the kernel the threads of all counters are, for the message of a test that waited in vain."""
+    found = []
+    for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if str(COUNTER).encode() in (task / "cmdline").read_bytes():
+                state = re.search(r"^State:.*", (task / "status").read_text(), re.MULTILINE)
+                found.append(f"{task}: {state and state[0]}, in {(task / 'wchan').read_text()}")
+    return "\n".join(found)
 
 
 def counts(text: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
@@ -51,6 +52,29 @@ def test_ranks_that_hold_up_each_others_calls_run_on(
     assert [process.state for process in counters(host)] == [ProcessState.RUNNING] * 2
     restored = session.run("c3", "w1", restore=RestoreOperation())
     assert restored.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_RUNNING
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"hang": True}, errors_pb2.ERROR_REASON_DRIVER_TIMEOUT),
+        ({"error": 999}, errors_pb2.ERROR_REASON_DRIVER_ERROR),
+    ],
+    ids=["silent", "wrong"],
+)
+def test_a_driver_that_can_not_be_asked_for_members_rejects_the_command(
+    session: Session, host: SimulatedHost, fault: dict[str, Any], reason: int
+) -> None:
+    pid = start(session, "w1")
+    host.set_fault("get_restore_thread_id", pid, **fault)
+    outcome = session.run("c2", "w1", suspend=SuspendOperation())
+    assert outcome.state == command_pb2.COMMAND_STATE_REJECTED
+    assert outcome.error.reason == reason
+    host.clear_faults()
+    process = host.process(pid)
+    assert process is not None
+    assert process.calls["lock"] == 0
+    wait_counting(session, "w1")
 
 
 def test_a_checkpoint_that_hangs_at_a_multicast_group_is_undone(

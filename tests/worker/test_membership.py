@@ -51,7 +51,7 @@ def test_a_process_that_nvml_lists_and_the_driver_does_not_know_stops_the_operat
     (second,) = (process for process in counters(host) if process.pid != first.pid)
     fault = host.set_fault("get_restore_thread_id", second.pid, error=NOT_INITIALIZED)
     refused = session.run("c2", "w1", suspend=SuspendOperation())
-    assert refused.state == command_pb2.COMMAND_STATE_FAILED
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED
     assert refused.error.reason == errors_pb2.ERROR_REASON_MEMBERS_CHANGED
     assert refused.error.metadata["pid"] == str(second.pid)
     assert [process.calls["lock"] for process in counters(host)] == [0, 0]

@@ -87,9 +87,13 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
         errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
+        # The preflight asks the driver and NVML where the members are.
+        errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
+        errors_pb2.ERROR_REASON_DRIVER_TIMEOUT,
+        errors_pb2.ERROR_REASON_DRIVER_ERROR,
     }
 )
-"""With no driver call made yet, these mean REJECTED: nothing was begun."""
+"""With no driver call made yet that changes a process, these mean REJECTED: nothing was begun."""
 
 
 BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})

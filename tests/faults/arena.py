@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
@@ -102,7 +102,6 @@ class Arena:
         self.workloads = parts.workloads
         self.operations = parts.operations
         self.stopping = parts.stopping
-        self._foreign = parts.foreign
         self.health = parts.health
         self.servicing = parts.servicing
         self.looking = trio.Lock()
@@ -146,36 +145,14 @@ class Arena:
             case Kind.SUSPEND:
                 suspend = command_pb2.SuspendOperation()
                 suspend.lock_timeout.FromMilliseconds(200)
-                return await self._done(lambda report: self.operations.suspend(workload_id, suspend, report))
+                return await _attempted(lambda report: self.operations.suspend(workload_id, suspend, report))
             case Kind.RESTORE:
                 restore = command_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
-                return await self._done(lambda report: self.operations.restore(workload_id, restore, report))
+                return await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
             case Kind.REMAP | Kind.SWAP:
                 remap = command_pb2.RemapOperation(moves=moves(stage))
                 remap.lock_timeout.FromMilliseconds(200)
-                return await self._done(lambda report: self.operations.remap(remap, report))
-
-    async def _done(self, operation: Callable[[Report], Awaitable[None]]) -> Outcome:
-        """Does an operation, and once more if it was refused by a stale view of foreign processes.
-
-        A member that the driver has put on a GPU without a lease is foreign there. An agent looks again
-        within 5 s; an arena has no agent, and would keep that view after the member has moved home.
-        """
-        outcome = await _attempted(operation)
-        foreign = outcome.error and outcome.error.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS
-        if foreign and self._is_foreign_view_stale():
-            await self._foreign.look(self.workloads)
-            outcome = await _attempted(operation)
-        return outcome
-
-    def _is_foreign_view_stale(self) -> bool:
-        """Whether the pool has foreign processes on a GPU where the simulated driver has none of them."""
-        resident = {process.pid: process.gpu_bytes for process in self.host.processes() if process.resident}
-        return any(
-            slot.gpu_uuid not in resident.get(process.pid, {})
-            for slot in self.pool.snapshot_leases().slots
-            for process in slot.foreign
-        )
+                return await _attempted(lambda report: self.operations.remap(remap, report))
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -208,7 +185,7 @@ class Arena:
             if not self._free(actor.home):
                 return None
             restore.gpu_uuids.extend(actor.home)
-        outcome = await self._done(lambda report: self.operations.restore(workload_id, restore, report))
+        outcome = await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
         return outcome.error
 
     def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:

@@ -130,13 +130,15 @@ def claim(parts: Parts, root: ProcessIdentity, gpu_uuid: str, workload_id: str =
 
 
 @contextmanager
-def counting(gpu_uuid: str) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
-    """A counter on a GPU that counts already."""
+def counting(
+    gpu_uuid: str, host: SimulatedHost | None = None
+) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """A counter on a GPU that counts already. The host is that of the environment unless it is given."""
     with subprocess.Popen(
         [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.02"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid},
+        env={**os.environ, **(host.environment() if host else {}), "CUDA_VISIBLE_DEVICES": gpu_uuid},
     ) as process:
         try:
             assert process.stdout is not None

@@ -218,6 +218,7 @@ async def open_parts(
             inventory,
             pool,
             workloads,
+            foreign,
             host_memory,
             rates,
             proof,

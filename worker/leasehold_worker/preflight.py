@@ -21,6 +21,7 @@ from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
 from leasehold_worker.destinations import Destinations, full_bytes, stay_at_home
 from leasehold_worker.errors import OperationError
+from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
@@ -79,6 +80,7 @@ class Preflight:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
+        foreign: ForeignWatch,
         host_memory: HostMemory,
         rates: Rates,
         proof: Proof,
@@ -88,6 +90,7 @@ class Preflight:
         self._driver = driver
         self._inventory = inventory
         self._workloads = workloads
+        self._foreign = foreign
         self._host_memory = host_memory
         self._rates = rates
         self._proof = proof
@@ -227,6 +230,7 @@ class Preflight:
             plan.steps = [step.up for step in reversed(strategy_of(plan.policy).steps)]
         if plan.refused:
             return plan
+        await self._foreign.look(self._workloads)
         if workload.state == STOPPED:
             await self._policies.look_at_start(plan, operation)
             return plan
@@ -304,6 +308,7 @@ class Preflight:
             plan.already_there = True
             return plan
         await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
+        await self._foreign.look(self._workloads)
         await self._destinations.check(plan)
         plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
         return plan

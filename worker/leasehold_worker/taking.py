@@ -92,6 +92,7 @@ class Taking:
         named = bool(operation.gpu_uuids or operation.pairs)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
+        await self._foreign.look(self._workloads)
         chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
         request = GpuRequest(
             len(parked.gpu_uuids),

@@ -1,0 +1,135 @@
+"""Plans that look at the GPUs afresh, in a worker that nothing else makes look: no agent runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
+from leasehold_simgpu import SimulatedHost
+from leasehold_worker.config import WorkerConfig
+from leasehold_worker.errors import OperationError
+from leasehold_worker.parts import Parts, open_parts
+from leasehold_worker.plan import Plan
+from leasehold_worker.report import Report
+
+from .conftest import WorkerProcess
+from .counters import counter_run, counters, wait_counting
+from .scripted_coordinator import ScriptedCoordinator
+from .test_foreign import counting
+from .test_operations import leases, move, uuids
+from .test_taking import SUCCEEDED, helper_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@asynccontextmanager
+async def opened(host: SimulatedHost, folder: Path, *names: str) -> AsyncIterator[Parts]:
+    """The parts of a worker, with counters that count: the first on the first GPU, and so on."""
+    async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
+        try:
+            for name in names:
+                await parts.operations.run(name, counter_run(name), report())
+            with trio.fail_after(30):
+                while len(counters(host)) < len(names):  # noqa: ASYNC110 - simgpu tells by a file
+                    await trio.sleep(0.02)
+            yield parts
+        finally:
+            for workload in parts.workloads.all():
+                await parts.stopping.stop(workload.workload_id, StopOperation(force=True), report())
+
+
+def report() -> Report:
+    return Report(lambda _: None)
+
+
+def reasons(plan: Plan) -> list[int]:
+    return [refusal.reason for refusal in plan.findings.refusals]
+
+
+def calls(host: SimulatedHost, name: str) -> int:
+    return sum(process.calls[name] for process in counters(host))
+
+
+async def a_move_to_a_stranger(host: SimulatedHost, folder: Path) -> None:
+    first, second = uuids(host)[:2]
+    async with opened(host, folder, "w1") as parts:
+        with counting(second) as (stranger, _):
+            remap = RemapOperation(moves=[move("w1", first, second)])
+            plan = await parts.operations.preflight.remap(remap)
+            assert reasons(plan) == [errors_pb2.ERROR_REASON_FOREIGN_PROCESS]
+            with pytest.raises(OperationError, match=f"process {stranger.pid}") as refused:
+                await parts.operations.remap(remap, report())
+            assert refused.value.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS
+            assert calls(host, "lock") == 0
+
+
+async def a_restore_to_a_stranger(host: SimulatedHost, folder: Path) -> None:
+    first, second = uuids(host)[:2]
+    async with opened(host, folder, "w1") as parts:
+        await parts.operations.suspend("w1", SuspendOperation(), report())
+        with counting(first):
+            named = await parts.operations.preflight.restore("w1", RestoreOperation(gpu_uuids=[first]))
+            assert reasons(named) == [errors_pb2.ERROR_REASON_FOREIGN_PROCESS]
+            await parts.operations.restore("w1", RestoreOperation(), report())
+            lease = parts.workloads.get("w1").lease
+            assert lease is not None
+            assert lease.gpu_uuids == (second,)
+
+
+async def a_swap(host: SimulatedHost, folder: Path) -> None:
+    first, second = uuids(host)[:2]
+    async with opened(host, folder, "w1", "w2") as parts:
+        swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
+        await parts.operations.remap(swap, report())
+        held = [lease.gpu_uuids for workload in parts.workloads.all() if (lease := workload.lease)]
+        assert held == [(second,), (first,)]
+
+
+SCENARIOS = [a_move_to_a_stranger, a_restore_to_a_stranger, a_swap]
+
+
+def play(name: str, directory: str, folder: str) -> None:
+    """Plays a scenario in a process of its own: that of the tests has no libnvidia-ml."""
+    trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_plan_sees_who_is_on_its_gpus_now(
+    scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
+) -> None:
+    arguments: tuple[Any, ...] = (scenario.__name__, str(host.directory), str(tmp_path / "state"))
+    subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import play; play{arguments!r}"],
+        cwd=ROOT,
+        env={**os.environ, **host.environment()},
+        timeout=60,
+        check=True,
+    )
+
+
+def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    host = SimulatedHost.create(tmp_path / "two", gpus=2, chip="H100")
+    start_worker(host)
+    session = coordinator.next_session()
+    assert session.run("c1", "one", run=counter_run("one")).state == SUCCEEDED
+    wait_counting(session, "one")
+    assert session.run("c2", "helper", run=helper_run("helper", 1)).state == SUCCEEDED
+    wait_counting(session, "helper")
+    assert session.run("c3", "one", suspend=SuspendOperation()).state == SUCCEEDED
+    first, second = uuids(host)
+    with counting(first, host):
+        restored = session.run("c4", "one", restore=RestoreOperation())
+        assert restored.state == SUCCEEDED, restored.error
+        wait_counting(session, "one", second)
+        leases(session, ["", "one"])

@@ -12,7 +12,7 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.checkpoint.driver import Driver
+from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
@@ -20,6 +20,7 @@ from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
     LOCKED,
     RUNNING,
+    UNKNOWN,
     WEDGED,
     Member,
     find_members,
@@ -33,6 +34,7 @@ from leasehold_worker.processes import ProcessIdentity, identify
 from leasehold_worker.proof import Proof
 
 from .conftest import Counter
+from .test_operations import calls_of
 
 StartCounter = Callable[..., Counter]
 SEQUENTIAL = pytest.mark.parametrize("sequential", [False, True], ids=["parallel", "sequential"])
@@ -173,6 +175,41 @@ async def test_a_newcomer_undoes_the_suspend(driver: Driver, start_counter: Star
         await parties.suspend(1, rescan)
     assert raised.value.reason == errors_pb2.ERROR_REASON_MEMBERS_CHANGED
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+
+
+async def test_a_member_that_was_held_up_is_asked_again_once_the_others_are_back(
+    host: SimulatedHost, start_counter: StartCounter
+) -> None:
+    """A call on one peer hangs while another is locked (NVIDIA/cuda-checkpoint issue 30)."""
+    async with open_driver(0.5) as driver:
+        counters = await start_members(driver, start_counter)
+        parties = make_group(driver, await members_of(driver, counters), sequential=True)
+        host.set_peers([counter.process.pid for counter in counters[:2]])
+        with pytest.raises(OperationError) as raised:
+            await parties.suspend(0.5, nobody_new)
+        assert raised.value.reason == errors_pb2.ERROR_REASON_DRIVER_TIMEOUT
+        assert raised.value.metadata["pid"] == str(counters[1].process.pid)
+        assert [outcome.state_after for outcome in parties.outcomes] == [RUNNING] * 3
+        for counter in counters:
+            await counter.wait_count()
+
+
+async def test_a_member_that_hangs_alone_is_not_asked_again(
+    host: SimulatedHost, start_counter: StartCounter
+) -> None:
+    """Nothing has changed that could make it answer."""
+    async with open_driver(0.5) as driver:
+        counters = await start_members(driver, start_counter, 1)
+        parties = make_group(driver, await members_of(driver, counters))
+        pid = counters[0].process.pid
+        host.set_fault("lock", pid, hang=True)
+        fault = host.set_fault("get_state", pid, hang=True)
+        before = calls_of(host, pid)["get_state"]
+        with pytest.raises(OperationError):
+            await parties.suspend(0.5, nobody_new)
+        assert parties.outcomes[0].state_after == UNKNOWN
+        host.clear_faults(fault_id=fault.id)
+        assert calls_of(host, pid)["get_state"] - before == 2
 
 
 async def test_a_member_that_dies_fails_the_group_and_frees_the_others(

@@ -141,17 +141,33 @@ class Group:
                     moved |= {id(outcome) for outcome in concerned}
                 # What the driver said on the way may have been wrong; only who is elsewhere gets more calls,
                 # and who got none.
-                left = await self._left_behind() if left is self.outcomes else []
+                left = await self._left_behind(held_up=bool(moved)) if left is self.outcomes else []
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
 
-    async def _left_behind(self) -> list[MemberOutcome]:
-        """Members for which a rollback goes round once more."""
-        left = [outcome for outcome in self.outcomes if await self._is_left_behind(outcome)]
+    async def _left_behind(self, *, held_up: bool) -> list[MemberOutcome]:
+        """Members for which a rollback goes round once more.
+
+        Args:
+            held_up: A call on a member that is left alone may have been held up by another member, which
+                has moved since (NVIDIA/cuda-checkpoint issue 30). So the driver is asked about it again.
+        """
+        left: set[int] = set()
+        limit = trio.CapacityLimiter(PARALLEL_LIMIT)
+
+        async def look(outcome: MemberOutcome) -> None:
+            async with limit:
+                if await self._is_left_behind(outcome):
+                    left.add(id(outcome))
+
+        async with trio.open_nursery() as nursery:
+            for outcome in self.outcomes:
+                if held_up or outcome.standing != UNKNOWN:
+                    nursery.start_soon(look, outcome)
         if self._uncalled:
             await trio.sleep(PAUSE_S)
-        return left
+        return [outcome for outcome in self.outcomes if id(outcome) in left]
 
     async def _is_left_behind(self, outcome: MemberOutcome) -> bool:
         try:

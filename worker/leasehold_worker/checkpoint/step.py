@@ -110,12 +110,12 @@ class Stepper:
             self._rates.learn(chip, step.call, moved, duration_s)
 
     async def look_again(self, outcome: MemberOutcome) -> bool:
-        """Reads a member's state once more, unless it is left alone. True: it is not where it was thought.
+        """Reads a member's state once more, unless only its end is left. True: it has changed.
 
         Raises:
             CallNotMadeError: It could not be looked at.
         """
-        if outcome.standing in (GONE, WEDGED, UNKNOWN):
+        if outcome.standing in (GONE, WEDGED):
             return False
         with _held(outcome.member.identity) as pidfd:
             state = GONE

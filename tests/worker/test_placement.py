@@ -38,3 +38,12 @@ def test_too_little_memory_everywhere_is_refused() -> None:
 def test_unknown_memory_is_not_taken_for_none() -> None:
     check_memory([GpuPair("a", "b")], {}, {"a": 50})
     check_memory([GpuPair("a", "b")], {"b": 0}, {})
+
+
+def test_unknown_memory_that_others_share_is_refused_and_passed_over() -> None:
+    with pytest.raises(OperationError) as error:
+        check_memory([GpuPair("a", "b")], {}, {"a": 50}, {"b"})
+    assert error.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+    assert error.value.metadata == {"gpu_uuid": "b"}
+    check_memory([GpuPair("a", "b")], {"b": 60}, {"a": 50}, {"b"})
+    assert choose_gpus(["a"], ["a", "b", "c"], CHIPS, {}, {"a": 50}, {"a", "b"}) == (GpuPair("a", "c"),)

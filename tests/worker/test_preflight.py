@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import command_pb2, errors_pb2, plan_pb2
 from leasehold.v1.command_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.config import WorkerConfig
@@ -23,12 +23,13 @@ from leasehold_worker.report import Report
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counters, wait_counting
-from .scripted_coordinator import ScriptedCoordinator
+from .scripted_coordinator import ScriptedCoordinator, Session
 from .test_foreign import counting
-from .test_operations import leases, move, uuids
+from .test_operations import leases, move, plan_of, start, uuids
 from .test_taking import SUCCEEDED, helper_run
 
 ROOT = Path(__file__).resolve().parents[2]
+MEMORY_INFO, NOT_SUPPORTED = "nvmlDeviceGetMemoryInfo", 3
 
 
 @asynccontextmanager
@@ -114,6 +115,61 @@ def test_a_plan_sees_who_is_on_its_gpus_now(
         timeout=60,
         check=True,
     )
+
+
+def is_known(plan: plan_pb2.Plan) -> bool:
+    """Whether a plan is sure that the workload fits where it goes."""
+    (check,) = (check for check in plan.checks if check.name == "device_memory")
+    assert (check.result == plan_pb2.CHECK_RESULT_WARNING) == (check.detail in plan.warnings)
+    return check.result == plan_pb2.CHECK_RESULT_PASSED
+
+
+def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
+    session: Session, host: SimulatedHost
+) -> None:
+    start(session, "w1")
+    remap = RemapOperation(moves=[move("w1", *uuids(host)[:2])])
+    assert is_known(plan_of(session, "", remap=remap))
+    host.set_fault(MEMORY_INFO, error=NOT_SUPPORTED)
+    plan = plan_of(session, "", remap=remap)
+    assert not plan.refusals
+    assert not is_known(plan)
+    assert not plan.destinations[0].HasField("free_bytes")
+    moved = session.run("c1", "w1", remap=remap)
+    assert moved.state == SUCCEEDED, moved.error
+    assert any("is not known" in warning for warning in moved.result.warnings)
+    assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+    assert not is_known(plan_of(session, "w1", restore=RestoreOperation()))
+    assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "w1")
+
+
+def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, host: SimulatedHost) -> None:
+    run = counter_run("w1")
+    run.spec.resources.allow_foreign = True
+    assert session.run("c1", "w1", run=run).state == SUCCEEDED
+    wait_counting(session, "w1")
+    first, second = uuids(host)[:2]
+    remap = RemapOperation(moves=[move("w1", first, second)])
+    with counting(second, host):
+        assert is_known(plan_of(session, "", remap=remap))
+        host.set_fault(MEMORY_INFO, error=NOT_SUPPORTED)
+        refused = session.run("c2", "w1", remap=remap)
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        assert refused.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+        assert refused.error.metadata["gpu_uuid"] == second
+        assert calls(host, "lock") == 0
+
+
+def test_members_of_unknown_size_are_told_by_plans_both_ways(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    for gpu in range(len(host.gpus)):
+        host.set_readings(gpu, hides_process_memory=True)
+    remap = RemapOperation(moves=[move("w1", *uuids(host)[:2])])
+    assert any("NVML lists no memory" in warning for warning in plan_of(session, "", remap=remap).warnings)
+    assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+    plan = plan_of(session, "w1", restore=RestoreOperation())
+    assert any("NVML listed no memory" in warning for warning in plan.warnings)
 
 
 def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(

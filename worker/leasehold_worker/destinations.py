@@ -1,7 +1,7 @@
 """On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import final
+from typing import Final, final
 
 import trio
 from leasehold.v1 import command_pb2
@@ -14,6 +14,10 @@ from leasehold_worker.placement import check_memory, choose_gpus
 from leasehold_worker.plan import Destination, Party, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import invalid, parse_pairs
+
+UNKNOWN_FREE: Final = (
+    "NVML does not tell how much memory {} has free: whether the workload fits there is not known"
+)
 
 
 @final
@@ -58,9 +62,9 @@ class Destinations:
             allow_foreign=spec.resources.allow_foreign,
             for_helper=spec.HasField("helper") and party.workload.yielded,
         )
-        free_bytes = await self._free_bytes(party.members)
+        free_bytes, shared = await self._memory(party.members)
         needed = bytes_by_gpu(party.members)
-        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed)
+        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed, shared)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
@@ -75,7 +79,8 @@ class Destinations:
             if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
                 await self._gates.mig(findings, elsewhere)
             self._gates.device_nodes(findings, plan.members, destinations)
-        needed, free = bytes_by_gpu(plan.members), await self._free_bytes(plan.members)
+        needed = bytes_by_gpu(plan.members)
+        free, shared = await self._memory(plan.members)
         for party in plan.parties:
             # What it is to have once its framework has taken the weights back.
             needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
@@ -86,12 +91,17 @@ class Destinations:
                 plan.destinations.append(
                     Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
                 )
+                if new not in free and new not in shared:
+                    findings.warn("device_memory", UNKNOWN_FREE.format(new))
+                    continue
                 with findings.check("device_memory", f"enough on {new}"):
-                    check_memory((GpuPair(old, new),), free_then, needed)
+                    check_memory((GpuPair(old, new),), free_then, needed, shared)
 
-    async def _free_bytes(self, members: Iterable[Member]) -> Mapping[str, int]:
+    async def _memory(self, members: Iterable[Member]) -> tuple[Mapping[str, int], Collection[str]]:
+        """Free device memory as far as NVML tells it, and the GPUs with processes that are no members."""
         pids = {member.identity.pid for member in members}
-        return await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
+        free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
+        return free_bytes, await trio.to_thread.run_sync(self._inventory.shared, pids)
 
 
 def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:

@@ -119,13 +119,21 @@ class Inventory:
             OperationError: DRIVER_TIMEOUT: what does not fit there is lost, so nobody may guess.
         """
         free = {uuid: reading.memory_free_bytes for uuid, reading in self._ask(self._read).items()}
-        usage = self._ask(self._usage)
-        shared = {uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids)}
+        shared = self.shared(own_pids)
         return {
             uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in shared else free_bytes
             for uuid, free_bytes in free.items()
             if free_bytes is not None
         }
+
+    def shared(self, own_pids: Collection[int]) -> frozenset[str]:
+        """UUIDs of the GPUs on which NVML lists processes that are not one's own.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT.
+        """
+        usage = self._ask(self._usage)
+        return frozenset(uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids))
 
     def usage(self) -> dict[str, GpuUsage]:
         """Who uses the memory of each GPU, by UUID. A GPU is missing where NVML can't list its processes."""

@@ -1,6 +1,6 @@
 """On which GPUs a parked workload wakes. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from leasehold.v1 import errors_pb2
 
@@ -15,6 +15,7 @@ def choose_gpus(
     chips: Mapping[str, str],
     free_bytes: Mapping[str, int],
     parked_bytes: Mapping[str, int],
+    shared: Collection[str] = (),
 ) -> tuple[GpuPair, ...]:
     """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
 
@@ -24,13 +25,15 @@ def choose_gpus(
         chips: Chip by UUID of every GPU of the host.
         free_bytes: Free device memory by UUID; a GPU is missing where it is unknown.
         parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
+        shared: GPUs with processes of others.
 
     Raises:
         OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
             places are too small.
     """
     left = list(free)
-    chosen = {uuid: uuid for uuid in parked if uuid in left and _fits(uuid, uuid, free_bytes, parked_bytes)}
+    memory = (free_bytes, parked_bytes, shared)
+    chosen = {uuid: uuid for uuid in parked if uuid in left and _fits(GpuPair(uuid, uuid), *memory)}
     left = [uuid for uuid in left if uuid not in chosen]
     for uuid in parked:
         if uuid in chosen:
@@ -42,37 +45,58 @@ def choose_gpus(
                 f"no {chips[uuid]} is free to take the place of {uuid}: suspend or stop a workload first",
                 {"gpu_uuid": uuid},
             )
-        fitting = [c for c in same_chip if _fits(c, uuid, free_bytes, parked_bytes)]
+        fitting = [candidate for candidate in same_chip if _fits(GpuPair(uuid, candidate), *memory)]
         if not fitting:
-            check_memory((GpuPair(uuid, same_chip[0]),), free_bytes, parked_bytes)
+            check_memory((GpuPair(uuid, same_chip[0]),), *memory)
         chosen[uuid] = fitting[0]
         left.remove(fitting[0])
     return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)
 
 
 def check_memory(
-    pairs: Sequence[GpuPair], free_bytes: Mapping[str, int], needed_bytes: Mapping[str, int]
+    pairs: Sequence[GpuPair],
+    free_bytes: Mapping[str, int],
+    needed_bytes: Mapping[str, int],
+    shared: Collection[str] = (),
 ) -> None:
-    """Refuses destinations with too little free memory.
+    """Refuses destinations with too little free memory, or with an unknown amount and processes of others.
 
     A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
+
+    Args:
+        pairs: Where content is, and where it is to go.
+        free_bytes: Free device memory by UUID; a GPU is missing where it is unknown.
+        needed_bytes: Memory that the content of each GPU needs; missing where it is unknown.
+        shared: GPUs with processes of others.
 
     Raises:
         OperationError: INSUFFICIENT_DEVICE_MEMORY.
     """
     for pair in pairs:
-        if not _fits(pair.new_uuid, pair.old_uuid, free_bytes, needed_bytes):
-            raise OperationError(
-                errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
+        if _fits(pair, free_bytes, needed_bytes, shared):
+            continue
+        if pair.new_uuid in free_bytes:
+            what = (
                 f"{pair.new_uuid} has {size_text(free_bytes[pair.new_uuid])} free and the workload needs "
-                f"{size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it",
-                {"gpu_uuid": pair.new_uuid},
+                f"{size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it"
             )
+        else:
+            what = (
+                f"NVML does not tell how much memory {pair.new_uuid} has free, and lists processes of others "
+                "on it: choose another GPU, or end those processes"
+            )
+        raise OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY, what, {"gpu_uuid": pair.new_uuid}
+        )
 
 
 def _fits(
-    destination: str, source: str, free_bytes: Mapping[str, int], needed_bytes: Mapping[str, int]
+    pair: GpuPair,
+    free_bytes: Mapping[str, int],
+    needed_bytes: Mapping[str, int],
+    shared: Collection[str],
 ) -> bool:
-    if destination not in free_bytes or source not in needed_bytes:
-        return True
-    return free_bytes[destination] >= needed_bytes[source]
+    if pair.new_uuid not in free_bytes:
+        return pair.new_uuid not in shared
+    needed = needed_bytes.get(pair.old_uuid)
+    return needed is None or free_bytes[pair.new_uuid] >= needed

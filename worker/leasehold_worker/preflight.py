@@ -258,6 +258,10 @@ class Preflight:
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
             await self._destinations.check(plan, held)
+        if not all(member.device_memory_bytes for member in plan.members):
+            findings.warn(
+                "device_memory_known", "NVML listed no memory for some members: whether they fit is not known"
+            )
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]

@@ -267,7 +267,8 @@ class Group:
             wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in needed)
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
             free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
-            check_memory(wanted, free_bytes, needed)
+            shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
+            check_memory(wanted, free_bytes, needed, shared)
         if not all(outcome.member.device_memory_bytes for outcome in concerned):
             needed = {gpu.uuid: gpu.memory_total_bytes or 0 for gpu in self._inventory.gpus}
         # Members that are called at once share the host's memory, so each may take the time of all.

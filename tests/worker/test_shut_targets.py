@@ -1,6 +1,6 @@
 """Targets that the worker may not trace, or that lack the device node of their destination.
 
-The worker is started as a process of its own, with fewer rights or with its own files in `/dev`. Both tests
+The worker is started as a process of its own, with fewer rights or with its own files in `/dev`. The tests
 need root, and are skipped elsewhere.
 """
 
@@ -19,11 +19,13 @@ import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.processes import user_id
 
 from .conftest import end_leftovers
-from .counters import counter_run, wait_counting
+from .counters import counter_run, read_output, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session
 from .test_gates import reasons, remap_to
+from .test_membership import wait_until
 from .test_operations import plan_of
 
 StartUnder = Callable[..., Session]
@@ -100,6 +102,42 @@ def test_a_target_that_the_worker_may_not_trace(start_under: StartUnder, host: S
     assert refused.state == command_pb2.COMMAND_STATE_REJECTED
     (process,) = (found for found in host.processes() if found.gpu_bytes)
     assert process.calls["lock"] == 0
+
+
+def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
+    start_under: StartUnder, host: SimulatedHost
+) -> None:
+    """One of another user, for a worker that is not root. Without NVML's list it may be a member."""
+    capabilities = "+dac_override,+setuid"
+    wrapper = [
+        *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        *(f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}"),
+    ]
+    require(*wrapper, "true")
+    session = start_under(*wrapper)
+    run = counter_run("w1")
+    script = 'setpriv --reuid=65533 sleep 1000 & echo $!; exec "$@"'
+    run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
+    session.run("c1", "w1", run=run)
+    wait_counting(session, "w1")
+    closed = int(read_output(session, "w1").splitlines()[0])
+    wait_until(lambda: user_id(closed) == 65533, "the process is another user's")
+    try:
+        assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == []
+        fault = host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
+        plan = plan_of(session, "w1", suspend=SuspendOperation())
+        assert reasons(plan) == ["PERMISSION_OR_OS"]
+        assert f"process {closed} of user id 65533" in plan.refusals[0].message
+        assert "CAP_SYS_PTRACE" in plan.refusals[0].message
+        refused = session.run("c2", "w1", suspend=SuspendOperation())
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        (process,) = (found for found in host.processes() if found.gpu_bytes)
+        assert process.calls["lock"] == 0
+        host.clear_faults(fault_id=fault.id)
+        suspended = session.run("c3", "w1", suspend=SuspendOperation())
+        assert suspended.state == command_pb2.COMMAND_STATE_SUCCEEDED
+    finally:
+        os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
 def test_a_destination_whose_device_node_the_container_lacks(

@@ -10,14 +10,14 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 
 from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.members import find_members
+from leasehold_worker.checkpoint.members import search_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import ForeignWatch, owner
 from leasehold_worker.gates import SUSPEND_CUDA_VERSION, Gates
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import Findings
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.preconditions import invalid
+from leasehold_worker.preconditions import invalid, require_open
 from leasehold_worker.processes import (
     ProcessIdentity,
     command_line,
@@ -186,10 +186,13 @@ class Adopting:
         findings = Findings()
         self._gates.driver(findings, SUSPEND_CUDA_VERSION)
         if self._gates.runnable(findings, processes) and not findings.refusals:
-            members = await find_members(self._driver, processes)
-            if not members:
+            search = await search_members(self._driver, processes)
+            if search.closed:
+                usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+                require_open(search, usage)
+            if not search.members:
                 raise _no_cuda(processes[0].pid)
-            await self._gates.members(findings, members)
+            await self._gates.members(findings, search.members)
         if findings.refusals:
             raise findings.refusals[0]
 

@@ -7,10 +7,10 @@ from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
-from leasehold_worker.checkpoint.members import RUNNING, Member, state_name
+from leasehold_worker.checkpoint.members import RUNNING, Member, Search, state_name
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
-from leasehold_worker.processes import ProcessIdentity, has_variable, is_alive
+from leasehold_worker.processes import ProcessIdentity, has_variable, is_alive, user_id
 from leasehold_worker.workload import ENDED, WEDGED, Workload
 
 JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
@@ -74,6 +74,31 @@ def require_all(
                 "it may be starting or ending, so try again",
                 {"pid": str(identity.pid)},
             )
+
+
+def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
+    """Refuses with PERMISSION_OR_OS processes that the worker may not trace and that may use CUDA.
+
+    That NVML does not list such a process shows that it uses no GPU only where NVML lists every member: in a
+    container with a process namespace of its own, NVML lists none.
+    """
+    listed = {pid for gpu in usage.values() for pid in gpu.processes}
+    unlisted = [member.identity.pid for member in search.members if member.identity.pid not in listed]
+    for identity in search.closed:
+        if identity.pid in listed:
+            why = "NVML lists it on a GPU"
+        elif unlisted:
+            why = f"it may use CUDA, as NVML does not list process {unlisted[0]} either, which does"
+        elif not search.members:
+            why = "it may use CUDA, as no other process of the workload does"
+        else:
+            continue
+        raise OperationError(
+            errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+            f"the worker may not trace process {identity.pid} of user id {user_id(identity.pid)}, and {why}: "
+            "run the worker as root or with CAP_SYS_PTRACE, or start the process as the worker's user",
+            {"pid": str(identity.pid)},
+        )
 
 
 def require_unhooked(spec: workload_pb2.WorkloadSpec) -> None:

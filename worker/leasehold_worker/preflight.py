@@ -16,6 +16,7 @@ from leasehold_worker.checkpoint.members import (
     PARALLEL_LIMIT,
     Member,
     find_members,
+    search_members,
 )
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
@@ -35,6 +36,7 @@ from leasehold_worker.preconditions import (
     require_alive,
     require_all,
     require_members,
+    require_open,
     require_state,
 )
 from leasehold_worker.processes import is_alive, will_end
@@ -355,8 +357,10 @@ class Preflight:
             return
         with findings.check("members", f"those of {party.workload.name} run"):
             try:
-                found = await find_members(self._driver, processes)
+                search = await search_members(self._driver, processes)
+                found, usage = search.members, await self._proof.usage()
                 if needs_cuda or found:
+                    require_open(search, usage)
                     require_members(party.workload, found)
             except OperationError:
                 # The driver takes a process that is about to be gone for one without CUDA.
@@ -365,7 +369,7 @@ class Preflight:
                 raise
             party.members = await self._proof.measured(found)
             party.full_bytes = full_bytes(party)
-            require_all(processes, found, await self._proof.usage())
+            require_all(processes, found, usage)
 
     async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
         workload = plan.party.workload

@@ -150,18 +150,36 @@ class MemberOutcome:
         return replace(self.member, state=self.state_after, displacement=self.displacement)
 
 
-async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> tuple[Member, ...]:
-    """Those of the processes that use CUDA, with their state.
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the driver says of processes.
 
-    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job. A process of
-    another user that this worker may not trace, such as a setuid program, is no member. The preflight refuses
-    such a process if NVML lists it.
+    Attributes:
+        members: Those that use CUDA, with their state.
+        closed: Processes of other users that this worker may not trace, such as setuid programs. Most of them
+            use no CUDA, so they are no members; an operation compares NVML's list first.
+    """
+
+    members: tuple[Member, ...]
+    closed: tuple[ProcessIdentity, ...]
+
+
+async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> tuple[Member, ...]:
+    """The members that :func:`search_members` finds."""
+    return (await search_members(driver, processes)).members
+
+
+async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> Search:
+    """Asks the driver which of the processes use CUDA.
+
+    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job.
 
     Raises:
         OperationError: The driver can't be asked.
     """
     wanted = list(processes)
     found: dict[ProcessIdentity, Member] = {}
+    closed: set[ProcessIdentity] = set()
     errors: list[OperationError] = []
     limit = trio.CapacityLimiter(PARALLEL_LIMIT)
 
@@ -173,7 +191,9 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
                 found[identity] = Member(identity, member_state(await process.state()))
         except DriverError as error:
             not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
-            if not not_cuda and not _is_foreign(error, identity) and not await will_end(identity):
+            if _is_closed(error, identity):
+                closed.add(identity)
+            elif not not_cuda and not await will_end(identity):
                 errors.append(error.to_operation_error(observed_state="unknown", alive=True))
         except DriverCallUnansweredError as error:
             errors.append(unanswered(error, identity.pid, DriverCall.STATE))
@@ -185,10 +205,13 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
             nursery.start_soon(probe, identity)
     if errors:
         raise errors[0]
-    return tuple(found[identity] for identity in wanted if identity in found)
+    return Search(
+        tuple(found[identity] for identity in wanted if identity in found),
+        tuple(identity for identity in wanted if identity in closed),
+    )
 
 
-def _is_foreign(error: DriverError, identity: ProcessIdentity) -> bool:
+def _is_closed(error: DriverError, identity: ProcessIdentity) -> bool:
     """Whether the driver was denied because the process is another user's and the worker is not root."""
     uid = os.geteuid()
     denied = error.call is DriverCall.RESTORE_THREAD_ID and error.result == OPERATING_SYSTEM

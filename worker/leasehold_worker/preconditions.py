@@ -7,13 +7,31 @@ from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
-from leasehold_worker.checkpoint.members import RUNNING, Member, Search, state_name
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    LOCKED,
+    RUNNING,
+    Member,
+    Search,
+    state_name,
+)
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
 from leasehold_worker.processes import ProcessIdentity, has_variable, is_alive, user_id
-from leasehold_worker.workload import ENDED, WEDGED, Workload
+from leasehold_worker.workload import ENDED, PARKED, WEDGED, Workload
+from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
 
 JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
+
+_REMEDIES: Final = {
+    WORKLOAD_RUNNING: "suspend it first",
+    **dict.fromkeys(PARKED, "restore it first"),
+    WORKLOAD_UNKNOWN: "restore it first, without naming GPUs",
+    WEDGED: "stop it, nothing else helps",
+    **dict.fromkeys(ENDED, "run it again"),
+}
+"""What leads out of a state that an operation can't begin in."""
 
 
 def invalid(field_name: str, message: str) -> OperationError:
@@ -25,11 +43,10 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
     """Refuses a workload in other states with WRONG_STATE; ``verb`` is what can't be done then."""
     if workload.state not in states:
         wanted = " or ".join(_name(state) for state in sorted(states))
-        remedy = ": stop it, nothing else helps" if workload.state == WEDGED else ""
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} is {_name(workload.state)}, and only one that is {wanted} can be "
-            f"{verb}{remedy}",
+            f"{verb}: {_REMEDIES.get(workload.state, 'wait until its command has ended')}",
             {"observed_state": _name(workload.state)},
         )
 
@@ -39,7 +56,8 @@ def require_alive(workload: Workload) -> None:
     # The end of its first process is seen a little later by whoever watches it.
     if workload.state in ENDED or not is_alive(workload.root):
         raise OperationError(
-            errors_pb2.ERROR_REASON_TARGET_CRASHED, f"workload {workload.name} ended during the operation"
+            errors_pb2.ERROR_REASON_TARGET_CRASHED,
+            f"workload {workload.name} ended during the operation: look at its output",
         )
 
 
@@ -53,9 +71,12 @@ def require_members(workload: Workload, members: Sequence[Member]) -> None:
     for member in members:
         if member.state != RUNNING:
             state = state_name(member.state)
+            moving = member.state in (LOCKED, CHECKPOINTED)
+            remedy = "let whoever suspends it resume it" if moving else "stop the workload if it stays so"
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"process {member.identity.pid} is {state}, not RUNNING: somebody else suspends it",
+                f"process {member.identity.pid} is {state}, and only one that is RUNNING can be suspended: "
+                f"{remedy}",
                 {"pid": str(member.identity.pid), "observed_state": state},
             )
 
@@ -131,9 +152,9 @@ def parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[
     parsed = tuple(GpuPair(normalize_uuid(pair.old_uuid), normalize_uuid(pair.new_uuid)) for pair in pairs)
     for pair in parsed:
         if pair.old_uuid not in held:
+            gpus = ", ".join(held) or "no GPU"
             raise invalid(
-                "pairs",
-                f"the workload does not hold {pair.old_uuid}: it holds {', '.join(held) or 'no GPU'}",
+                "pairs", f"the workload holds {gpus}, not {pair.old_uuid}: name a GPU that it holds"
             )
     return parsed
 

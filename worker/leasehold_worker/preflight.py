@@ -193,7 +193,9 @@ class Preflight:
             require_state(party.workload, (RUNNING,), "put to sleep")
             if party.workload.lease is None:
                 raise invalid(
-                    "policy", f"workload {party.workload.name} holds no GPU: there is nothing to free"
+                    "policy",
+                    f"workload {party.workload.name} holds no GPU, so there is nothing to free: choose "
+                    "checkpoint or stop",
                 )
         await self._find_members(plan.findings, party)
 
@@ -304,7 +306,10 @@ class Preflight:
             plan.parties.append(Party(workload, home=home_of(workload)))
             with plan.findings.check("pairs", f"for GPUs that {workload.name} holds"):
                 if workload.state == RUNNING and workload.lease is None:
-                    raise invalid("pairs", f"workload {workload.name} holds no GPU: there is nothing to move")
+                    raise invalid(
+                        "pairs",
+                        f"workload {workload.name} holds no GPU, so there is nothing to move: leave it out",
+                    )
                 wanted += parse_pairs(move.pairs, plan.parties[-1].home)
         with plan.findings.check("chips", "the same on both sides"):
             self._destinations.complete(plan, wanted)

@@ -40,11 +40,11 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, NOT_INITIALIZED): (
         errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
-        "it has not initialised CUDA",
+        "it has not initialised CUDA: try again once it has",
     ),
     (None, ILLEGAL_STATE): (
         errors_pb2.ERROR_REASON_WRONG_STATE,
-        "it is not in the state that this call needs",
+        "it is not in the state that this call needs: look at its state, then try again",
     ),
     (None, OPERATING_SYSTEM): (
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
@@ -52,7 +52,7 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, NOT_SUPPORTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-        "it holds something that the driver can't checkpoint: managed memory, IPC, multicast or MIG",
+        "the driver can't checkpoint what it uses (managed memory, IPC, multicast or MIG): run it without",
     ),
     (None, NOT_FOUND): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
@@ -95,7 +95,7 @@ class DriverError(Exception):
 
     def _meaning(self, *, alive: bool) -> tuple[ErrorReason.ValueType, str]:
         if not alive:
-            return errors_pb2.ERROR_REASON_TARGET_CRASHED, "the process has ended"
+            return errors_pb2.ERROR_REASON_TARGET_CRASHED, "the process has ended: look at its output"
         if self.result is None:
             return (
                 errors_pb2.ERROR_REASON_DRIVER_ERROR,

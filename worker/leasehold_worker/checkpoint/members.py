@@ -235,11 +235,18 @@ def members_after(outcomes: Sequence[MemberOutcome]) -> tuple[Member, ...]:
 def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> OperationError:
     """A call that did not return, as the wire carries it."""
     reason = errors_pb2.ERROR_REASON_DRIVER_TIMEOUT if error.expired else errors_pb2.ERROR_REASON_DRIVER_ERROR
-    return OperationError(reason, f"{error}: what it did was not told", {"pid": str(pid), "phase": str(call)})
+    if call is DriverCall.STATE:
+        meaning = (
+            "the state of the process is not known: try again, as a peer of it may have held up the call"
+        )
+    else:
+        meaning = "what it did is not known: a restore asks the driver again"
+    return OperationError(reason, f"{error}, so {meaning}", {"pid": str(pid), "phase": str(call)})
 
 
 def unavailable(error: DriverUnavailableError) -> OperationError:
     """The lack of a driver, as the wire carries it."""
     return OperationError(
-        errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER, f"there is no usable CUDA driver: {error}"
+        errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
+        f"there is no usable CUDA driver ({error}): look at it with `leasehold doctor`",
     )

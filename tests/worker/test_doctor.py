@@ -121,6 +121,13 @@ def test_an_init_that_fails(
     assert remedy in results["libcuda"][1]
 
 
+def test_gpus_of_unknown_memory_are_warned_of(host: SimulatedHost, configure: Callable[..., Path]) -> None:
+    host.set_fault("nvmlDeviceGetMemoryInfo", error=3)
+    result, detail = examine(host, configure(), code=0)["gpus"]
+    assert result == "WARNING"
+    assert host.gpus[0].uuid in detail
+
+
 @pytest.mark.parametrize(
     ("call", "wrong"), [("cuInit", "libcuda"), ("nvmlInit", "nvml"), ("nvmlDeviceGetMemoryInfo", "nvml")]
 )

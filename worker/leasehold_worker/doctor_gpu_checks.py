@@ -115,6 +115,11 @@ def gpus(patient: Patient) -> str:
         raise failed("NVML knows no GPU: look at nvidia-smi, or give the container its GPUs")
     if lost := [uuid for uuid, reading in inventory.read().items() if reading.lost]:
         raise failed(f"{', '.join(lost)} fell off the bus: reset or power-cycle the host")
+    if untold := [gpu.uuid for gpu in inventory.gpus if gpu.memory_total_bytes is None]:
+        raise warning(
+            f"no memory is told of {', '.join(untold)}, so no plan can say whether a workload fits there: "
+            "update the driver, or keep such GPUs for one workload at a time"
+        )
     memory: dict[str, int] = {}
     for gpu in inventory.gpus:
         kind = f"{gpu.name}, {size_text(gpu.memory_total_bytes or 0)}"

@@ -38,6 +38,7 @@ from leasehold_worker.checkpoint.step import TRANSFERS, CallNotMadeError, Step, 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory
+from leasehold_worker.processes import memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +271,9 @@ class Group:
             shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
             check_memory(wanted, free_bytes, needed, shared)
         if not all(outcome.member.device_memory_bytes for outcome in concerned):
-            needed = {gpu.uuid: gpu.memory_total_bytes or 0 for gpu in self._inventory.gpus}
+            # What is parked fits into the host's memory, whatever NVML does not tell of a GPU.
+            most = memory_bytes("MemTotal") or 0
+            needed = {gpu.uuid: gpu.memory_total_bytes or most for gpu in self._inventory.gpus}
         # Members that are called at once share the host's memory, so each may take the time of all.
         chip = self._inventory.chips.get(next(iter(needed), ""), "")
         return replace(step, extra_s=self._rates.extra_s(chip, step.call, sum(needed.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,11 @@ from leasehold_simgpu import SimulatedHost
 
 from tests.simgpu.programs import Program
 
-from .leftovers import MARK, end_marked, end_safely, marked
+from . import leftovers
+from .bootstrap import BUDGET_S, LEFTOVERS_S
+from .bootstrap import END_S as REPORT_END_S
+from .leftovers import END_S, LIMIT_S, MARK, end_marked, end_safely, marked
+from .report import RESERVE_S
 
 
 @pytest.fixture
@@ -46,6 +51,47 @@ def test_a_stopped_process_is_ended(mark: str) -> None:
     ours.send_signal(signal.SIGSTOP)
     assert end_marked(f"{mark}/1/") == [f"sleep 600 ({ours.pid}): killed"]
     ours.wait()
+
+
+def test_one_controller_asks_for_all_processes(
+    host: SimulatedHost, on_host: dict[str, str], mark: str
+) -> None:
+    environment = {**on_host, MARK: f"{mark}/1/"}
+    ours = [subprocess.Popen(["sleep", "600"], env=environment) for _ in range(8)]
+    counted = host.set_fault("cuInit", delay_s=0.001, times=100)
+    notes = end_marked(f"{mark}/1/")
+    assert [note.rpartition(": ")[2] for note in notes] == ["killed"] * len(ours)
+    for process in ours:
+        process.wait()
+    assert [fault.times for fault in host.faults() if fault.id == counted.id] == [99]
+
+
+@pytest.mark.long
+def test_a_call_that_hangs_leaves_its_process_and_the_others_are_ended(
+    host: SimulatedHost, on_host: dict[str, str], restored: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "END_S", 0.5)
+    host.set_fault("get_state", restored.pid, hang=True)
+    other = subprocess.Popen(["sleep", "600"], env=on_host)
+    notes = end_safely([restored.pid, other.pid])
+    assert "LEFT running, since the driver does not answer" in notes[restored.pid]
+    assert notes[other.pid].endswith(": killed")
+    other.wait()
+    assert not restored.has_ended()
+
+
+def test_no_driver_call_begins_after_the_deadline(host: SimulatedHost, restored: Program) -> None:
+    calls = host.process(restored.pid)
+    assert calls is not None
+    (note,) = end_safely([restored.pid], time.monotonic() - END_S).values()
+    assert "LEFT running, since no time was left" in note
+    assert host.process(restored.pid) == calls
+
+
+def test_the_ends_fit_into_what_is_kept_for_them() -> None:
+    assert LIMIT_S + END_S <= RESERVE_S + REPORT_END_S - 5
+    assert LIMIT_S + END_S <= LEFTOVERS_S - 5
+    assert BUDGET_S + REPORT_END_S + LEFTOVERS_S <= 540
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Device memory lies on a simulated GPU. A checkpoint copies it out and erases it, a restore copies it in."""
+"""Device memory lies on a simulated GPU. A checkpoint copies it out and poisons it, a restore copies it in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,91 @@ def test_a_driver_that_only_says_that_it_checkpointed_loses_the_bytes(
     assert not target.holds(address, MIB, 7)
 
 
+def test_memory_that_was_not_written_since_its_allocation_is_poison(target: Program) -> None:
+    _, fresh = target.allocate(3 * MIB + 5)
+    assert [target.first_byte(fresh + place) for place in (0, MIB, 3 * MIB + 4)] == [POISON] * 3
+    assert target.free(filled(target)) == SUCCESS
+    _, again = target.allocate(MIB)
+    assert target.first_byte(again) == POISON
+
+
+def test_a_write_of_some_bytes_leaves_poison_around_them(controller: Program, target: Program) -> None:
+    _, address = target.allocate(MIB)
+    places = [address, address + 8191, address + 8192, address + 12_287, address + 12_288, address + MIB - 1]
+    assert target.call("cuMemsetD8", address + 8192, 0x41, 4096) == [SUCCESS]
+    assert target.call("cuMemsetD8", address + 20_000, 0x42, 10_000) == [SUCCESS]
+    controller.init()
+    for _ in range(2):
+        assert [target.first_byte(place) for place in places] == [POISON] * 2 + [0x41] * 2 + [POISON] * 2
+        ends = (19_999, 20_000, 29_999, 30_000)
+        assert [target.first_byte(address + end) for end in ends] == [POISON, 0x42, 0x42, POISON]
+        suspend(controller, target)
+        resume(controller, target)
+
+
+@pytest.fixture
+def broken_files(tmp_path: Path) -> Callable[[str], str]:
+    """Makes a library to preload, with a function of the C library that fails."""
+
+    def make(source: str) -> str:
+        (tmp_path / "broken.c").write_text(source)
+        library = tmp_path / "broken.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "broken.c"], check=True)
+        return str(library)
+
+    return make
+
+
+NO_HOLES = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+int fallocate(int file, int mode, off_t offset, off_t length) { errno = EOPNOTSUPP; return -1; }
+"""
+UNREADABLE = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+off_t lseek(int file, off_t offset, int from) {
+    if (from == SEEK_DATA) { errno = EIO; return -1; }
+    return syscall(SYS_lseek, file, offset, from);
+}
+"""
+
+
+def test_a_file_system_that_makes_no_holes_gets_poison(
+    exclusive: SimulatedHost, start_program: StartProgram, broken_files: Callable[[str], str]
+) -> None:
+    first = start_program(exclusive, LEASEHOLD_WORKLOAD_ID="w-1", LD_PRELOAD=broken_files(NO_HOLES))
+    second = start_program(exclusive, LEASEHOLD_WORKLOAD_ID="w-2")
+    controller = start_program(exclusive)
+    controller.init()
+    for program in (first, second):
+        program.set_up()
+    mine, others = filled(first, seed=1), filled(second, seed=2)
+    filled(first, 2 * MIB, seed=3)
+    suspend(controller, first)
+    assert second.first_byte(others) == POISON
+    resume(controller, first, turn(exclusive))
+    assert first.holds(mine, MIB, 2), "the newcomer had overwritten it"
+
+
+def test_device_memory_that_can_not_be_read_fails_the_checkpoint(
+    host: SimulatedHost,
+    controller: Program,
+    start_program: StartProgram,
+    broken_files: Callable[[str], str],
+) -> None:
+    target = start_program(host, LD_PRELOAD=broken_files(UNREADABLE))
+    target.set_up()
+    filled(target)
+    assert controller.lock(target.pid, 5000) == SUCCESS
+    assert controller.checkpoint(target.pid) == OPERATING_SYSTEM
+    assert controller.get_state(target.pid) == [SUCCESS, LOCKED]
+    assert written_bytes(host, 0) == MIB
+
+
 @pytest.mark.parametrize("state", [RUNNING, LOCKED, CHECKPOINTED])
 @pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
 def test_the_bytes_follow_a_state_that_a_fault_forces(
@@ -275,7 +362,7 @@ def test_on_an_exclusive_gpu_a_gpu_that_is_given_away_before_the_checkpoint_corr
     assert controller.lock(first.pid) == SUCCESS
     others = filled(second, seed=2)
     assert controller.checkpoint(first.pid) == SUCCESS
-    assert not second.holds(others, MIB, 2), "the checkpoint has erased it"
+    assert second.first_byte(others) == POISON, "the checkpoint has poisoned it"
     resume(controller, first, turn(exclusive))
     assert not first.holds(mine, MIB, 1), "the newcomer had overwritten it"
 
@@ -368,7 +455,7 @@ def test_large_allocations_take_what_was_written_of_them(
     resume(controller, target, turn(host))
     assert written_bytes(host, 1) <= 2 * MIB
     assert target.holds(middle, MIB, 7)
-    assert target.first_byte(address) == 0
+    assert target.first_byte(address) == POISON
 
 
 def test_memory_that_is_freed_goes_back_to_the_file_system_and_is_given_out_again(
@@ -396,7 +483,7 @@ def test_memory_of_a_dead_process_is_empty_for_the_next_one(
     program = start_program(host)
     program.set_up()
     _, address = program.allocate(16 * MIB)
-    assert program.first_byte(address) == 0
+    assert program.first_byte(address) == POISON
     assert written_bytes(host, 0) == 0
 
 

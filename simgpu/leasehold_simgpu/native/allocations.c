@@ -43,8 +43,8 @@ struct allocation *simgpu_find_allocation(CUdeviceptr address) {
 
 static void release(struct allocation *allocation) {
     munmap((void *)(uintptr_t)allocation->address, allocation->bytes);
-    device_memory_erase(simgpu_gpu_of(simgpu_self, allocation->ordinal),
-                        simgpu_self->memory_slots[allocation->ordinal], allocation->offset, allocation->bytes);
+    (void)device_memory_erase(simgpu_gpu_of(simgpu_self, allocation->ordinal),
+                              simgpu_self->memory_slots[allocation->ordinal], allocation->offset, allocation->bytes);
     host_copies_drop(&allocation->copies);
     simgpu_give_memory(allocation->ordinal, allocation->bytes, 0);
     if (allocation->pool != NULL)

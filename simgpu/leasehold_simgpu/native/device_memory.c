@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -38,61 +39,124 @@ void device_memory_close(struct device_memory *memory) {
         close(memory->file);
 }
 
-bool device_memory_read(const struct device_memory *memory, uint64_t offset, void *to, size_t bytes) {
-    char *next = to;
-    if (memory->file < 0) {
-        memset(to, DEVICE_MEMORY_POISON, bytes);
+bool device_memory_find_data(const struct device_memory *memory, uint64_t end, uint64_t *start, uint64_t *stop) {
+    off_t data = memory->file < 0 ? (off_t)end : lseek(memory->file, (off_t)*start, SEEK_DATA);
+    if (data < 0 && errno != ENXIO) /* ENXIO: only a hole follows */
+        return false;
+    *start = *stop = end;
+    if (data < 0 || (uint64_t)data >= end)
         return true;
-    }
+    off_t hole = lseek(memory->file, data, SEEK_HOLE);
+    if (hole < 0)
+        return false;
+    *start = (uint64_t)data;
+    if ((uint64_t)hole < end)
+        *stop = (uint64_t)hole;
+    return true;
+}
+
+static bool read_data(int file, uint64_t offset, char *to, size_t bytes) {
     while (bytes > 0) {
-        ssize_t done = pread(memory->file, next, bytes, (off_t)offset);
+        ssize_t done = pread(file, to, bytes, (off_t)offset);
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
             return false;
         if (done == 0) { /* behind the last byte that was written */
-            memset(next, 0, bytes);
+            memset(to, DEVICE_MEMORY_POISON, bytes);
             return true;
         }
-        next += done;
+        to += done;
         offset += (uint64_t)done;
         bytes -= (size_t)done;
     }
     return true;
 }
 
-bool device_memory_write(const struct device_memory *memory, uint64_t offset, const void *from, size_t bytes) {
-    const char *next = from;
-    while (bytes > 0 && memory->file >= 0) {
-        ssize_t done = pwrite(memory->file, next, bytes, (off_t)offset);
+bool device_memory_read(const struct device_memory *memory, uint64_t offset, void *to, size_t bytes) {
+    char *next = to;
+    uint64_t end = offset + bytes;
+    while (offset < end) {
+        uint64_t start = offset, stop;
+        if (!device_memory_find_data(memory, end, &start, &stop))
+            return false;
+        memset(next, DEVICE_MEMORY_POISON, start - offset);
+        if (!read_data(memory->file, start, next + (start - offset), stop - start))
+            return false;
+        next += stop - offset;
+        offset = stop;
+    }
+    return true;
+}
+
+static bool write_data(int file, uint64_t offset, const char *from, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t done = pwrite(file, from, bytes, (off_t)offset);
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
             return false;
-        next += done;
+        from += done;
         offset += (uint64_t)done;
         bytes -= (size_t)done;
     }
     return true;
 }
 
-bool device_memory_find_data(const struct device_memory *memory, uint64_t end, uint64_t *start, uint64_t *stop) {
-    off_t data = memory->file < 0 ? -1 : lseek(memory->file, (off_t)*start, SEEK_DATA);
-    if (data < 0 || (uint64_t)data >= end)
+/* Fills the page of an offset with poison if it is a hole: a write of a part would turn the rest into zeros. */
+static bool prepare_page(const struct device_memory *memory, uint64_t offset) {
+    char poison[DEVICE_MEMORY_PAGE_BYTES];
+    uint64_t page = offset - offset % sizeof poison, start = page, stop;
+    if (offset == page)
+        return true;
+    if (!device_memory_find_data(memory, page + sizeof poison, &start, &stop))
         return false;
-    off_t hole = lseek(memory->file, data, SEEK_HOLE);
-    *start = (uint64_t)data;
-    *stop = hole < 0 || (uint64_t)hole > end ? end : (uint64_t)hole;
+    if (start != stop)
+        return true;
+    memset(poison, DEVICE_MEMORY_POISON, sizeof poison);
+    return write_data(memory->file, page, poison, sizeof poison);
+}
+
+bool device_memory_write(const struct device_memory *memory, uint64_t offset, const void *from, size_t bytes) {
+    static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* threads may write to parts of one page */
+    if (memory->file < 0)
+        return true;
+    pthread_mutex_lock(&turn);
+    bool done = prepare_page(memory, offset) && prepare_page(memory, offset + bytes) &&
+                write_data(memory->file, offset, from, bytes);
+    pthread_mutex_unlock(&turn);
+    return done;
+}
+
+/* For file systems that can't make holes. */
+static bool overwrite(const struct device_memory *memory, uint64_t offset, uint64_t end) {
+    char poison[DEVICE_MEMORY_PAGE_BYTES];
+    memset(poison, DEVICE_MEMORY_POISON, sizeof poison);
+    uint64_t stop;
+    for (; offset < end; offset = stop) {
+        if (!device_memory_find_data(memory, end, &offset, &stop))
+            return false;
+        for (uint64_t at = offset; at < stop; at += sizeof poison)
+            if (!write_data(memory->file, at, poison, stop - at < sizeof poison ? stop - at : sizeof poison))
+                return false;
+    }
     return true;
 }
 
-void device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes) {
+bool device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes) {
     char path[PATH_MAX];
-    int file = slot != 0 && slot_path(path, gpu, slot) ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (file < 0)
-        return;
-    (void)fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
-    close(file);
+    bytes += (DEVICE_MEMORY_PAGE_BYTES - bytes % DEVICE_MEMORY_PAGE_BYTES) % DEVICE_MEMORY_PAGE_BYTES;
+    if (slot == 0)
+        return true;
+    if (!slot_path(path, gpu, slot))
+        return false;
+    struct device_memory memory = {.file = open(path, O_RDWR | O_CLOEXEC)};
+    if (memory.file < 0)
+        return errno == ENOENT; /* nothing was ever written */
+    bool done = fallocate(memory.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) == 0 ||
+                overwrite(&memory, offset, offset + bytes);
+    device_memory_close(&memory);
+    return done;
 }
 
 void device_memory_erase_slot(uint32_t gpu, uint32_t slot) {

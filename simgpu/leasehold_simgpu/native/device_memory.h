@@ -14,7 +14,8 @@
 
 #define DEVICE_MEMORY_PAGE_BYTES 4096u
 
-/* Device memory that is on no GPU reads as this byte. */
+/* Device memory that is on no GPU reads as this byte, and so does memory that was not written since it was allocated
+ * or released. Holes of the files stand for such memory, so the poison takes no room. */
 #define DEVICE_MEMORY_POISON 0xdb
 
 /* An open slot of a GPU. */
@@ -26,15 +27,16 @@ struct device_memory {
 bool device_memory_open(struct device_memory *memory, uint32_t gpu, uint32_t slot);
 void device_memory_close(struct device_memory *memory);
 
-/* Bytes that were never written read as 0; writes to slot 0 are lost. False: see errno. */
+/* Writes to slot 0 are lost. False: see errno. */
 bool device_memory_read(const struct device_memory *memory, uint64_t offset, void *to, size_t bytes);
 bool device_memory_write(const struct device_memory *memory, uint64_t offset, const void *from, size_t bytes);
 
-/* Finds the first bytes from `*start` to `end` that were written: `*start` to `*stop`. False if there are none. */
+/* Finds the first bytes from `*start` to `end` that were written: `*start` to `*stop`. Both are `end` if there are none.
+ * False: see errno. */
 bool device_memory_find_data(const struct device_memory *memory, uint64_t end, uint64_t *start, uint64_t *stop);
 
-/* Gives the bytes back to the file system. They read as 0 from then on. */
-void device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
+/* Releases the pages of an allocation: they are poison from then on. False: some still have their values, see errno. */
+bool device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
 void device_memory_erase_slot(uint32_t gpu, uint32_t slot);
 
 #endif

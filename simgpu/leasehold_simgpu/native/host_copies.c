@@ -24,16 +24,16 @@ bool host_copies_make(struct host_copy **copies, uint32_t gpu, uint32_t slot, ui
     struct device_memory memory;
     if (!device_memory_open(&memory, gpu, slot))
         return false;
-    uint64_t start = offset, stop;
-    bool done = true;
-    while (done && device_memory_find_data(&memory, offset + bytes, &start, &stop)) {
+    uint64_t start = offset, end = offset + bytes, stop;
+    bool done;
+    while ((done = device_memory_find_data(&memory, end, &start, &stop)) && start != stop) {
         struct host_copy *copy = make_copy(&memory, start, stop);
         done = copy != NULL;
-        if (done) {
-            copy->next = *copies;
-            *copies = copy;
-            start = stop;
-        }
+        if (!done)
+            break;
+        copy->next = *copies;
+        *copies = copy;
+        start = stop;
     }
     device_memory_close(&memory);
     return done;

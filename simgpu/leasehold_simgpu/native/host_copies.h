@@ -14,7 +14,7 @@ struct host_copy {
     struct host_copy *next;
 };
 
-/* Adds copies of what was written from `offset` on. False if there is no memory, or the GPU cannot be read. */
+/* Adds copies of what was written from `offset` on. False: see errno, which is ENOMEM if the host has no memory. */
 bool host_copies_make(struct host_copy **copies, uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
 
 /* Writes the copies to the same offsets of a slot, and keeps them. False if the GPU cannot be written. */

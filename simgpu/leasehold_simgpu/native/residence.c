@@ -1,5 +1,6 @@
 #include "residence.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "allocations.h"
@@ -29,10 +30,21 @@ static bool copy_out(const struct simgpu_process *self) {
     return true;
 }
 
-static void erase(const struct simgpu_process *self) {
+/* False: some bytes still have their values. */
+static bool erase(const struct simgpu_process *self) {
+    bool done = true;
     for (struct allocation *allocation = simgpu_allocations; allocation != NULL; allocation = allocation->next)
-        device_memory_erase(simgpu_gpu_of(self, allocation->ordinal), self->memory_slots[allocation->ordinal],
-                            allocation->offset, allocation->bytes);
+        done &= device_memory_erase(simgpu_gpu_of(self, allocation->ordinal), self->memory_slots[allocation->ordinal],
+                                    allocation->offset, allocation->bytes);
+    return done;
+}
+
+static bool copy_in(const struct simgpu_process *self) {
+    for (struct allocation *allocation = simgpu_allocations; allocation != NULL; allocation = allocation->next)
+        if (!host_copies_write(allocation->copies, simgpu_gpu_of(self, allocation->ordinal),
+                               self->memory_slots[allocation->ordinal]))
+            return false;
+    return true;
 }
 
 CUresult residence_evict(struct simgpu_process *self) {
@@ -40,11 +52,17 @@ CUresult residence_evict(struct simgpu_process *self) {
         move_to(self, CU_PROCESS_STATE_CHECKPOINTED, 0, 0);
         return CUDA_SUCCESS;
     }
+    CUresult result = CUDA_SUCCESS;
     if (!copy_out(self)) {
-        drop_copies();
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        result = errno == ENOMEM ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
+    } else if (!erase(self)) {
+        (void)copy_in(self); /* the part that was erased */
+        result = CUDA_ERROR_OPERATING_SYSTEM;
     }
-    erase(self);
+    if (result != CUDA_SUCCESS) {
+        drop_copies();
+        return result;
+    }
     memset(self->memory_slots, 0, sizeof self->memory_slots);
     move_to(self, CU_PROCESS_STATE_CHECKPOINTED, 0, SIMGPU_RESIDENT);
     return CUDA_SUCCESS;
@@ -77,18 +95,10 @@ static void take_room(struct simgpu_host *host, struct simgpu_process *self) {
     move_to(self, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_RESIDENT | flipped, SIMGPU_PLACEMENT);
 }
 
-static bool copy_in(const struct simgpu_process *self) {
-    for (struct allocation *allocation = simgpu_allocations; allocation != NULL; allocation = allocation->next)
-        if (!host_copies_write(allocation->copies, simgpu_gpu_of(self, allocation->ordinal),
-                               self->memory_slots[allocation->ordinal]))
-            return false;
-    return true;
-}
-
 /* The other row still has the placement that held before. */
 static void give_room_back(struct simgpu_process *self) {
     uint32_t flipped = (atomic_load(&self->status) & SIMGPU_PLACEMENT) ^ SIMGPU_PLACEMENT;
-    erase(self);
+    (void)erase(self); /* the restore has failed already */
     memset(self->memory_slots, 0, sizeof self->memory_slots);
     move_to(self, CU_PROCESS_STATE_CHECKPOINTED, flipped, SIMGPU_RESIDENT | SIMGPU_PLACEMENT);
 }

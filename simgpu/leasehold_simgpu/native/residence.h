@@ -9,8 +9,8 @@
 #include "driver_types.h"
 #include "state.h"
 
-/* Copies all device memory out, erases it on the GPUs, and makes the process CHECKPOINTED.
- * CUDA_ERROR_OUT_OF_MEMORY if the host has no memory for the copies: then nothing has changed. */
+/* Copies all device memory out, poisons it on the GPUs, and makes the process CHECKPOINTED.
+ * CUDA_ERROR_OUT_OF_MEMORY if the host has no memory for the copies. After an error nothing has changed. */
 CUresult residence_evict(struct simgpu_process *self);
 
 /* Takes memory on the GPUs that `destination` leads to, copies everything in, and makes the process LOCKED.

@@ -1,4 +1,4 @@
-"""Device memory lies on a simulated GPU. A checkpoint copies it out and poisons it, a restore copies it in."""
+"""Device memory lies on a simulated GPU: checkpoints copy it out and poison it, restores copy it in."""
 
 from __future__ import annotations
 
@@ -485,6 +485,26 @@ def test_memory_of_a_dead_process_is_empty_for_the_next_one(
     _, address = program.allocate(16 * MIB)
     assert program.first_byte(address) == POISON
     assert written_bytes(host, 0) == 0
+
+
+def test_memory_of_all_dead_processes_is_released_when_the_next_one_starts_cuda(
+    host: SimulatedHost, target: Program, start_program: StartProgram
+) -> None:
+    lives = start_program(host)
+    for program in (target, lives):
+        for ordinal in (1, 2):
+            program.set_up(ordinal)
+            address = filled(program, seed=ordinal)
+    target.kill()
+    assert [written_bytes(host, gpu) for gpu in range(4)] == [0, 2 * MIB, 2 * MIB, 0]
+    assert start_program(host).init() == SUCCESS
+    assert [written_bytes(host, gpu) for gpu in range(4)] == [0, MIB, MIB, 0]
+    assert lives.holds(address, MIB, 2)
+    lives.kill()
+    newcomer = start_program(host)
+    newcomer.set_up(3)
+    newcomer.allocate(MIB)
+    assert list((host.directory / "memory").iterdir()) == []
 
 
 def test_bytes_of_every_gpu_of_a_process_move(

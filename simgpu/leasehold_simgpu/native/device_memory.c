@@ -1,7 +1,9 @@
 #include "device_memory.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -159,8 +161,15 @@ bool device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t 
     return done;
 }
 
-void device_memory_erase_slot(uint32_t gpu, uint32_t slot) {
+void device_memory_erase_slots(bool (*has_owner)(uint32_t gpu, uint32_t slot)) {
     char path[PATH_MAX];
-    if (slot != 0 && slot_path(path, gpu, slot))
-        unlink(path);
+    DIR *folder = simgpu_path(path, sizeof path, "memory") ? opendir(path) : NULL;
+    const struct dirent *entry;
+    uint32_t gpu, slot;
+    while (folder != NULL && (entry = readdir(folder)) != NULL)
+        if (sscanf(entry->d_name, "%" SCNu32 "-%" SCNu32, &gpu, &slot) == 2 && !has_owner(gpu, slot) &&
+            slot_path(path, gpu, slot))
+            unlink(path);
+    if (folder != NULL)
+        closedir(folder);
 }

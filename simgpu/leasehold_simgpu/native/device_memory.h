@@ -37,6 +37,8 @@ bool device_memory_find_data(const struct device_memory *memory, uint64_t end, u
 
 /* Releases the pages of an allocation: they are poison from then on. False: some still have their values, see errno. */
 bool device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
-void device_memory_erase_slot(uint32_t gpu, uint32_t slot);
+
+/* Removes the files of slots that nobody has. */
+void device_memory_erase_slots(bool (*has_owner)(uint32_t gpu, uint32_t slot));
 
 #endif

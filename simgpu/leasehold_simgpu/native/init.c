@@ -56,6 +56,7 @@ static CUresult register_process(struct simgpu_host *host) {
         return CUDA_ERROR_NO_DEVICE;
     simgpu_lock();
     forget_namesakes(host);
+    memory_slots_reclaim();
     struct simgpu_process *record = free_record(host);
     if (record != NULL) {
         memset(record, 0, sizeof *record);

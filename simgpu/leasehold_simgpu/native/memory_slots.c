@@ -30,21 +30,30 @@ static uint32_t slot_on(const struct simgpu_process *process, uint32_t gpu) {
     return 0;
 }
 
+static bool has_owner(uint32_t gpu, uint32_t slot) {
+    const struct simgpu_host *host = simgpu_host();
+    for (uint32_t index = 0; index < SIMGPU_MAX_PROCESSES; index++)
+        if (slot_on(&host->processes[index], gpu) == slot && simgpu_record_is_live(&host->processes[index]))
+            return true;
+    return false;
+}
+
+void memory_slots_reclaim(void) {
+    device_memory_erase_slots(has_owner);
+}
+
 void memory_slots_take(struct simgpu_host *host, struct simgpu_process *process, uint32_t ordinal, uint32_t gpu) {
-    bool used[SLOTS] = {false}, forbidden[SLOTS] = {false};
+    bool forbidden[SLOTS] = {false};
+    memory_slots_reclaim();
     for (uint32_t index = 0; index < SIMGPU_MAX_PROCESSES; index++) {
         const struct simgpu_process *other = &host->processes[index];
         uint32_t slot = other == process ? 0 : slot_on(other, gpu);
-        if (slot == 0 || !simgpu_record_is_live(other))
-            continue;
-        used[slot] = true;
-        if (!host->exclusive_memory || other->workload == process->workload)
+        if (slot != 0 && (!host->exclusive_memory || other->workload == process->workload) &&
+            simgpu_record_is_live(other))
             forbidden[slot] = true;
     }
     uint32_t slot = 1;
     while (forbidden[slot])
         slot++;
-    if (!used[slot])
-        device_memory_erase_slot(gpu, slot);
     process->memory_slots[ordinal] = (uint16_t)slot;
 }

@@ -16,7 +16,10 @@
 /* The workload of the calling process. */
 uint64_t memory_slots_workload(void);
 
-/* Gives a process a slot on a GPU, for its CUDA device `ordinal`. A slot that nobody has is empty. Under the lock. */
+/* Removes the bytes of processes that died. Under the lock. */
+void memory_slots_reclaim(void);
+
+/* Gives a process a slot on a GPU, for its CUDA device `ordinal`. A slot that nobody had is empty. Under the lock. */
 void memory_slots_take(struct simgpu_host *host, struct simgpu_process *process, uint32_t ordinal, uint32_t gpu);
 
 #endif

@@ -33,7 +33,13 @@ LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's
 from __future__ import annotations
 
 from leasehold_simgpu.chips import CHIPS, GIB, Chip, find_chip
-from leasehold_simgpu.errors import CompilerError, InvalidSettingError, NoSuchHostError, SimgpuError
+from leasehold_simgpu.errors import (
+    CompilerError,
+    HostLockedError,
+    InvalidSettingError,
+    NoSuchHostError,
+    SimgpuError,
+)
 from leasehold_simgpu.faults import CALL_OF_ACTION
 from leasehold_simgpu.host import SimulatedHost
 from leasehold_simgpu.libraries import build
@@ -47,6 +53,7 @@ __all__ = [
     "Chip",
     "CompilerError",
     "Fault",
+    "HostLockedError",
     "InvalidSettingError",
     "NoSuchHostError",
     "ProcessState",

@@ -15,5 +15,9 @@ class NoSuchHostError(SimgpuError):
     """The directory holds no simulated host, or one made by another version."""
 
 
+class HostLockedError(SimgpuError):
+    """A process was stopped while it held the lock of a simulated host, and does not go on."""
+
+
 class InvalidSettingError(SimgpuError, ValueError):
     """A value that a simulated host cannot have."""

@@ -139,7 +139,7 @@ class Host(ctypes.Structure):
         ("next_fault_id", ctypes.c_uint64),
         ("next_record_id", ctypes.c_uint64),
         ("fault_count", ctypes.c_uint32),
-        ("reserved_2", ctypes.c_uint32),
+        ("lock_holder", ctypes.c_uint32),
         ("gpus", Gpu * MAX_GPUS),
         ("faults", Fault * MAX_FAULTS),
         ("processes", Process * MAX_PROCESSES),

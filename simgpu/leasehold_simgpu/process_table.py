@@ -15,6 +15,15 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Is it stopped by a signal or a tracer?"""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] in "Tt"
+
+
 def has_thread(pid: int, tid: int) -> bool:
     """Does the process have this thread?"""
     return Path(f"/proc/{pid}/task/{tid}").exists()

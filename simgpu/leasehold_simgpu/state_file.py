@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Final, final
 
 from leasehold_simgpu import layout
-from leasehold_simgpu.errors import InvalidSettingError, NoSuchHostError
+from leasehold_simgpu.errors import HostLockedError, InvalidSettingError, NoSuchHostError
+from leasehold_simgpu.process_table import is_stopped
 
 STATE_BYTES: Final = ctypes.sizeof(layout.Host)
+_LOCK_POLL_S: Final = 0.0002
+_LOCK_POLLS_WHILE_STOPPED: Final = 10_000
 
 
 @final
@@ -72,7 +76,30 @@ class StateFile:
 
     @contextmanager
     def locked(self) -> Iterator[layout.Host]:
-        """The flock that the libraries take. Opened anew each time, so that threads exclude each other."""
+        """The flock that the libraries take. Opened anew each time, so that threads exclude each other.
+
+        Raises:
+            HostLockedError: A process was stopped while it held the lock, and does not go on.
+        """
         with open(self.directory / "state", "rb") as file:
-            flock(file, LOCK_EX)
-            yield self.host
+            self._lock(file.fileno())
+            self.host.lock_holder = os.getpid()
+            try:
+                yield self.host
+            finally:
+                self.host.lock_holder = 0
+
+    def _lock(self, descriptor: int) -> None:
+        """As `simgpu_lock` of the libraries."""
+        polls_while_stopped = 0
+        while polls_while_stopped <= _LOCK_POLLS_WHILE_STOPPED:
+            try:
+                return flock(descriptor, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                holder = self.host.lock_holder
+                polls_while_stopped = polls_while_stopped + 1 if is_stopped(holder) else 0
+                time.sleep(_LOCK_POLL_S)
+        raise HostLockedError(
+            f"process {holder} is stopped and holds the lock of the simulated host in {self.directory}: "
+            f"continue it (kill -CONT {holder})"
+        )

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import pynvml
 import pytest
 from leasehold_simgpu import SimulatedHost
+from leasehold_simgpu.errors import HostLockedError
 from leasehold_simgpu.state_file import StateFile
 
 from .conftest import StartProgram
-from .programs import COUNTER, MIB, NOT_INITIALIZED, RUNNING, SUCCESS, Program, environment_of, wait_until
+from .programs import (
+    COUNTER,
+    MIB,
+    NOT_INITIALIZED,
+    OPERATING_SYSTEM,
+    RUNNING,
+    SUCCESS,
+    Program,
+    environment_of,
+    wait_until,
+)
 
 
 @pytest.mark.long
@@ -50,6 +65,44 @@ def test_programs_killed_at_any_moment_leave_no_trace(host: SimulatedHost, contr
     assert host.gpus[0].used_bytes == 0
     controller.set_up()
     assert controller.memory_info()[0] == host.gpus[0].memory_bytes
+
+
+@pytest.fixture
+def stopped_holder(host: SimulatedHost) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that was stopped while it held the lock of the host."""
+    source = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from leasehold_simgpu.state_file import StateFile\n"
+        "with StateFile.open(Path(sys.argv[1])).locked():\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", source, host.directory]) as holder:
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        yield holder
+        holder.kill()
+
+
+@pytest.mark.long
+def test_a_process_that_is_stopped_with_the_lock_fails_the_calls_of_others(
+    host: SimulatedHost,
+    target: Program,
+    stopped_holder: subprocess.Popen[bytes],
+    start_program: StartProgram,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    controller = start_program(host)
+    assert target.allocate(MIB) == [OPERATING_SYSTEM, None]
+    assert controller.init() == OPERATING_SYSTEM
+    assert controller.get_state(target.pid)[0] == OPERATING_SYSTEM
+    assert controller.nvml("nvmlDeviceGetMemoryInfo", 0) == pynvml.NVML_ERROR_UNKNOWN
+    assert f"process {stopped_holder.pid} is stopped and holds the lock" in capfd.readouterr().err
+    with pytest.raises(HostLockedError, match=f"process {stopped_holder.pid} is stopped"):
+        host.processes()
+    stopped_holder.send_signal(signal.SIGCONT)
+    assert controller.init() == SUCCESS
+    assert target.allocate(MIB)[0] == SUCCESS
+    assert [process.pid for process in host.processes()] == sorted([controller.pid, target.pid])
 
 
 @pytest.mark.long

@@ -11,7 +11,8 @@ static uint64_t next_id = 1;
 
 CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
     struct simgpu_host *host = simgpu_host();
-    simgpu_lock();
+    if (!simgpu_lock())
+        return CUDA_ERROR_OPERATING_SYSTEM;
     uint32_t gpu = simgpu_gpu_of(simgpu_self, ordinal);
     uint64_t used = simgpu_used_bytes(host, gpu, NULL);
     uint64_t wanted = bytes + contexts * host->context_bytes;
@@ -28,7 +29,8 @@ CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts)
 }
 
 void simgpu_give_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
-    simgpu_lock();
+    while (!simgpu_lock())
+        ; /* memory is always given back */
     simgpu_self->allocated_bytes[ordinal] -= bytes;
     simgpu_self->contexts[ordinal] -= contexts;
     simgpu_unlock();

@@ -59,7 +59,8 @@ static CUresult find_target(struct channel *channel, int pid) {
         return CUDA_ERROR_INVALID_VALUE;
     if (kill(channel->pid, 0) != 0 && errno == EPERM)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    simgpu_lock();
+    if (!simgpu_lock())
+        return CUDA_ERROR_OPERATING_SYSTEM;
     channel->target = find_record(channel->host, channel->pid);
     simgpu_unlock();
     return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
@@ -68,7 +69,10 @@ static CUresult find_target(struct channel *channel, int pid) {
 /* Takes the channel unless another living controller holds it, or one that died has asked for what is not served yet. */
 static bool try_acquire(struct channel *channel) {
     struct simgpu_process *target = channel->target;
-    simgpu_lock();
+    if (!simgpu_lock()) {
+        channel->result = CUDA_ERROR_OPERATING_SYSTEM;
+        return false;
+    }
     bool held = atomic_load(&target->request) != SIMGPU_NO_REQUEST ||
                 (target->channel_pid != 0 && process_start_time(target->channel_pid) == target->channel_start_time);
     if (!held && channel_owns_record(channel)) {
@@ -82,17 +86,19 @@ static bool try_acquire(struct channel *channel) {
 }
 
 static void release(struct channel *channel) {
-    simgpu_lock();
+    while (!simgpu_lock())
+        ; /* or nobody else could call the target */
     if (channel_owns_record(channel))
         channel->target->channel_pid = 0;
     simgpu_unlock();
 }
 
-/* Waits until the target can answer, no peer is in the way, and it serves nobody else. False if it dies first. */
+/* Waits until the target can answer, no peer is in the way, and it serves nobody else. False if it dies first, or the
+ * lock can't be had. */
 static bool acquire(struct channel *channel) {
     while (process_is_stopped(channel->pid) || peer_is_suspended(channel) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
-        if (!channel_target_lives(channel) || simgpu_is_doomed(channel->target))
+        if (channel->result != CUDA_SUCCESS || !channel_target_lives(channel) || simgpu_is_doomed(channel->target))
             return false;
     }
     return true;
@@ -129,7 +135,8 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
 
 CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of) {
     struct simgpu_process *target = channel->target;
-    simgpu_lock(); /* so that the record can't be given to another process in between */
+    if (!simgpu_lock()) /* so that the record can't be given to another process in between */
+        return CUDA_ERROR_OPERATING_SYSTEM;
     if (channel_owns_record(channel)) {
         if (new_of != NULL)
             memcpy(target->destination, new_of, SIMGPU_MAX_GPUS);

@@ -45,9 +45,8 @@ static struct simgpu_fault *find(struct simgpu_host *host, const char *call, pid
 bool simgpu_meet_fault(const char *call, pid_t pid, struct simgpu_fault *met) {
     struct simgpu_host *host = simgpu_host();
     *met = simgpu_no_fault();
-    if (host == NULL || atomic_load(&host->fault_count) == 0)
+    if (host == NULL || atomic_load(&host->fault_count) == 0 || !simgpu_lock())
         return false;
-    simgpu_lock();
     struct simgpu_fault *fault = find(host, call, pid);
     if (fault != NULL) {
         if (fault->remaining > 0)

@@ -54,7 +54,8 @@ static CUresult register_process(struct simgpu_host *host) {
     uint32_t count = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus);
     if (count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    simgpu_lock();
+    if (!simgpu_lock())
+        return CUDA_ERROR_OPERATING_SYSTEM;
     forget_namesakes(host);
     memory_slots_reclaim();
     struct simgpu_process *record = free_record(host);

@@ -24,7 +24,8 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
         return result;
     struct simgpu_host *host = simgpu_host();
     uint32_t gpu = simgpu_gpu_of(simgpu_self, context->ordinal);
-    simgpu_lock();
+    if (!simgpu_lock())
+        return simgpu_leave(CUDA_ERROR_OPERATING_SYSTEM);
     uint64_t total = host->gpus[gpu].memory_bytes, used = simgpu_used_bytes(host, gpu, NULL);
     simgpu_unlock();
     *total_bytes = total;

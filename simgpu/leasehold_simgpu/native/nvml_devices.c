@@ -63,18 +63,23 @@ EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsig
     return copy_text("nvmlDeviceGetSerial", device, serial, length, device->serial);
 }
 
-static uint64_t used_bytes(nvmlDevice_t device) {
-    simgpu_lock();
-    uint64_t used = simgpu_used_bytes(simgpu_host(), nvml_index(device), NULL);
+static nvmlReturn_t used_bytes(nvmlDevice_t device, uint64_t *used) {
+    if (!simgpu_lock())
+        return NVML_ERROR_UNKNOWN;
+    *used = simgpu_used_bytes(simgpu_host(), nvml_index(device), NULL);
     simgpu_unlock();
-    return used < device->memory_bytes ? used : device->memory_bytes;
+    if (*used > device->memory_bytes)
+        *used = device->memory_bytes;
+    return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetMemoryInfo", device, memory);
+    uint64_t used;
+    if (result == NVML_SUCCESS)
+        result = used_bytes(device, &used);
     if (result != NVML_SUCCESS)
         return result;
-    uint64_t used = used_bytes(device);
     *memory = (nvmlMemory_t){.total = device->memory_bytes, .free = device->memory_bytes - used, .used = used};
     return NVML_SUCCESS;
 }
@@ -85,7 +90,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
         return result;
     if (memory->version != NVML_MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    uint64_t used = used_bytes(device);
+    uint64_t used;
+    result = used_bytes(device, &used);
+    if (result != NVML_SUCCESS)
+        return result;
     memory->total = device->memory_bytes;
     memory->reserved = 0;
     memory->free = device->memory_bytes - used;

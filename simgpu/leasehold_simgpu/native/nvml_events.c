@@ -47,9 +47,8 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 /* The next Xid that the set has not delivered. A set that fell behind the ring goes on with the oldest there is. */
 static bool take(nvmlEventSet_t set, uint32_t gpu, nvmlEventData_t *data) {
     struct simgpu_gpu *record = &simgpu_host()->gpus[gpu];
-    if (!set->registered[gpu] || atomic_load(&record->xids_raised) == set->next[gpu])
+    if (!set->registered[gpu] || atomic_load(&record->xids_raised) == set->next[gpu] || !simgpu_lock())
         return false;
-    simgpu_lock();
     uint32_t raised = atomic_load(&record->xids_raised);
     if (raised - set->next[gpu] > SIMGPU_XIDS_KEPT)
         set->next[gpu] = raised - SIMGPU_XIDS_KEPT;

@@ -21,7 +21,8 @@ static bool has_context_on(const struct simgpu_process *process, uint32_t gpu) {
 static nvmlReturn_t list_processes(nvmlDevice_t device, bool only_mps, unsigned *count, nvmlProcessInfo_t *infos) {
     struct simgpu_host *host = simgpu_host();
     uint32_t gpu = nvml_index(device), room = infos == NULL ? 0 : *count, found = 0;
-    simgpu_lock();
+    if (!simgpu_lock())
+        return NVML_ERROR_UNKNOWN;
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
         const struct simgpu_process *process = &host->processes[slot];
         if (process->pid == 0 || !(atomic_load(&process->status) & SIMGPU_RESIDENT))

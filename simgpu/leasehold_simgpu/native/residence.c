@@ -108,7 +108,8 @@ CUresult residence_place(struct simgpu_process *self) {
     CUresult result = residence_evict(self); /* if a fault has left the bytes on the old GPUs */
     if (result != CUDA_SUCCESS)
         return result;
-    simgpu_lock();
+    if (!simgpu_lock())
+        return CUDA_ERROR_OPERATING_SYSTEM;
     result = find_room(host, self);
     if (result == CUDA_SUCCESS)
         take_room(host, self);

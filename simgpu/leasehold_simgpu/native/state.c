@@ -15,7 +15,11 @@
 #include <unistd.h>
 
 #include "driver_types.h"
+#include "faults.h"
 #include "process_table.h"
+
+#define LOCK_POLL_US 200
+#define LOCK_POLLS_WHILE_STOPPED 10000 /* 2 seconds or more. A poll flock() can wait, but has no deadline */
 
 static pthread_mutex_t thread_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,13 +84,27 @@ struct simgpu_host *simgpu_host(void) {
     return host;
 }
 
-void simgpu_lock(void) {
+bool simgpu_lock(void) {
+    struct simgpu_host *host = atomic_load(&mapped);
+    uint32_t polls_while_stopped = 0;
     pthread_mutex_lock(&thread_lock);
-    while (flock(lock_file, LOCK_EX) != 0 && errno == EINTR)
-        ;
+    while (flock(lock_file, LOCK_EX | LOCK_NB) != 0) {
+        pid_t holder = (pid_t)atomic_load(&host->lock_holder);
+        polls_while_stopped = process_is_stopped(holder) ? polls_while_stopped + 1 : 0;
+        if (polls_while_stopped > LOCK_POLLS_WHILE_STOPPED) {
+            fprintf(stderr, "simgpu: process %d is stopped and holds the lock of the host: continue it (SIGCONT)\n",
+                    (int)holder);
+            pthread_mutex_unlock(&thread_lock);
+            return false;
+        }
+        simgpu_sleep_us(LOCK_POLL_US);
+    }
+    atomic_store(&host->lock_holder, (uint32_t)getpid());
+    return true;
 }
 
 void simgpu_unlock(void) {
+    atomic_store(&atomic_load(&mapped)->lock_holder, 0);
     flock(lock_file, LOCK_UN);
     pthread_mutex_unlock(&thread_lock);
 }

@@ -151,7 +151,7 @@ struct simgpu_host {
     uint64_t next_fault_id;
     uint64_t next_record_id;
     _Atomic uint32_t fault_count; /* 0 lets every call skip the search */
-    uint32_t reserved_2;
+    _Atomic uint32_t lock_holder; /* the pid of the process that has the lock, or 0 */
     struct simgpu_gpu gpus[SIMGPU_MAX_GPUS];
     struct simgpu_fault faults[SIMGPU_MAX_FAULTS];
     struct simgpu_process processes[SIMGPU_MAX_PROCESSES];
@@ -163,8 +163,10 @@ struct simgpu_host *simgpu_host(void);
 /* The path of a file in the directory of the host. False if it is too long. */
 bool simgpu_path(char *path, size_t size, const char *name);
 
-/* The lock over everything but `status`, `in_flight`, `busy`, `calls` and the request. Not recursive. Held for microseconds. */
-void simgpu_lock(void);
+/* The lock over everything but `status`, `in_flight`, `busy`, `calls` and the request. Not recursive. Held for microseconds.
+ * False, with a line on standard error: a process was stopped while it held the lock, and does not go on. A real driver
+ * has no such lock, so others must not hang. */
+__attribute__((warn_unused_result)) bool simgpu_lock(void);
 void simgpu_unlock(void);
 
 /* The GPU that the CUDA device `ordinal` of the process is on now. */

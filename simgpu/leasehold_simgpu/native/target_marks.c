@@ -34,10 +34,9 @@ CUresult checkpoint_obstacle(const struct channel *channel) {
 bool peer_is_suspended(const struct channel *channel) {
     const struct simgpu_process *target = channel->target;
     uint32_t group = *(volatile const uint32_t *)&target->peer_group;
-    if (group == 0)
+    if (group == 0 || !simgpu_lock())
         return false;
     bool found = false;
-    simgpu_lock();
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES && !found; slot++) {
         const struct simgpu_process *peer = &channel->host->processes[slot];
         uint32_t state = atomic_load(&peer->status) & SIMGPU_STATE_MASK;

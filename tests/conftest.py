@@ -32,7 +32,7 @@ def executed() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets up the environment, which the processes of pytest-xdist inherit."""
     if not hasattr(config, "workerinput"):
-        folder = environment.set_up(gpus="gpu" in config.option.markexpr)
+        folder = environment.set_up(gpus=environment.selects_gpus(config.option.markexpr))
         config.stash[_folder] = folder
         config.option.basetemp = str(folder / "p")  # short, because the names of sockets are bounded
 

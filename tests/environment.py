@@ -7,15 +7,18 @@ reports what was left behind.
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
+
+from _pytest.mark.expression import Expression
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -36,12 +39,27 @@ _KEPT_ON_GPUS: Final = ("CUDA_", "LD_LIBRARY_PATH", "NVIDIA_")
 """Beginnings of names. A container may find its driver by these only. CUDA_DEVICE_ORDER decides which GPU an
 index of CUDA_VISIBLE_DEVICES means."""
 
+_GPU_TESTS: Final = ({"gpu"}, {"gpu", "long"})
+"""The markers that a test of real GPUs may have."""
+
 _DESCRIPTORS: Final = 4096
 
 
 def seed() -> int:
     """The seed of this run's samples."""
     return int(os.environ[SEED])
+
+
+def selects_gpus(markers: str) -> bool:
+    """Whether an expression of `pytest -m` names the marker `gpu`, and selects a test that has it."""
+    if not re.search(r"\bgpu\b", markers):
+        return False
+    expression = Expression.compile(markers)
+    return any(_selects(expression, held) for held in _GPU_TESTS)
+
+
+def _selects(expression: Expression, held: Collection[str]) -> bool:
+    return expression.evaluate(lambda name, /, **_settings: name in held)
 
 
 def set_up(*, gpus: bool) -> Path:

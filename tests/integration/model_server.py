@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
@@ -82,7 +83,7 @@ def write_whole(path: Path, text: str) -> None:
     Path(name).rename(path)
 
 
-class DeviceModel(ScriptedServer):
+class DeviceModel(ScriptedServer, ABC):
     """The part of a model server that is on the device, for whichever framework serves it.
 
     Attributes:
@@ -150,9 +151,9 @@ class DeviceModel(ScriptedServer):
         if "kv_cache" in tags:
             self._cache.allocate()
 
+    @abstractmethod
     def framework_state(self) -> dict[str, object]:
         """What its framework says."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, object]:
         """Who it is, and what it has."""

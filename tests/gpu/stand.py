@@ -18,11 +18,11 @@ GIB: Final = 2**30
 BUFFER_BYTES: Final = 16 * 2**20
 SEED: Final = 7
 LOCK_TIMEOUT_MS: Final = 10_000
-BLOCKED_S: Final = 1.5
-"""A call without an answer for so long blocks: others take a few milliseconds."""
+BLOCKED_SAMPLES: Final = 75
+"""A call that is asleep in so many samples, for 1.5 s, blocks: others take a few milliseconds."""
 
 ROOM_BYTES: Final = 2 * GIB
-"""Free on every GPU that a probe uses. A restore that runs out of memory loses its process."""
+"""Free on each GPU that a probe uses. A restore that runs out of memory loses its process."""
 
 MOVES_CUDA_VERSION: Final = 13000
 
@@ -83,16 +83,16 @@ def need_room(gpus: list[Gpu]) -> None:
             )
 
 
-def need_moves() -> list[Gpu]:
-    """Every GPU of the host, if a process can be moved between them."""
-    gpus = inventory()
+def need_moves(count: int) -> list[Gpu]:
+    """Every GPU of the host, the emptiest first, if a process can be moved so often to the next one."""
+    gpus = sorted(inventory(), key=lambda gpu: gpu.free_bytes, reverse=True)
     if len(gpus) < 2:
         raise NotTestedError("it needs 2 GPUs, and this host has 1")
     if len({gpu.name for gpu in gpus}) > 1:
         raise NotTestedError("it needs GPUs of one chip")
     if cuda_version() < MOVES_CUDA_VERSION:
         raise NotTestedError("it needs driver 580")
-    need_room(gpus)
+    need_room(gpus[: count + 1])
     return gpus
 
 
@@ -118,11 +118,14 @@ class Stand:
         return program
 
     def target(self, size_bytes: int = BUFFER_BYTES, **environment: str) -> Target:
-        """A process with a context on its first GPU, and a buffer there."""
-        need_room(inventory())
+        """A process with a context on its first GPU, and a buffer in at most a quarter of its free memory."""
         program = Program({**os.environ, **environment})
         self.targets.append(program)
         program.set_up()
+        uuid = program.device_uuids()[0]
+        (gpu,) = (gpu for gpu in inventory() if gpu.uuid == uuid)
+        need_room([gpu])
+        size_bytes = min(size_bytes, gpu.free_bytes // 4)
         error, address = program.allocate(size_bytes)
         if error != SUCCESS:
             raise NotTestedError(f"cuMemAlloc of {size_bytes} bytes answers {error}")
@@ -182,10 +185,9 @@ def expect(what: str, seen: Any, assumed: Any) -> None:
 def blocks(program: Program, name: str, *arguments: Any) -> bool:
     """Whether a call waits. Its answer is left for later if it does, and taken if not."""
     program.begin(name, *arguments)
-    try:
-        program.answer(BLOCKED_S)
-    except queue.Empty:
+    if program.is_waiting(BLOCKED_SAMPLES):
         return True
+    program.answer()
     return False
 
 

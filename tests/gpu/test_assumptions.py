@@ -12,7 +12,8 @@ import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .assumptions import PROBES, answer
-from .stand import ContradictionError, Stand
+from .conftest import MEMORY_BYTES
+from .stand import GIB, ContradictionError, Stand
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_TESTED = {7, 9, 11, 13, 14, 15, 17, 18}
@@ -46,6 +47,17 @@ def test_every_assumption_has_a_probe() -> None:
 
 def test_every_probe_names_its_assumption() -> None:
     assert [(one.__doc__ or "").partition(":")[0] for one in PROBES.values()] == list(map(str, PROBES))
+
+
+def test_a_probe_needs_room_on_its_own_gpu_only(host: SimulatedHost, on_host: dict[str, str]) -> None:
+    reserved_words = 10
+    host.hog(1, MEMORY_BYTES)
+    assert probe(reserved_words, on_host)["answer"] == "yes"
+    host.hog(1, 0)
+    host.hog(0, MEMORY_BYTES - GIB)
+    found = probe(reserved_words, on_host)
+    assert found["answer"] == "not tested"
+    assert found["seen"].startswith("GPU 0 has"), found
 
 
 @pytest.mark.long

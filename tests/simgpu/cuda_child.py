@@ -1,5 +1,7 @@
 """A CUDA program that does what it is told: one JSON request a line, one JSON answer a line.
 
+It prints an empty object when it begins a call.
+
 Plays the controller as well as the target, each in a process of its own, on a simulated host.
 """
 
@@ -275,6 +277,7 @@ def stop_listening() -> int:
 def main() -> None:
     for line in sys.stdin:
         name, arguments, options = json.loads(line)
+        print("{}", flush=True)
         try:
             reply = {"value": globals()[name](*arguments, **options)}
         except Exception as error:

@@ -42,6 +42,7 @@ class Program:
             text=True,
         )
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._asked = self._begun = 0
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
@@ -58,6 +59,7 @@ class Program:
     def begin(self, name: str, *arguments: Any, **options: Any) -> None:
         """Starts a call whose answer is fetched later."""
         assert self._process.stdin is not None
+        self._asked += 1
         self._process.stdin.write(json.dumps([name, arguments, options]) + "\n")
         self._process.stdin.flush()
 
@@ -71,14 +73,31 @@ class Program:
             raise ProgramError(reply["error"])
         return reply["value"]
 
-    def is_waiting(self) -> bool:
-        """Is a call still without an answer? Looks for as long as a call that does not block would take."""
-        try:
-            line = self._answers.get(timeout=0.3)
-        except queue.Empty:
-            return True
-        self._answers.put(line)
+    def is_asleep(self) -> bool:
+        """Whether the last call has begun, and sleeps. One that lacks CPU time does not."""
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return self._begun == self._asked and state in "SD"
         return False
+
+    def is_waiting(self, samples: int = 15) -> bool:
+        """Whether a call waits: it has no answer, and was found asleep in so many samples.
+
+        A call that does not wait is seldom asleep. It answers before the last sample on a busy machine too,
+        since samples do not count while the call lacks CPU time.
+        """
+        end = time.monotonic() + DEADLINE_S
+        asleep = 0
+        while asleep < samples:
+            assert time.monotonic() < end, "the call neither sleeps nor answers"
+            try:
+                line = self._answers.get(timeout=0.02)
+            except queue.Empty:
+                asleep += self.is_asleep()
+            else:
+                self._answers.put(line)
+                return False
+        return True
 
     def has_ended(self) -> bool:
         """Whether it has ended. It is collected if so."""
@@ -113,7 +132,10 @@ class Program:
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
-                self._answers.put(line)
+                if line == "{}\n":
+                    self._begun += 1
+                else:
+                    self._answers.put(line)
         except ValueError:
             return  # closed under our feet, at the end of a test
         self._answers.put("")

@@ -56,12 +56,16 @@ def make_environment(folder: Path) -> Path:
 
 
 def report_environment(folder: Path, mark: str) -> dict[str, str]:
-    """The environment of the report, in which nothing is written beside the temporary folder."""
+    """The environment of the report: it hides the host's settings, and keeps writes in the folder."""
     settings = ("LEASEHOLD_", "PYTHONPATH", "PYTHONHOME", "PYTEST_", "SIMGPU_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     (folder / "tmp").mkdir()
+    no_settings = folder / "settings.toml"
+    no_settings.touch()
     return {
         **kept,
+        "LEASEHOLD_COORDINATOR_CONFIG": str(no_settings),
+        "LEASEHOLD_WORKER_CONFIG": str(no_settings),
         "GPU_REPORT_MARK": mark,
         "TMPDIR": str(folder / "tmp"),
         "XDG_CACHE_HOME": str(folder / "cache"),

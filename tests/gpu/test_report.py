@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
+from .bootstrap import report_environment
 from .leftovers import end_marked, marked
 from .report import MACHINE, STEPS, run
 from .steps import Runner, Step, StepResult
@@ -72,6 +73,13 @@ def test_what_a_step_leaves_running_is_ended_and_named(mark: str, tmp_path: Path
     (line,) = step["leftovers"]
     assert "sleep 600" in line
     assert line.endswith(": killed")
+
+
+def test_a_report_reads_no_settings_of_the_host(tmp_path: Path) -> None:
+    environment = report_environment(tmp_path, "a mark")
+    for name in ("LEASEHOLD_COORDINATOR_CONFIG", "LEASEHOLD_WORKER_CONFIG"):
+        assert Path(environment[name]).read_text() == ""
+        assert tmp_path in Path(environment[name]).parents
 
 
 def test_no_step_begins_when_the_time_is_up(mark: str, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ check: $(VENV)/.installed
 	$(BIN)/python protos/generate.py --check
 
 bench: $(VENV)/.installed
-	$(BIN)/python bench/command_latency.py
-	$(BIN)/python bench/operation_overhead.py
-	$(BIN)/python bench/coordinator_restart.py
-	$(BIN)/python bench/pool.py
-	$(BIN)/python -m bench.fleet --workers 1000
-	$(BIN)/python -m bench.strategies
+	$(BIN)/python -m bench.checked bench/command_latency.py
+	$(BIN)/python -m bench.checked bench/operation_overhead.py
+	$(BIN)/python -m bench.checked bench/coordinator_restart.py
+	$(BIN)/python -m bench.checked bench/pool.py
+	$(BIN)/python -m bench.checked -m bench.fleet --workers 1000
+	$(BIN)/python -m bench.checked -m bench.strategies
 
 # The whole grid and some sequences: make faults N=12000.
 N ?= 300

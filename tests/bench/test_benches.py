@@ -1,0 +1,58 @@
+"""Every benchmark of `make bench` at its smallest: it measures, and leaves no process and no file."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHES = (
+    "bench/command_latency.py --rounds 2",
+    "bench/operation_overhead.py --instant-rounds 1 --rounds 1",
+    "bench/coordinator_restart.py --workloads 10 --commands 20 --rounds 1",
+    "bench/pool.py --grants 10 --rounds 2",
+    "-m bench.fleet --workers 2 --seconds 1",
+    "-m bench.strategies --size 600MiB --only offload+cuda_suspend",
+)
+
+
+def run_checked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark as `make bench` does."""
+    command = [sys.executable, "-m", "bench.checked", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_make_bench_runs_these() -> None:
+    recipe = re.search(r"^bench:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    made = re.findall(r"-m bench\.checked (-m \S+|\S+)", recipe[1])
+    assert made == [bench.partition(" --")[0] for bench in BENCHES]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bench", BENCHES)
+def test_a_benchmark_measures_and_leaves_nothing(bench: str) -> None:
+    done = run_checked(*bench.split())
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+@pytest.mark.long
+def test_what_a_benchmark_leaves_fails_it_and_is_named() -> None:
+    program = (
+        "import subprocess, tempfile\n"
+        "tempfile.mkstemp(suffix='-forgotten')\n"
+        "left = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "print(left.pid)\n"
+    )
+    done = run_checked("-c", program)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.returncode == 1
+    process, file = done.stderr.splitlines()[-2:]
+    assert process == f"left behind: process {done.stdout.strip()}: sleep 600 "
+    assert file.endswith("-forgotten")

@@ -1,4 +1,4 @@
-"""What suspend, restore and remap cost beside the driver's own calls, and a group beside its slowest member.
+"""Costs of suspend, restore and remap beyond the driver's calls, and of a group beyond its slowest member.
 
 Ours are the operations of `leasehold_worker.operations`, in this process, with their driver helpers, NVML
 proofs and leases. Raw are the same calls of the checkpoint API on the same process, made one after the other
@@ -64,7 +64,7 @@ Samples = dict[str, list[float]]
 
 
 class BenchmarkError(Exception):
-    """What was to be measured did not work."""
+    """A measured operation failed."""
 
 
 # --- Ours
@@ -209,7 +209,7 @@ async def timed_ms(action: Callable[[], Awaitable[None]]) -> float:
 
 
 def figures(samples_ms: Sequence[float]) -> dict[str, float]:
-    """What is told of samples."""
+    """The reported figures of samples."""
     return {"p50_ms": round(statistics.median(samples_ms), 3), "max_ms": round(max(samples_ms), 3)}
 
 

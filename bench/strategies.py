@@ -43,7 +43,7 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class BenchmarkError(Exception):
-    """What was to be measured did not work."""
+    """A measured operation failed."""
 
 
 def machine(folder: Path) -> dict[str, object]:
@@ -75,7 +75,7 @@ def disk_gb_per_s(folder: Path, size: int = 512 * 2**20) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in host memory. 0: it is gone."""
+    """Resident host memory of a process. 0: the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except FileNotFoundError:

@@ -24,13 +24,13 @@ LIST_LIMIT: Final = 10_000
 """Checkpoints that an answer has at most."""
 
 LIST_LIMIT_BYTES: Final = 3_500_000
-"""What an answer holds at most: gRPC's clients take 4 MiB unless they are told otherwise."""
+"""Most bytes of an answer. By default, clients of gRPC accept 4 MiB."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What the workers that were asked said.
+    """The answers of several workers.
 
     Attributes:
         checkpoints: Newest first.

@@ -53,7 +53,7 @@ PARKING_CRASH_POINTS: Final = (
     "intent-start",
     "phase-load",
 )
-"""Those that it comes to with hooks, images and applications that save themselves. `make strategies` does."""
+"""Crash points of hooks, images and applications that save themselves. `make strategies` reaches them."""
 
 
 class _Armed:

@@ -99,7 +99,7 @@ def keep_standing(gpu_uuid: str, standing: Standing) -> list[Statement]:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What an earlier start of the worker kept.
+    """The state that an earlier start of the worker kept.
 
     Attributes:
         entries: Its commands.

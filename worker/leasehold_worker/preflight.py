@@ -325,7 +325,7 @@ class Preflight:
         return plan
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
-        """What parking needs: members that the driver can lock and checkpoint, and host memory for them."""
+        """Checks the needs of parking: members that can be locked and checkpointed, and host memory."""
         findings = plan.findings
         for party in plan.parties:
             with findings.check("state", f"{party.workload.name} is running"):

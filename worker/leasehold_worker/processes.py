@@ -35,10 +35,10 @@ _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """What pidfd_open(2) says of a pid that nobody has; the last two are for a thread's id, by kernel."""
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What says that this host is short of something, and nothing of the process that was to be read."""
+"""Errors that tell of a shortage on this host, and nothing about the process that was read."""
 
 _user_names: Final[dict[int, str]] = {}
-"""Those that were found, by user id."""
+"""Names that were found, by user id."""
 
 _INIT: Final = Pid(1)
 """Whom orphans are given to."""
@@ -145,7 +145,7 @@ def process_tree(
         orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
         members |= below.grow(orphans - theirs, theirs)
     if mark:
-        # Whoever inherited the variable came after the first that had it.
+        # A process that inherited the variable is younger than the first process that had it.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         marked = {pid for pid in younger - members - theirs if _has_entry(pid, mark)}
         members |= below.grow(marked, theirs)
@@ -155,7 +155,7 @@ def process_tree(
 
 
 class _Descent:
-    """Who started whom."""
+    """The children of each process."""
 
     def __init__(self, stats: Mapping[Pid, _Stat]) -> None:
         self._children = defaultdict[int, list[Pid]](list)

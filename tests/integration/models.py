@@ -18,6 +18,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.client import Client
+from leasehold_client.demo_counts import read_counter
 from leasehold_client.main import leasehold
 from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
@@ -29,6 +30,7 @@ from .fleets import TIMEOUT_S, Fleet
 from .tensors import expected_checksum
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+COUNTER: Final = ROOT / "examples/counter.py"
 WORKER: Final = "alpha"
 MIB: Final = 2**20
 CONTEXT_BYTES: Final = DEFAULT_CONTEXT_BYTES
@@ -67,7 +69,7 @@ def require_images(fleet: Fleet) -> None:
 
 @dataclass
 class Model:
-    """One model server, as a workload.
+    """One model server, as a workload. With two GPUs it has a second process there, a counter.
 
     Attributes:
         requests: How many it was asked, and must know of.
@@ -77,6 +79,7 @@ class Model:
     name: str
     kernel: bool = False
     framework: str = "vllm"
+    gpu_count: int = 1
     weights_bytes: int = WEIGHTS_BYTES
     cache_bytes: int = CACHE_BYTES
     requests: int = 0
@@ -92,6 +95,11 @@ class Model:
     def program(self) -> Path:
         """What is started."""
         return self.fleet.folder / f"{self.name}.sh"
+
+    @property
+    def counts(self) -> Path:
+        """The output of its second process."""
+        return self.fleet.folder / f"{self.name}.counts"
 
     @property
     def host(self) -> SimulatedHost:
@@ -119,14 +127,25 @@ class Model:
         options_of_program += ["--faults", str(self.faults), *(["--kernel"] if self.kernel else [])]
         options_of_program += ["--framework", self.framework]
         options_of_program += ["--weights", f"{self.weights_bytes}", "--kv", f"{self.cache_bytes}"]
-        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.integration.model_server "$@"\n')
+        self.program.write_text(
+            f'{self._begin()}exec {sys.executable} -m tests.integration.model_server "$@"\n'
+        )
         self.program.chmod(0o755)
-        where = ["--gpu", gpu] if gpu else ["--gpus", "1", "--worker", WORKER]
+        where = ["--gpu", gpu] if gpu else ["--gpus", str(self.gpu_count), "--worker", WORKER]
         run = ["run", "--name", self.name, *where, "--hooks", str(hooks), *options]
         run += ["--env", f"PYTHONPATH={ROOT}", "--", str(self.program), *options_of_program]
         self.fleet.wait(lambda: self._is_begun(run))
         self.wait_served(wait_s)
+        if self.gpu_count == 2:
+            self._wait_counting()
         self.pid = self.workload.status.root_pid
+
+    def _begin(self) -> str:
+        """The begin of its program: what runs before the server."""
+        if self.gpu_count == 1:
+            return "#!/bin/sh\n"
+        second_gpu = "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES#*,}"
+        return f"#!/bin/sh\n{second_gpu} {sys.executable} {COUNTER} --interval-s 0.02 >{self.counts} 2>&1 &\n"
 
     def _is_begun(self, run: list[str]) -> bool:
         """Runs it, unless the coordinator has not heard yet that the last one's GPU is free again."""
@@ -201,10 +220,16 @@ class Model:
         pid = self.workload.status.root_pid
         return self.host.process(pid) if pid else None
 
+    @property
+    def members(self) -> list[SimulatedProcess]:
+        """Its CUDA processes that live, the server first."""
+        root = self.workload.status.root_pid
+        found = [each for each in self.host.processes() if root in (each.pid, _parent(each.pid))]
+        return sorted(found, key=lambda each: each.pid != root)
+
     def device_bytes(self) -> int:
         """What NVML lists for it."""
-        process = self.process
-        return sum(process.gpu_bytes.values()) if process is not None and process.resident else 0
+        return sum(sum(each.gpu_bytes.values()) for each in self.members if each.resident)
 
     def suspend(self, policy: str, *, force: bool = False, escalate_to: str | None = None) -> Command:
         """Parks it, and returns the command at its end."""
@@ -230,12 +255,17 @@ class Model:
         assert {name: found[name] for name in wanted} == wanted, (found, wanted, self.log())
         assert found["pid"] == self.workload.status.root_pid
         self.generate()
-        (gpu_uuid,) = self.gpus
-        self._wait_held(gpu_uuid)
-        process = self.process
-        assert process is not None
-        assert (process.state.name, process.resident) == ("RUNNING", True)
-        assert process.gpu_bytes == {gpu_uuid: FULL_BYTES}
+        gpu_uuids = self.gpus
+        assert len(gpu_uuids) == self.gpu_count
+        self._wait_held(gpu_uuids)
+        assert [(each.state.name, each.resident) for each in self.members] == [
+            ("RUNNING", True)
+        ] * self.gpu_count
+        server, *others = (each.gpu_bytes for each in self.members)
+        assert list(server.values()) == [FULL_BYTES]
+        assert sorted([*server, *(uuid for other in others for uuid in other)]) == sorted(gpu_uuids)
+        if others:
+            self._wait_counting()
         assert not self.workload.status.HasField("parked_by")
         self._require_disk(images=0)
 
@@ -257,19 +287,24 @@ class Model:
         self.fleet.wait(lambda: os.path.exists(f"/proc/{self.pid}") == alive)
         assert (self.host.process(self.pid) is not None) == alive
         if process_strategy == "cuda_suspend":
-            process = self.process
-            assert process is not None
-            assert process.state.name == "CHECKPOINTED"
+            assert [each.state.name for each in self.members] == ["CHECKPOINTED"] * self.gpu_count
         if process_strategy == "keep_running":
             assert (self.state()["sleeping"] == []) == (freed == "nothing")
         self._require_disk(images=int(process_strategy == "checkpoint"))
 
-    def _wait_held(self, gpu_uuid: str) -> None:
+    def _wait_counting(self) -> None:
+        """Its second process counts on, and has lost no byte."""
+        goal = read_counter(self.counts.read_text()).counts + 2
+        self.fleet.wait(lambda: read_counter(self.counts.read_text()).counts >= goal)
+        found = read_counter(self.counts.read_text())
+        assert (found.lost, found.corrupt) == (0, 0), self.counts.read_text()[-500:]
+
+    def _wait_held(self, gpu_uuids: list[str]) -> None:
         """The pool says the same as the workload, once the worker's next load is here."""
 
         def agrees() -> bool:
             held = [uuid for uuid, holder in self.slot_holders().items() if holder == self.name]
-            return held == [gpu_uuid]
+            return sorted(held) == sorted(gpu_uuids)
 
         self.fleet.wait(agrees)
 
@@ -283,6 +318,14 @@ class Model:
     def log(self) -> str:
         """What its worker has logged, and the program has written: for failures."""
         return self.fleet.log(WORKER)[-3000:] + b"".join(self.client.output(self.name)).decode()[-2000:]
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process, or 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0
 
 
 def _holder(gpu: FleetGpu) -> str:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from leasehold.v1 import gpu_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold_client.client import Client
 from leasehold_client.policies import parse_policy
@@ -27,8 +28,9 @@ from tests.environment import CRIU
 
 from .fleets import Fleet
 from .models import STATES, WORKER, Model, reason, told
-from .strategy_cases import DOWN, Case, Kind
+from .strategy_cases import DOWN, UP, Case, Kind
 
+GPUS: Final = 8
 NOT_PLAYED: Final = "not played: no images"
 
 SETTINGS: Final = """
@@ -80,8 +82,9 @@ class Arena:
             wrapper.write_text(WRAPPER.format(mode=self.criu_mode, criu=CRIU))
             wrapper.chmod(0o755)
         self.settings = SETTINGS.format(criu=wrapper)
-        fleet.start_worker(WORKER, settings=self.settings)
-        self.models: dict[tuple[bool, str], Model] = {}
+        fleet.start_worker(WORKER, settings=self.settings, gpus=GPUS)
+        self.models: dict[tuple[bool, str, int], Model] = {}
+        self._homes: dict[str, list[str]] = {}
         self._made = 0
         self._log_read = 0
 
@@ -98,13 +101,14 @@ class Arena:
     def model_of(self, case: Case) -> Model:
         """The model server of a case, which runs."""
         kernel = case.process == "stop" and not case.before
-        key = kernel, case.framework
+        key = kernel, case.framework, case.gpus
         if key not in self.models:
             self._made += 1
             name = f"{'saver' if kernel else 'chat'}-{self._made}"
-            model = Model(self.fleet, name, kernel=kernel, framework=case.framework)
+            model = Model(self.fleet, name, kernel=kernel, framework=case.framework, gpu_count=case.gpus)
             model.start(timeout="2s")
             self.models[key] = model
+            self._homes[name] = self._gpus_of(model)
         return self.models[key]
 
     def play(self, case: Case, tally: Tally) -> None:
@@ -130,7 +134,7 @@ class Arena:
             self.client.wait(self.client.stop(model.name, grace_s=0))
 
     def _give_up(self, model: Model) -> None:
-        del self.models[model.kernel, model.framework]
+        del self.models[model.kernel, model.framework, model.gpu_count]
         self.criu_mode.unlink(missing_ok=True)
         self._restart()  # it may be dead, or have a crash point that it did not come to
         model.clear_faults()
@@ -152,8 +156,11 @@ class Arena:
                 self._restart()
             ended = self.client.wait(command)
             assert self._was_met(model, case), f"nothing went wrong: {ended}"
+            sick = case.trouble.kind is Kind.GPU and self._homes[model.name][case.trouble.member]
         outcome = reason(ended)
         done = outcome == "SUCCEEDED"
+        if sick and done and case.way == UP and case.process != "keep_running":
+            assert sick not in model.gpus, "a workload that left a sick GPU is back on it"
         assert not (case.trouble.harmless and not done), ended
         assert not (done and not case.trouble.harmless and not case.trouble.may_succeed), ended
         if done:
@@ -178,6 +185,7 @@ class Arena:
             model.wait_served()
             model.require_running()
             model.pid = model.state()["pid"]
+            self._homes[model.name] = self._gpus_of(model)
             return
         freed = "all"
         if parked_by == "keep_running":
@@ -207,8 +215,12 @@ class Arena:
                 yield
             case Kind.DRIVER:
                 # A process that comes back from disk has its pid again.
-                model.host.set_fault(trouble.where, model.pid, times=trouble.times, **trouble.driver)
+                pid = model.members[trouble.member].pid if trouble.member else model.pid
+                model.host.set_fault(trouble.where, pid, times=trouble.times, **trouble.driver)
                 yield
+            case Kind.GPU:
+                with self._sick_gpu(self._homes[model.name][trouble.member]):
+                    yield
             case Kind.CRIU:
                 self.criu_mode.write_text(f"{trouble.where} {model.pid}\n")
                 yield
@@ -231,6 +243,22 @@ class Arena:
                 yield
 
     @contextmanager
+    def _sick_gpu(self, gpu_uuid: str) -> Iterator[None]:
+        """Has a GPU count a memory error for a while, once the worker has seen it."""
+        host = self.fleet.hosts[WORKER]
+        host.set_readings(gpu_uuid, ecc_uncorrected=1)
+        self.fleet.cli("gpu", "reset-health", gpu_uuid)  # the worker looks at once
+        self.fleet.wait(lambda: self._health(gpu_uuid) == gpu_pb2.GPU_HEALTH_ECC_FAILED)
+        yield
+        host.set_readings(gpu_uuid, ecc_uncorrected=0)
+        self.fleet.cli("gpu", "reset-health", gpu_uuid)
+        self.fleet.wait(lambda: self._health(gpu_uuid) == gpu_pb2.GPU_HEALTH_OK)
+
+    def _health(self, gpu_uuid: str) -> gpu_pb2.GpuHealth.ValueType:
+        (gpu,) = (gpu for gpu in self.client.gpus() if gpu.gpu.uuid == gpu_uuid)
+        return gpu.lease.health
+
+    @contextmanager
     def _disk(self, model: Model, what: str) -> Iterator[None]:
         """Alters or takes away what a workload is woken from, for a while."""
         folder = model.images / model.workload.workload_id
@@ -250,6 +278,10 @@ class Arena:
         yield
         for path in files:
             path.write_bytes(before[path])
+
+    def _gpus_of(self, model: Model) -> list[str]:
+        """The GPU of each of its processes."""
+        return [next(iter(member.gpu_bytes)) for member in model.members]
 
     def _see_it_die(self) -> None:
         process = self.fleet.processes[WORKER]

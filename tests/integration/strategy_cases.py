@@ -19,6 +19,7 @@ class Kind(enum.StrEnum):
 
     SERVER = "server"
     DRIVER = "driver"
+    GPU = "gpu"
     CRIU = "criu"
     DISK = "disk"
     PID = "pid"
@@ -38,6 +39,7 @@ class Trouble:
         times: How often.
         harmless: The operation succeeds all the same.
         may_succeed: It may succeed, where that is true.
+        member: Which process of the workload has a driver's fault, or is on a sick GPU.
     """
 
     kind: Kind
@@ -47,6 +49,7 @@ class Trouble:
     driver: dict[str, Any] = field(default_factory=dict, hash=False)
     harmless: bool = False
     may_succeed: bool = False
+    member: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Case:
         trouble: What goes wrong.
         before: The process strategy that it is parked by already. Empty: it runs.
         framework: Whose server it is.
+        gpus: How many GPUs it has, with one process on each.
     """
 
     weights: str
@@ -68,6 +72,7 @@ class Case:
     trouble: Trouble
     before: str = ""
     framework: str = "vllm"
+    gpus: int = 1
 
     @property
     def policy(self) -> str:
@@ -76,9 +81,11 @@ class Case:
     def __str__(self) -> str:
         trouble = self.trouble
         driver = [f"{name}={value}" for name, value in trouble.driver.items()]
+        driver += ["member=1"] if trouble.member else []
         what = " ".join(filter(None, [trouble.kind, trouble.where, trouble.fault, *driver]))
         after = f" after {self.before}" if self.before else ""
         server = "" if self.framework == "vllm" else f"{self.framework} "
+        server += "" if self.gpus == 1 else f"{self.gpus} GPUs "
         return f"{server}{self.policy}{after} {self.way}: {what} x{trouble.times}"
 
 
@@ -143,13 +150,27 @@ def sglang_grid() -> Iterator[Case]:
                 )
 
 
-def driver(call: str) -> Iterator[Trouble]:
+def driver(call: str, member: int = 0) -> Iterator[Trouble]:
     """What a driver's call does wrong; some of it is mended on the way."""
-    yield Trouble(Kind.DRIVER, call, driver={"error": 999}, may_succeed=True)
-    yield Trouble(Kind.DRIVER, call, driver={"skip": True}, may_succeed=True)
-    yield Trouble(Kind.DRIVER, call, driver={"hang": True}, may_succeed=True)
+    faults: list[dict[str, Any]] = [{"error": 999}, {"skip": True}, {"hang": True}]
     if call == "checkpoint":
-        yield Trouble(Kind.DRIVER, call, driver={"keep_memory": True}, may_succeed=True)
+        faults.append({"keep_memory": True})
+    for fault in faults:
+        yield Trouble(Kind.DRIVER, call, driver=fault, may_succeed=True, member=member)
+
+
+def sick_gpu(member: int = 0) -> Trouble:
+    """A GPU of the workload counts an uncorrectable memory error, of which no Xid tells."""
+    return Trouble(Kind.GPU, "ecc", may_succeed=True, member=member)
+
+
+def pair_grid() -> Iterator[Case]:
+    """The ways of a server with a process on each of two GPUs."""
+    for weights in ("retain", "offload"):
+        for way, calls in ((DOWN, ("lock", "checkpoint")), (UP, ("restore", "unlock"))):
+            found = [*kills(weights, "cuda_suspend", way), sick_gpu(1)]
+            found += [trouble for call in calls for member in (0, 1) for trouble in driver(call, member)]
+            yield from (Case(weights, "cuda_suspend", way, trouble, gpus=2) for trouble in found)
 
 
 def kernel_down() -> Iterator[Trouble]:
@@ -208,6 +229,7 @@ def kills(weights: str, process: str, way: str) -> Iterator[Trouble]:
 def troubles(weights: str, process: str, way: str) -> Iterator[Trouble]:
     """Everything that can go wrong on one way of one policy."""
     yield from kills(weights, process, way)
+    yield sick_gpu()
     if process != "stop":
         yield from hooks_down(weights) if way == DOWN else hooks_up(weights)
     if process in ("cuda_suspend", "checkpoint"):
@@ -261,7 +283,7 @@ def grid() -> list[Case]:
         for before, process in KILLED_FURTHER_DOWN
         for trouble in troubles_further_down(before, process)
     ]
-    return [*further_down, *sglang_grid()] + [
+    return [*further_down, *sglang_grid(), *pair_grid()] + [
         Case(weights, process, way, trouble)
         for process in PROCESSES
         for weights in WEIGHTS

@@ -29,6 +29,9 @@ TROUBLES = (
     "sglang offload+keep_running down: server /release_memory_occupation break",
     "retain+stop up: server kernel.restore raise",
     "retain+stop up: program gone",
+    "offload+cuda_suspend up: gpu ecc",
+    "2 GPUs offload+cuda_suspend down: driver checkpoint error=999 member=1",
+    "2 GPUs retain+cuda_suspend up: gpu ecc member=1",
 )
 KILLS = (
     "offload+keep_running up: kill phase-hooks",
@@ -37,6 +40,7 @@ KILLS = (
     "retain+checkpoint up: kill phase-unlock",
     "retain+stop down: kill intent-ending",
     "offload+checkpoint after keep_running down: kill intent-image",
+    "2 GPUs offload+cuda_suspend up: kill intent-restore",
 )
 
 
@@ -56,6 +60,7 @@ def test_the_grid_has_every_policy_both_ways() -> None:
     steps = [(case.before, case.process) for case in grid() if case.before]
     assert set(steps) == set(itertools.combinations(PROCESSES, 2))
     assert {case.trouble.kind for case in grid()} == set(Kind)
+    assert {case.gpus for case in grid()} == {1, 2}
     kills = {case.trouble.where for case in grid() if case.trouble.kind is Kind.KILL}
     assert set(PARKING_CRASH_POINTS) <= kills
     assert len({str(case) for case in grid()}) == len(grid())

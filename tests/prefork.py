@@ -99,6 +99,7 @@ class Forked(subprocess.Popen[str]):
             command = [*_AS_USERS_DO[code.strip()], *arguments]
             super().__init__(command, stdout=stdout, stderr=stderr, env=env, text=True)
             return
+        assert env.get("PYTHONPATH") == os.environ.get("PYTHONPATH"), "Python reads it when it is executed"
         self.args = [sys.executable, "-c", code, *arguments]
         self.returncode: int | None = None
         self.stdin = self.stdout = self.stderr = None

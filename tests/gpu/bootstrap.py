@@ -57,6 +57,7 @@ def make_environment(folder: Path) -> Path:
 
 def report_environment(folder: Path, mark: str) -> dict[str, str]:
     """The environment of the report: it hides the host's settings, and keeps writes in the folder."""
+    # Packages of PYTHONPATH would shadow those of the kit.
     settings = ("LEASEHOLD_", "PYTHONPATH", "PYTHONHOME", "PYTEST_", "SIMGPU_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     (folder / "tmp").mkdir()

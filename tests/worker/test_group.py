@@ -280,13 +280,17 @@ async def test_a_suspend_that_is_cancelled_after_the_lock_is_finished(
     counters = await start_members(driver, start_counter, 1)
     parties = make_group(driver, await members_of(driver, counters))
     host.set_fault("checkpoint", counters[0].process.pid, delay_s=0.2, times=1)
+
+    def called(call: str) -> int:
+        process = host.process(counters[0].process.pid)
+        return process.calls[call] if process else 0
+
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
 
             async def cancel() -> None:
-                while not parties.outcomes[0].phases:  # noqa: ASYNC110 - the lock tells nobody
+                while not called("checkpoint"):  # noqa: ASYNC110 - the driver tells nobody
                     await trio.sleep(0.005)
-                await trio.sleep(0.1)
                 scope.cancel()
 
             nursery.start_soon(cancel)

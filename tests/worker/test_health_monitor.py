@@ -147,9 +147,11 @@ async def a_failing_nvml_ends_nothing(host: SimulatedHost) -> None:
 async def an_nvml_that_hangs_holds_up_no_shutdown(host: SimulatedHost) -> None:
     async def scenario(reports: Reports) -> None:
         await reports.wait(host.gpus[0].uuid, OK)
-        host.set_fault("nvmlDeviceGetMigMode", hang=True)
-        host.set_fault("nvmlEventSetWait", hang=True)
-        await trio.sleep(0.3)
+        host.set_fault("nvmlDeviceGetMigMode", hang=True, times=1)
+        host.set_fault("nvmlEventSetWait", hang=True, times=1)
+        with trio.fail_after(20):
+            while host.faults():  # noqa: ASYNC110 - until both calls hang
+                await trio.sleep(0.01)
 
     await monitored(Inventory(), scenario, interval_s=0.05)
 

@@ -18,6 +18,8 @@ from leasehold_worker.inventory import GpuReading, HealthReading, Inventory, Xid
 
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, RESET_REQUIRED = 3, 13, 16
 ROOT = Path(__file__).resolve().parents[2]
+NEVER_S = 3600.0
+"""A question that waits so long for an answer of its own ends no test."""
 
 
 def ask_while_it_hangs(path: str) -> None:
@@ -29,7 +31,8 @@ def ask_while_it_hangs(path: str) -> None:
     assert before.keys() == unknown.keys()
     inventory_module.ANSWER_TIMEOUT_S = 1.0  # type: ignore[misc]
     host.set_fault("nvmlDeviceGetMemoryInfo", hang=True)
-    began = time.monotonic()
+    assert inventory.read() == unknown
+    inventory_module.ANSWER_TIMEOUT_S = NEVER_S  # type: ignore[misc]
     for _ in range(20):
         assert inventory.read() == unknown
         assert inventory.usage() == {}
@@ -38,7 +41,6 @@ def ask_while_it_hangs(path: str) -> None:
             with pytest.raises(OperationError, match="NVML does not answer") as raised:
                 ask()
             assert raised.value.reason == errors_pb2.ERROR_REASON_DRIVER_TIMEOUT
-    assert time.monotonic() - began < 100 * 1.0, "each of 120 questions waited for an answer of its own"
     host.clear_faults()
     inventory_module.ANSWER_TIMEOUT_S = 10.0  # type: ignore[misc]
     while inventory.read() == unknown:

@@ -141,7 +141,7 @@ static CUresult write_pattern(const struct side *to, const void *value, size_t w
 
 static bool is_pinned(CUdeviceptr to, size_t bytes) {
     pthread_mutex_lock(&simgpu_objects);
-    bool pinned = simgpu_is_pinned_memory(to, bytes);
+    bool pinned = simgpu_find_pinned_memory(to, bytes) != NULL;
     pthread_mutex_unlock(&simgpu_objects);
     return pinned;
 }

@@ -47,44 +47,44 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     return allocation != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* What is asked of an address, by attribute. Host addresses that CUDA does not know are an error for most. */
+/* An attribute of an address in device memory or pinned host memory. Other addresses are an error for most. */
 static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr address) {
-    if (simgpu_is_pinned_memory(address, 1))
-        return simgpu_pinned_attribute(data, attribute, address);
-    const struct allocation *allocation = simgpu_find_allocation(address);
+    const struct pinned_memory *pinned = simgpu_find_pinned_memory(address, 1);
+    const struct allocation *allocation = pinned != NULL ? NULL : simgpu_find_allocation(address);
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
         *(unsigned *)data = 0;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MAPPED:
-        *(unsigned *)data = allocation != NULL;
+        *(unsigned *)data = pinned != NULL || allocation != NULL;
         return CUDA_SUCCESS;
     default:
         break;
     }
-    if (allocation == NULL)
+    if (pinned == NULL && (allocation == NULL || attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER))
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = allocation->context;
+        *(CUcontext *)data = pinned != NULL ? pinned->context : allocation->context;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)data = CU_MEMORYTYPE_DEVICE;
+        *(unsigned *)data = pinned != NULL ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         *(CUdeviceptr *)data = address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        *(uint64_t *)data = allocation->id;
+        *(uint64_t *)data = pinned != NULL ? pinned->id : allocation->id;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)data = (int)allocation->ordinal;
+        *(int *)data = (int)(pinned != NULL ? pinned->context->ordinal : allocation->ordinal);
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)data = allocation->address;
+        *(CUdeviceptr *)data = pinned != NULL ? pinned->address : allocation->address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)data = allocation->bytes;
+        *(size_t *)data = pinned != NULL ? pinned->bytes : allocation->bytes;
         return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_INVALID_VALUE;

@@ -4,10 +4,15 @@
 
 #include "driver.h"
 
-/* Is the range inside pinned memory of this process? Under simgpu_objects. */
-bool simgpu_is_pinned_memory(CUdeviceptr address, size_t bytes);
+struct pinned_memory {
+    CUdeviceptr address;
+    size_t bytes;
+    uint64_t id;
+    struct context *context;
+    struct pinned_memory *next;
+};
 
-/* An attribute of an address in pinned memory. Under simgpu_objects. */
-CUresult simgpu_pinned_attribute(void *data, int attribute, CUdeviceptr address);
+/* The pinned memory of this process that holds the whole range, or NULL. Under simgpu_objects. */
+const struct pinned_memory *simgpu_find_pinned_memory(CUdeviceptr address, size_t bytes);
 
 #endif

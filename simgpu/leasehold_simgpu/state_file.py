@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_EX, LOCK_NB, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from typing import Final, final
 
@@ -17,8 +17,8 @@ from leasehold_simgpu.errors import HostLockedError, InvalidSettingError, NoSuch
 from leasehold_simgpu.process_table import is_stopped
 
 STATE_BYTES: Final = ctypes.sizeof(layout.Host)
-_LOCK_POLL_S: Final = 0.0002
-_LOCK_POLLS_WHILE_STOPPED: Final = 10_000
+_LOCK_POLL_S: Final = 0.0016
+_LOCK_POLLS_WHILE_STOPPED: Final = 1250  # 2 seconds or more
 
 
 @final
@@ -88,6 +88,7 @@ class StateFile:
                 yield self.host
             finally:
                 self.host.lock_holder = 0
+                flock(file, LOCK_UN)  # a process that another thread forked meanwhile has the file too
 
     def _lock(self, descriptor: int) -> None:
         """As `simgpu_lock` of the libraries."""

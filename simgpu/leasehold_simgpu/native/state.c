@@ -18,8 +18,10 @@
 #include "faults.h"
 #include "process_table.h"
 
-#define LOCK_POLL_US 200
-#define LOCK_POLLS_WHILE_STOPPED 10000 /* 2 seconds or more. A poll flock() can wait, but has no deadline */
+/* flock() has no deadline, so the lock is polled. It is held for microseconds: long waits are rare. */
+#define LOCK_POLL_US 50
+#define LOCK_POLL_LONGEST_US 1600
+#define LOCK_HOLDER_STOPPED_US 2000000
 
 static pthread_mutex_t thread_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -86,18 +88,20 @@ struct simgpu_host *simgpu_host(void) {
 
 bool simgpu_lock(void) {
     struct simgpu_host *host = atomic_load(&mapped);
-    uint32_t polls_while_stopped = 0;
+    uint64_t poll_us = LOCK_POLL_US, stopped_us = 0;
     pthread_mutex_lock(&thread_lock);
     while (flock(lock_file, LOCK_EX | LOCK_NB) != 0) {
         pid_t holder = (pid_t)atomic_load(&host->lock_holder);
-        polls_while_stopped = process_is_stopped(holder) ? polls_while_stopped + 1 : 0;
-        if (polls_while_stopped > LOCK_POLLS_WHILE_STOPPED) {
+        stopped_us = process_is_stopped(holder) ? stopped_us + poll_us : 0;
+        if (stopped_us > LOCK_HOLDER_STOPPED_US) {
             fprintf(stderr, "simgpu: process %d is stopped and holds the lock of the host: continue it (SIGCONT)\n",
                     (int)holder);
             pthread_mutex_unlock(&thread_lock);
             return false;
         }
-        simgpu_sleep_us(LOCK_POLL_US);
+        simgpu_sleep_us(poll_us);
+        if (poll_us < LOCK_POLL_LONGEST_US)
+            poll_us *= 2;
     }
     atomic_store(&host->lock_holder, (uint32_t)getpid());
     return true;

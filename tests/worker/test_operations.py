@@ -18,7 +18,7 @@ from leasehold.v1.command_pb2 import (
     SuspendOperation,
 )
 from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
-from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 from leasehold_worker.libraries import loaded_library
 from leasehold_worker.processes import identify
 
@@ -204,6 +204,18 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     assert restored.state == SUCCEEDED, restored
     assert restored.workloads[0].status.state == RUNNING
     wait_counting(session, "w1")
+
+
+def test_a_member_that_failed_on_a_lost_gpu_keeps_that_gpu(session: Session, host: SimulatedHost) -> None:
+    """NVML says nothing of a lost GPU, which may have the memory of the member."""
+    pid = start(session, "w1")
+    host.set_fault("checkpoint", pid, state=ProcessState.FAILED, delay_s=0.3)
+    session.send(make_command("c2", "w1", suspend=SuspendOperation()))
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    host.lose_gpu(0)
+    outcome = session.outcome("c2")
+    assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_WEDGED
+    assert not outcome.result.released_gpu_uuids
 
 
 def test_a_workload_that_was_restored_is_suspended_before_it_is_killed(

@@ -31,7 +31,7 @@ from leasehold_worker.plan import Party, Plan
 from leasehold_worker.preconditions import is_sequential
 from leasehold_worker.preflight import home_of
 from leasehold_worker.processes import ProcessIdentity, is_alive
-from leasehold_worker.proof import placed
+from leasehold_worker.proof import Occupancy, placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
 from leasehold_worker.strategies import CUDA_SUSPEND
@@ -112,10 +112,10 @@ class Interrupted:
             f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
             "suspends it, or restores it",
         )
-        members, listed = await where_members_are(self._parts.proof, plan, found, done=False)
+        members, occupancies = await where_members_are(self._parts.proof, plan, found, done=False)
         if _standing(workload) == before:  # else somebody has begun something with it
-            reserved = self._reserve_occupied(workload, listed[workload.workload_id])
-            self._settle(plan, found, reserved, members, listed, error)
+            reserved = self._reserve_occupied(workload, occupancies[workload.workload_id].listed)
+            self._settle(plan, found, reserved, members, occupancies, error)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Takes the GPUs that a workload without a lease is on, as far as they are free."""
@@ -179,8 +179,8 @@ class Interrupted:
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
-        members, listed = await where_members_are(self._parts.proof, plan, outcomes, done=done)
-        self._settle(plan, outcomes, intent.reserved, members, listed, None if done else failure)
+        members, occupancies = await where_members_are(self._parts.proof, plan, outcomes, done=done)
+        self._settle(plan, outcomes, intent.reserved, members, occupancies, None if done else failure)
         if done:
             return None, "the worker restarted meanwhile, and found it done"
         return _interruption(kind, workloads, problem), ""
@@ -267,7 +267,7 @@ class Interrupted:
         for mine in outcomes.values():
             states = _states(mine)
             if kind == "suspend":
-                occupied = await self._parts.proof.occupied_gpus(members_after(mine))
+                occupied = (await self._parts.proof.occupancy(members_after(mine))).listed
                 if states != {CHECKPOINTED} or occupied:
                     return False
             elif states != {RUNNING} or not all(_is_at(outcome, pairs) for outcome in mine):
@@ -280,7 +280,7 @@ class Interrupted:
         outcomes: Mapping[str, Sequence[MemberOutcome]],
         reserved: Sequence[Lease],
         members: Mapping[str, tuple[Member, ...]],
-        listed: Mapping[str, set[str]],
+        occupancies: Mapping[str, Occupancy],
         error: OperationError | None,
     ) -> None:
         """Gives every workload the lease and the state that its members say: one record on disk."""
@@ -289,7 +289,7 @@ class Interrupted:
         if error is None:
             settlement.done(report)
         else:
-            settlement.failed(listed, report)
+            settlement.failed(occupancies, report)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
         for party in plan.parties:

@@ -275,7 +275,7 @@ class Moving:
         *,
         done: bool,
     ) -> None:
-        members, listed = await where_members_are(self._proof, plan, outcomes, done=done)
+        members, occupancies = await where_members_are(self._proof, plan, outcomes, done=done)
         if not done:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
             error = error or next((told for told in errors if told is not None), _CANCELLED)
@@ -286,7 +286,7 @@ class Moving:
             if plan.pairs:
                 report.warnings.append(STALE_BUS_ID)
         else:
-            settlement.failed(listed, report)
+            settlement.failed(occupancies, report)
         for party in plan.parties:
             workload_id = party.workload.workload_id
             mine = outcomes[workload_id]

@@ -41,6 +41,19 @@ class Before:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Where members of a workload may have memory, by NVML.
+
+    Attributes:
+        listed: UUIDs of the GPUs on which NVML lists a member.
+        unread: UUIDs of the GPUs whose processes NVML can't list, such as a GPU that is lost.
+    """
+
+    listed: set[str]
+    unread: set[str]
+
+
 @final
 class Proof:
     """Looks into NVML until it agrees with the driver, or the time is over."""
@@ -70,14 +83,14 @@ class Proof:
 
     async def listed_gpus(self, members: Sequence[Member]) -> set[str]:
         """UUIDs of the GPUs on which NVML lists one of the members."""
-        pids = {member.identity.pid for member in members}
-        return {uuid for uuid, gpu in (await self.usage()).items() if pids & gpu.processes.keys()}
+        return _listed(members, await self.usage())
 
-    async def occupied_gpus(self, members: Sequence[Member]) -> set[str]:
-        """As :meth:`listed_gpus`, once NVML has had the time to drop those of the members that are parked."""
+    async def occupancy(self, members: Sequence[Member]) -> Occupancy:
+        """Where the members may have memory, once NVML has had the time to drop those that are parked."""
         parked = {member.identity.pid for member in members if member.state == CHECKPOINTED}
         await self._poll(lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked])
-        return await self.listed_gpus(members)
+        usage = await self.usage()
+        return Occupancy(_listed(members, usage), self._inventory.chips.keys() - usage.keys())
 
     async def prove_freed(self, before: Before) -> None:
         """Waits until NVML lists none of the processes, and their memory is not in use any more.
@@ -133,6 +146,11 @@ def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
     """GPUs of a member that was measured before pairs moved it."""
     moves = {pair.old_uuid: pair.new_uuid for pair in displacement}
     return {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in member.device_memory_bytes}
+
+
+def _listed(members: Sequence[Member], usage: Usage) -> set[str]:
+    pids = {member.identity.pid for member in members}
+    return {gpu_uuid for gpu_uuid, gpu in usage.items() if pids & gpu.processes.keys()}
 
 
 def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:

@@ -27,7 +27,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.proof import Proof
+from leasehold_worker.proof import Occupancy, Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
 from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
@@ -79,22 +79,24 @@ def state_of(
 
 
 def occupied_gpus(
-    party: Party, outcomes: Sequence[MemberOutcome], listed: set[str]
+    party: Party, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
 ) -> tuple[set[str], set[str]]:
     """The GPUs that a workload's members are on for certain, and those that they may be on.
 
     Args:
         party: The workload, with the GPUs that it had and was to get.
         outcomes: Its members.
-        listed: GPUs on which NVML lists one of them.
+        occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
     """
     both = {*party.home, *party.destination}
-    certain = both & listed
+    certain = both & occupancy.listed
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
             certain |= set(party.destination if outcome.displacement else party.home)
-    unknown = any(outcome.state_after == UNKNOWN for outcome in outcomes)
-    return certain, both if unknown else certain
+    states = {outcome.state_after for outcome in outcomes}
+    if UNKNOWN in states:
+        return certain, both
+    return certain, certain | (both & occupancy.unread if states & STUCK else set())
 
 
 @final
@@ -129,14 +131,14 @@ class Settlement:
         """Gives every workload the GPUs that it was to get."""
         self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
 
-    def failed(self, listed: Mapping[str, set[str]], report: Report) -> None:
+    def failed(self, occupancies: Mapping[str, Occupancy], report: Report) -> None:
         """Leaves every workload the GPUs that its members may be on.
 
         After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
         back to, which then keeps it.
 
         Args:
-            listed: GPUs on which NVML lists members now, by workload id.
+            occupancies: Where NVML says that members are now, by workload id.
             report: Gets the GPUs that changed hands.
         """
         certain: dict[str, set[str]] = {}
@@ -144,9 +146,7 @@ class Settlement:
         for party in self._parties:
             workload_id = party.workload.workload_id
             mine = self._outcomes[workload_id]
-            certain[workload_id], possible[workload_id] = occupied_gpus(
-                party, mine, listed.get(workload_id, set())
-            )
+            certain[workload_id], possible[workload_id] = occupied_gpus(party, mine, occupancies[workload_id])
             if all(outcome.state_after == GONE for outcome in mine):
                 certain[workload_id] = set(_held(party))
             if party.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
@@ -191,14 +191,14 @@ class Settlement:
 
 async def where_members_are(
     proof: Proof, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
-) -> tuple[dict[str, tuple[Member, ...]], dict[str, set[str]]]:
+) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
     """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
 
     Everything that has to be waited for, so that leases and states can then change in one step.
     """
     members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
     if not done:
-        return members, {id_: await proof.occupied_gpus(mine) for id_, mine in members.items()}
+        return members, {id_: await proof.occupancy(mine) for id_, mine in members.items()}
     for party in plan.parties:
         if party.destination:
             mine = members[party.workload.workload_id]

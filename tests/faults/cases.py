@@ -220,14 +220,13 @@ def all_faults(kind: Kind) -> Iterator[CaseFault]:
 def is_known_defect(fault: CaseFault) -> bool:
     """Whether the worker is known to go wrong here; `test_known_defects.py` says how.
 
-    The GPU that a workload goes to is lost while one of its members is restored and others are there. Or a
-    member dies some time after a call, and the driver's refusal is told as a lack of permission.
+    A member dies some time after a call, and the driver's refusal is told as a lack of permission.
     """
-    return fault.dies_late or (fault.condition is Condition.LOST and fault.call == "restore")
+    return fault.dies_late
 
 
 def known_defects() -> list[Case]:
-    """A case of the grid for each known defect."""
+    """A case for each defect that was found, mended or not."""
     lost = CaseFault("restore", condition=Condition.LOST, destination=True)
     late = CaseFault("lock", crash=True, dies_late=True)
     lost_cases = [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]

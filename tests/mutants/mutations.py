@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import MemberOutcome
+from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.checkpoint.process import CheckpointProcess, RestoreOptions
 from leasehold_worker.gpu_slots import GpuSlots
 from leasehold_worker.moving import Moving
@@ -54,7 +54,7 @@ def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
             options = replace(options, gpu_pairs=first[0])
         await original(self, options)
 
-    async def prove_nothing(_self: Proof, _outcomes: Sequence[MemberOutcome]) -> None:
+    async def prove_nothing(_self: Proof, _members: Sequence[Member], _pairs: Sequence[GpuPair]) -> None:
         pass
 
     CheckpointProcess.restore_with_options = restore  # type: ignore[method-assign]

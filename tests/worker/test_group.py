@@ -164,6 +164,45 @@ async def test_a_restore_out_of_memory_is_wedged_and_the_others_stay_parked(
     assert second.outcomes[1].rolled_back is False
 
 
+async def test_a_member_that_can_not_be_parked_again_is_not_left_locked(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    parties = make_group(driver, await members_of(driver, counters), sequential=True)
+    await parties.suspend(1, nobody_new)
+    first, second = (counter.process.pid for counter in counters)
+    host.set_fault("restore", second, error=999)
+    host.set_fault("checkpoint", first, error=999)
+    with pytest.raises(OperationError):
+        await parties.restore(())
+    assert await states(driver, counters) == [ProcessState.RUNNING, ProcessState.CHECKPOINTED]
+    assert [outcome.state_after for outcome in parties.outcomes] == [RUNNING, CHECKPOINTED]
+    assert [outcome.rolled_back for outcome in parties.outcomes] == [False, None]
+    await counters[0].wait_count()
+
+
+async def test_a_suspend_that_is_undone_leads_back_to_where_the_member_ran(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    uuids = [gpu.uuid for gpu in host.gpus]
+    pairs = complete_pairs([GpuPair(uuids[0], uuids[2])], dict.fromkeys(uuids, "H100"))
+    (first, second) = await members_of(driver, counters)
+    alone = make_group(driver, [first])
+    await alone.suspend(1, nobody_new)
+    await alone.restore(pairs)
+    displaced = alone.outcomes[0].member_after()
+    assert displaced.displacement == pairs
+    parties = make_group(driver, [displaced, second])
+    host.set_fault("checkpoint", counters[1].process.pid, error=801, delay_s=0.2)
+    with pytest.raises(OperationError):
+        await parties.suspend(1, nobody_new)
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+    process = host.process(displaced.identity.pid)
+    assert process is not None
+    assert set(process.gpu_bytes) == {uuids[2]}
+
+
 async def test_a_newcomer_undoes_the_suspend(driver: Driver, start_counter: StartCounter) -> None:
     counters = await start_members(driver, start_counter, 2)
     parties = make_group(driver, await members_of(driver, counters[:1]))

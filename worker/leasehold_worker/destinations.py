@@ -6,8 +6,8 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2
 
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid
-from leasehold_worker.checkpoint.members import Member, bytes_by_gpu
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, moved, normalize_uuid
+from leasehold_worker.checkpoint.members import CHECKPOINTED, LOCKED, RUNNING, Member, bytes_by_gpu
 from leasehold_worker.gates import Gates
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory, choose_gpus
@@ -39,6 +39,9 @@ class Destinations:
     async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         """Pairs each GPU that was held with the one to wake on."""
         party, findings = plan.party, plan.findings
+        if (pairs := _where_some_run(party)) is not None:
+            plan.pairs, party.destination = pairs, moved(party.home, pairs)
+            return
         with findings.check("destinations", "free"):
             if operation.pairs:
                 named = parse_pairs(operation.pairs, party.home)
@@ -64,7 +67,8 @@ class Destinations:
         )
         free_bytes, shared = await self._memory(party.members)
         needed = bytes_by_gpu(party.members)
-        return choose_gpus(party.home, free, self._inventory.chips, free_bytes, needed, shared)
+        gpu_uuids = [*_held(party), *free]
+        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, free_bytes, needed, shared)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
@@ -79,12 +83,11 @@ class Destinations:
             if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
                 await self._gates.mig(findings, elsewhere)
             self._gates.device_nodes(findings, plan.members, destinations)
-        needed = bytes_by_gpu(plan.members)
+        needed, resident = bytes_by_gpu(plan.members), _resident_bytes(plan.members)
         free, shared = await self._memory(plan.members)
         for party in plan.parties:
             # What it is to have once its framework has taken the weights back.
             needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
-            resident = needed if party.workload.lease is not None else {}
             for old, new in zip(party.home, party.destination, strict=True):
                 # What the workloads themselves give up is free by the time that it is needed.
                 free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
@@ -115,6 +118,31 @@ def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
                 "there, or suspend it by cuda_suspend first",
             )
         party.destination = party.home
+
+
+def _held(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
+
+
+def _where_some_run(party: Party) -> tuple[GpuPair, ...] | None:
+    """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
+    for member in party.members:
+        if member.state in (RUNNING, LOCKED) and set(moved(party.home, member.displacement)) <= {
+            *_held(party)
+        }:
+            return member.displacement
+    return None
+
+
+def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
+    """Device memory that members have on GPUs now, by the UUID of the GPU where they are."""
+    total: dict[str, int] = {}
+    for member in members:
+        if member.state != CHECKPOINTED:
+            there = moved(member.device_memory_bytes, member.displacement)
+            for gpu_uuid, size in zip(there, member.device_memory_bytes.values(), strict=True):
+                total[gpu_uuid] = total.get(gpu_uuid, 0) + size
+    return total
 
 
 def full_bytes(party: Party) -> dict[str, int]:

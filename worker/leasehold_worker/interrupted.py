@@ -88,7 +88,8 @@ class Interrupted:
 
     async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
         before = _standing(workload)
-        destination = () if workload.parked else home
+        held = workload.lease.gpu_uuids if workload.lease is not None else home
+        destination = () if workload.parked else held
         plan = Plan([party := Party(workload, members=workload.members, home=home, destination=destination)])
         try:
             found = {workload.workload_id: await self._observe(party, ())}

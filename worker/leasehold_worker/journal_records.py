@@ -44,6 +44,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     yielded: bool = False
     absent: bool = False
     hooked: Hooked | None = None
+    home: tuple[str, ...] = ()
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
@@ -70,6 +71,7 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         yielded=workload.yielded,
         absent=workload.absent,
         hooked=workload.hooked,
+        home=workload.home,
     )
 
 

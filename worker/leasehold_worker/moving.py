@@ -19,6 +19,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
+    RUNNING,
     Member,
     MemberOutcome,
     find_members,
@@ -244,7 +245,7 @@ class Moving:
                     await self._wake(group, plan.pairs, report, beside)
                 elif state == REMAPPING:
                     _mark_restored(plan)
-                    await self._wake_or_return(group, plan.pairs, report, intend, beside)
+                    await self._wake_or_return(plan, group, report, intend, beside)
             if kept is None:
                 for party in plan.parties:
                     require_alive(party.workload)
@@ -368,7 +369,7 @@ class Moving:
         report.enter("verify")
         if not all(outcome.member.device_memory_bytes for outcome in group.outcomes):
             report.warnings.append("NVML lists no memory for some members: where they run is not proved")
-        await self._proof.prove_placed(group.outcomes)
+        await self._proof.prove_placed([outcome.member for outcome in group.outcomes], pairs)
 
     async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
         """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
@@ -388,8 +389,8 @@ class Moving:
 
     async def _wake_or_return(
         self,
+        plan: Plan,
         group: Group,
-        pairs: tuple[GpuPair, ...],
         report: Report,
         intend: Callable[[str], Awaitable[None]],
         beside: Beside,
@@ -397,8 +398,19 @@ class Moving:
         """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
         try:
             await intend("restore")
-            await self._wake(group, pairs, report, beside)
+            await self._wake(group, plan.pairs, report, beside)
         except OperationError:
+            if plan.astray:
+                raise  # the members were on different GPUs, and not all of those are leased
+            stranded = [
+                outcome.member.identity.pid for outcome in group.outcomes if outcome.state_after == RUNNING
+            ]
+            if stranded:
+                pids = ", ".join(map(str, stranded))
+                report.warnings.append(
+                    f"process {pids} can't be parked again and runs on: the others stay parked"
+                )
+                raise
             try:
                 await self._wake(group, (), report, beside)
             except OperationError as error:

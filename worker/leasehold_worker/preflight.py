@@ -9,7 +9,7 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker import strategies
 from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, moved
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
@@ -249,13 +249,9 @@ class Preflight:
         plan.party.full_bytes = full_bytes(plan.party)
         if workload.is_asleep:
             stay_at_home(plan, operation)
-        elif workload.lease is None:
-            await self._destinations.choose(plan, operation)
         else:
-            # An unknown workload may hold more than it needs; its own GPUs come first.
-            count = workload.spec.resources.gpu_count or len(workload.lease.gpu_uuids)
-            plan.party.home = plan.party.destination = workload.lease.gpu_uuids[:count]
-            plan.astray = await self._are_astray(plan)
+            await self._destinations.choose(plan, operation)
+            plan.astray = workload.state == UNKNOWN and not plan.refused and await self._are_astray(plan)
         if not workload.is_asleep:
             self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
         if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
@@ -403,6 +399,8 @@ class Preflight:
     async def _are_astray(self, plan: Plan) -> bool:
         """Whether members that are not parked are on other GPUs than their workload is to have."""
         resident = [member for member in plan.members if member.state != CHECKPOINTED]
+        if any(moved(plan.party.home, member.displacement) != plan.party.destination for member in resident):
+            return True
         return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
 
     def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
@@ -424,7 +422,9 @@ class Preflight:
 
 
 def home_of(workload: Workload) -> tuple[str, ...]:
-    """GPUs that a workload holds, or was parked from."""
+    """GPUs that a workload holds, or was parked from. One that is UNKNOWN may hold others."""
+    if workload.home:
+        return workload.home
     if workload.lease is not None:
         return workload.lease.gpu_uuids
     return workload.parked.gpu_uuids if workload.parked is not None else ()

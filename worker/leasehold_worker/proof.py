@@ -11,8 +11,8 @@ from typing import Final, TypeVar, final
 import trio
 from leasehold.v1 import errors_pb2
 
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import CHECKPOINTED, Member, MemberOutcome, bytes_by_gpu
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, moved
+from leasehold_worker.checkpoint.members import CHECKPOINTED, Member, bytes_by_gpu
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage, Inventory
 from leasehold_worker.sizes import size_text
@@ -101,8 +101,12 @@ class Proof:
         if left := await self._poll(partial(not_freed, before)):
             raise left[0]
 
-    async def prove_placed(self, outcomes: Sequence[MemberOutcome]) -> None:
-        """Waits until NVML lists every member on the GPUs where the driver put it, and on no other.
+    async def prove_placed(self, members: Sequence[Member], pairs: Sequence[GpuPair]) -> None:
+        """Waits until NVML lists every member on the GPUs where the pairs lead, and on no other.
+
+        Args:
+            members: Measured before the pairs moved them.
+            pairs: Empty: all stayed.
 
         Raises:
             OperationError: REMAP_NOT_APPLIED, a member is somewhere else.
@@ -110,9 +114,9 @@ class Proof:
 
         def misplaced(now: Usage) -> list[tuple[int, set[str], set[str]]]:
             found: list[tuple[int, set[str], set[str]]] = []
-            for outcome in outcomes:
-                pid = outcome.member.identity.pid
-                wanted = placed(outcome.member, outcome.displacement)
+            for member in members:
+                pid = member.identity.pid
+                wanted = placed(member, pairs)
                 actual = {gpu_uuid for gpu_uuid, gpu in now.items() if pid in gpu.processes}
                 if wanted and wanted != actual:
                     found.append((pid, wanted, actual))
@@ -144,8 +148,7 @@ def not_freed(before: Before, now: Usage) -> list[OperationError]:
 
 def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
     """GPUs of a member that was measured before pairs moved it."""
-    moves = {pair.old_uuid: pair.new_uuid for pair in displacement}
-    return {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in member.device_memory_bytes}
+    return set(moved(member.device_memory_bytes, displacement))
 
 
 def _listed(members: Sequence[Member], usage: Usage) -> set[str]:

@@ -340,4 +340,5 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         yielded=record.yielded,
         absent=record.absent,
         hooked=record.hooked,
+        home=record.home,
     )

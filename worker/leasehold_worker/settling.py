@@ -11,6 +11,7 @@ from typing import Final, final
 
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 
+from leasehold_worker.checkpoint.gpu_pairs import moved
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
     GONE,
@@ -88,15 +89,15 @@ def occupied_gpus(
         outcomes: Its members.
         occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
     """
-    both = {*party.home, *party.destination}
-    certain = both & occupancy.listed
+    possible = {*party.home, *party.destination, *_held(party)}
+    certain = possible & occupancy.listed
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
-            certain |= set(party.destination if outcome.displacement else party.home)
+            certain |= possible.intersection(moved(party.home, outcome.displacement))
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
-        return certain, both
-    return certain, certain | (both & occupancy.unread if states & STUCK else set())
+        return certain, possible
+    return certain, certain | (possible & occupancy.unread if states & STUCK else set())
 
 
 @final
@@ -243,6 +244,7 @@ def settle_state(
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
     workload.members = members
+    workload.home = party.home if state == WORKLOAD_UNKNOWN else ()
     if state not in PARKED:
         workload.yielded = False
     if workload.lease is not None or state == WORKLOAD_RUNNING:
@@ -262,9 +264,9 @@ def _parked(
 ) -> Parked:
     """What waking it needs to know, whatever it was parked by before."""
     before = party.workload.parked
-    moved = bytes_by_gpu(outcome.member for outcome in outcomes)
-    full = {**moved, **party.full_bytes}
-    in_host = sum(moved.values())
+    taken_down = bytes_by_gpu(outcome.member for outcome in outcomes)
+    full = {**taken_down, **party.full_bytes}
+    in_host = sum(taken_down.values())
     if policy.weight_strategy == OFFLOAD:
         in_host = max(in_host, sum(full.values()))
     return Parked(
@@ -286,4 +288,5 @@ def _in_order(party: Party, gpu_uuids: set[str]) -> tuple[str, ...]:
     """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
     if gpu_uuids == set(_held(party)):
         return _held(party)
-    return tuple(uuid for uuid in dict.fromkeys((*party.home, *party.destination)) if uuid in gpu_uuids)
+    known = dict.fromkeys((*party.home, *party.destination, *_held(party)))
+    return tuple(uuid for uuid in known if uuid in gpu_uuids)

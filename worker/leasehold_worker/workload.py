@@ -117,6 +117,8 @@ class Workload:
     state: WorkloadState.ValueType = RUNNING
     generation: int = 1
     members: tuple[Member, ...] = ()
+    home: tuple[str, ...] = ()
+    """GPUs from which the displacements of its members lead, while it is UNKNOWN and may hold others."""
     parked: Parked | None = None
     end_time: datetime | None = None
     returncode: int | None = None

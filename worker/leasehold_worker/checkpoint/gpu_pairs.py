@@ -75,6 +75,12 @@ def complete_pairs(pairs: Iterable[GpuPair], chips: Mapping[str, str]) -> tuple[
     return tuple(GpuPair(uuid, mapping[uuid]) for uuid in chips)
 
 
+def moved(gpu_uuids: Iterable[str], pairs: Sequence[GpuPair]) -> tuple[str, ...]:
+    """Where the pairs lead from these GPUs, in the same order."""
+    destinations = {pair.old_uuid: pair.new_uuid for pair in pairs}
+    return tuple(destinations.get(gpu_uuid, gpu_uuid) for gpu_uuid in gpu_uuids)
+
+
 def rebase_pairs(pairs: Sequence[GpuPair], displacement: Sequence[GpuPair]) -> tuple[GpuPair, ...]:
     """The pairs for a process whose content the driver has elsewhere than on the GPUs that the pairs name.
 

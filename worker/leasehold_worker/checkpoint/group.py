@@ -77,7 +77,8 @@ class Group:
         self._on_phase = on_phase
         self._lanes = [[MemberOutcome.of(member) for member in lane] for lane in lanes]
         self.outcomes = [outcome for lane in self._lanes for outcome in lane]
-        self._states_at_begin: dict[int, MemberState.ValueType] = {}
+        self._at_begin: dict[int, tuple[MemberState.ValueType, tuple[GpuPair, ...]]] = {}
+        """State and displacement of each member when the last operation began."""
         self._uncalled: set[int] = set()
         """Members of which the driver could not be asked in the present round of a rollback."""
 
@@ -128,7 +129,8 @@ class Group:
     async def roll_back(self) -> None:
         """Brings every member back to where it was when the last operation began, past failures.
 
-        It can't be cancelled, and it ends: each member gets a few calls, each with its own deadline.
+        A member that can't be parked again is unlocked: in a LOCKED process every CUDA call hangs for ever.
+        A rollback can't be cancelled, and it ends: each member gets a few calls, each with its own deadline.
         """
         self._on_phase("rollback")
         moved: set[int] = set()
@@ -138,14 +140,26 @@ class Group:
             while left:
                 for call in _WAYS_BACK:
                     concerned = [o for o in left if next_call(o.standing, self._target(o)) is call]
-                    await self._take(Step(call, rollback=True), concerned)
+                    await self._take_back(call, concerned)
                     moved |= {id(outcome) for outcome in concerned}
                 # What the driver said on the way may have been wrong; only who is elsewhere gets more calls,
                 # and who got none.
                 left = await self._left_behind(held_up=bool(moved)) if left is self.outcomes else []
+            stranded = [o for o in self.outcomes if (o.standing, self._target(o)) == (LOCKED, CHECKPOINTED)]
+            await self._take_back(DriverCall.UNLOCK, stranded)
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
+
+    async def _take_back(self, call: DriverCall, concerned: Sequence[MemberOutcome]) -> None:
+        """Makes one call of a rollback. A restore leads to the GPUs where the member was at the begin."""
+        if call is not DriverCall.RESTORE:
+            await self._take(Step(call, rollback=True), concerned)
+            return
+        places = {id(outcome): self._at_begin[id(outcome)][1] for outcome in concerned}
+        for pairs in dict.fromkeys(places.values()):
+            there = [outcome for outcome in concerned if places[id(outcome)] == pairs]
+            await self._take(Step(call, gpu_pairs=pairs, rollback=True), there)
 
     async def _left_behind(self, *, held_up: bool) -> list[MemberOutcome]:
         """Members for which a rollback goes round once more.
@@ -192,12 +206,12 @@ class Group:
                 raise error
 
     def _begin(self) -> None:
-        self._states_at_begin = {id(outcome): outcome.state_after for outcome in self.outcomes}
+        self._at_begin = {id(o): (o.state_after, o.displacement) for o in self.outcomes}
         for outcome in self.outcomes:
             outcome.rolled_back = None
 
     def _target(self, outcome: MemberOutcome) -> MemberState.ValueType:
-        return self._states_at_begin[id(outcome)]
+        return self._at_begin[id(outcome)][0]
 
     def _refuse_newcomers(self, found: Sequence[Member]) -> None:
         known = {outcome.member.identity for outcome in self.outcomes}

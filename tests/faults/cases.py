@@ -217,16 +217,8 @@ def all_faults(kind: Kind) -> Iterator[CaseFault]:
     yield from conditions(kind)
 
 
-def is_known_defect(fault: CaseFault) -> bool:
-    """Whether the worker is known to go wrong here; `test_known_defects.py` says how.
-
-    A member dies some time after a call, and the driver's refusal is told as a lack of permission.
-    """
-    return fault.dies_late
-
-
-def known_defects() -> list[Case]:
-    """A case for each defect that was found, mended or not."""
+def regressions() -> list[Case]:
+    """A case for each defect of the worker that only large samples found."""
     lost = CaseFault("restore", condition=Condition.LOST, destination=True)
     late = CaseFault("lock", crash=True, dies_late=True)
     lost_cases = [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]
@@ -249,7 +241,6 @@ def grid() -> list[Case]:
         for sequential in (False, True)
         if size > 1 or not sequential
         for fault in all_faults(kind)
-        if not is_known_defect(fault)
     ]
 
 

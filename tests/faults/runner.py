@@ -20,7 +20,7 @@ import trio
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .arena import open_arena
-from .cases import Case, Kind, grid, known_defects, one_of_each, sample
+from .cases import Case, Kind, grid, one_of_each, regressions, sample
 from .playing import Tally, make_stages, play
 
 GPUS: Final = 16
@@ -51,8 +51,8 @@ async def play_all(host: SimulatedHost, folder: Path, cases: list[Case]) -> Tall
 
 def chosen(options: argparse.Namespace) -> list[Case]:
     """The cases that the options name."""
-    if options.known_defects:
-        return known_defects()
+    if options.regressions:
+        return regressions()
     if options.one_of_each:
         return one_of_each(options.seed)[: options.cases]
     return sample(options.cases, options.seed, options.kind)
@@ -80,7 +80,7 @@ def play_in_processes(options: argparse.Namespace) -> dict[str, Any]:
     arguments = ["--cases", str(options.cases), "--seed", str(options.seed)]
     arguments += ["--kind", options.kind] if options.kind else []
     arguments += ["--one-of-each"] if options.one_of_each else []
-    arguments += ["--known-defects"] if options.known_defects else []
+    arguments += ["--regressions"] if options.regressions else []
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         started = []
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="which, where it is not all")
     parser.add_argument("--kind", type=Kind, choices=list(Kind), help="only those of one operation")
     parser.add_argument("--one-of-each", action="store_true", help="at most one for each sort of fault")
-    parser.add_argument("--known-defects", action="store_true", help="only those that are known to fail")
+    parser.add_argument("--regressions", action="store_true", help="only those that have failed before")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="to play them in")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -20,7 +20,7 @@ from leasehold_simgpu import SimulatedHost
 from leasehold_worker.workload import RUNNING, SUSPENDED
 
 from .arena import Arena, Stage, open_arena
-from .cases import CaseFault, Kind, all_faults, is_known_defect
+from .cases import CaseFault, Kind, all_faults
 from .playing import act, make_stages, recovered, set_order
 from .verdict import concerned, locked
 
@@ -40,8 +40,7 @@ def steps(kinds: tuple[Kind, ...], members: int) -> st.SearchStrategy[list[Seque
     """Sequences over some operations, for a stage of so many members."""
 
     def of(kind: Kind) -> st.SearchStrategy[SequenceStep]:
-        possible = [fault for fault in all_faults(kind) if not is_known_defect(fault)]
-        placed = st.tuples(st.sampled_from(possible), st.integers(0, members - 1))
+        placed = st.tuples(st.sampled_from(list(all_faults(kind))), st.integers(0, members - 1))
         return st.builds(SequenceStep, st.just(kind), st.lists(placed, max_size=2).map(tuple))
 
     return st.lists(st.sampled_from(kinds).flatmap(of), min_size=1, max_size=LENGTH)

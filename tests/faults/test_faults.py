@@ -10,7 +10,7 @@ import pytest
 
 from tests.environment import seed
 
-from .cases import QUERIES, STEPS, Condition, Kind, grid, one_of_each
+from .cases import QUERIES, STEPS, Condition, Kind, grid, one_of_each, regressions
 from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,16 +46,10 @@ def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
     assert len(result["outcomes"]) > 3, "the sample has faults that do something"
 
 
-finds_known_defects = pytest.mark.xfail(
-    strict=False,
-    reason="samples find two defects now and then: a member that dies in the last calls of a restore is "
-    "told as REMAP_NOT_APPLIED (moving.py); a swap that is undone while a GPU is lost leaves memory "
-    "there without a lease",
-)
-"""Not strict: a sample need not hold the cases. Both defects depend on the moment of a death."""
+def test_cases_that_have_failed_before_end_whole() -> None:
+    assert played("--regressions", "--processes", "1", timeout_s=100)["cases"] == len(regressions())
 
 
-@finds_known_defects
 @pytest.mark.long
 def test_every_operation_ends_whole_with_each_sort_of_fault_of_each_call() -> None:
     result = played("--one-of-each", "--seed", str(seed()), timeout_s=200)
@@ -64,7 +58,6 @@ def test_every_operation_ends_whole_with_each_sort_of_fault_of_each_call() -> No
     assert len(result["outcomes"]) > 4, "the sample has faults that do something"
 
 
-@finds_known_defects
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_operation_ends_whole_in_a_sample_that_changes_each_day() -> None:
@@ -77,7 +70,6 @@ def test_every_sequence_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explored(SEQUENCES, SEED)
 
 
-@finds_known_defects
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_sequence_ends_whole_in_a_sample_that_changes_each_day(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,12 +280,6 @@ async def test_a_lock_that_kills_its_target_is_told_as_its_end(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(AssertionError, ExceptionGroup),  # the driver of the test runs in a nursery
-    reason="the end of a member is looked for once, right after the call: one that dies seconds later is "
-    "told as PERMISSION_OR_OS",
-)
 async def test_a_target_that_dies_seconds_after_the_lock_is_told_as_its_end(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:

@@ -270,6 +270,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+def test_a_member_that_dies_during_the_proof_is_told_as_crashed(
+    session: Session, host: SimulatedHost
+) -> None:
+    """NVML then lists it on no GPU, as if a restore had done nothing."""
+    pid = start(session, "w1")
+    assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+    host.set_fault("restore", pid, ignore_gpu_pairs=True)
+    session.send(make_command("c3", "w1", restore=RestoreOperation(gpu_uuids=[uuids(host)[1]])))
+    session.wait(lambda f: f.command_update.command_id == "c3" and f.command_update.phase == "verify")
+    os.kill(pid, signal.SIGKILL)
+    outcome = session.outcome("c3")
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, outcome.error
+    leases(session, ["", "", "", ""])
+
+
 def test_a_member_that_leaves_cuda_while_it_is_suspended_for_a_kill_is_killed(
     session: Session, host: SimulatedHost
 ) -> None:

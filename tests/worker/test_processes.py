@@ -28,6 +28,7 @@ from leasehold_worker.processes import (
     held,
     identify,
     is_alive,
+    is_ending,
     memory_bytes,
     missing_device_nodes,
     process_tree,
@@ -36,6 +37,7 @@ from leasehold_worker.processes import (
     user_name,
     wait_ended,
     why_blocked,
+    will_end,
 )
 
 
@@ -75,6 +77,34 @@ def test_a_held_process_shows_its_end() -> None:
             assert not has_ended(pidfd)
             child.kill()
             wait_until(lambda: has_ended(pidfd))
+
+
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern").read_text()
+
+DUMPS_CORE = """
+import mmap, resource
+resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+memory = bytearray(b"x" * (64 << 20))
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(CORE_PATTERN.startswith("|"), reason="another program takes the core dumps of this host")
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_CORE)[1] != resource.RLIM_INFINITY, reason="core dumps are limited"
+)
+def test_a_process_that_writes_its_core_dump_is_ending(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", DUMPS_CORE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(program, cwd=tmp_path, **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        identity = identity_of(child)
+        assert not trio.run(will_end, identity, 0)
+        child.send_signal(signal.SIGSEGV)
+        wait_until(lambda: is_ending(child.pid))
+        assert trio.run(will_end, identity, 0)
 
 
 def start_sleeper() -> subprocess.Popen[bytes]:

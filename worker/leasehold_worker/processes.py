@@ -26,6 +26,9 @@ Pid = NewType("Pid", int)
 ENDING_S: Final = 0.5
 """How long a process that the driver refuses may take to be gone."""
 
+DYING_S: Final = 5.0
+"""The same for a process whose state the driver does not tell either, once an operation has failed by it."""
+
 HOLD_AGAIN_S: Final = 1.0
 """When a process is watched again that could not be held, for want of descriptors or memory."""
 
@@ -39,6 +42,10 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 _user_names: Final[dict[int, str]] = {}
 """Names that were found, by user id."""
+
+_PF_EXITING: Final = 0x4
+_PF_SIGNALED: Final = 0x400
+"""Flags of a process that exits, and of one that a signal ends, set before the core dump (linux/sched.h)."""
 
 _INIT: Final = Pid(1)
 """Whom orphans are given to."""
@@ -63,6 +70,7 @@ class _Stat:
     state: str
     parent_pid: int
     session_id: int
+    flags: int
     start_time_ticks: int
 
 
@@ -72,7 +80,7 @@ def _read_stat(pid: int) -> _Stat | None:
     if not text:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(Pid(pid), fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return _Stat(Pid(pid), fields[0], int(fields[1]), int(fields[3]), int(fields[6]), int(fields[19]))
 
 
 def _read_status(pid: int) -> dict[str, str]:
@@ -335,22 +343,31 @@ async def wait_ended(identity: ProcessIdentity) -> None:
         await trio.sleep(HOLD_AGAIN_S)
 
 
-async def ends_soon(pidfd: int) -> bool:
-    """Whether the process behind the pidfd has ended, or does within ENDING_S.
+async def ends_soon(pidfd: int, pid: int, within_s: float = ENDING_S) -> bool:
+    """Whether the process behind the pidfd has ended, does so within a time, or is ending by then.
 
-    The driver's refusal of a dying process comes before the process is gone.
+    The driver refuses a dying process before it is gone, for as long as the kernel takes for the core dump
+    (NVIDIA/cuda-checkpoint issue 58).
     """
-    with trio.move_on_after(ENDING_S):
+    if has_ended(pidfd):
+        return True
+    with trio.move_on_after(within_s):
         await trio.lowlevel.wait_readable(pidfd)
         return True
-    return False
+    return is_ending(pid)
 
 
-async def will_end(identity: ProcessIdentity) -> bool:
-    """Whether a process has ended, or does within ENDING_S. A process that can't be held counts as alive."""
+async def will_end(identity: ProcessIdentity, within_s: float = ENDING_S) -> bool:
+    """As :func:`ends_soon`. A process that can't be held counts as alive."""
     with suppress(OperationError), held(identity) as pidfd:
-        return pidfd is None or await ends_soon(pidfd)
+        return pidfd is None or await ends_soon(pidfd, identity.pid, within_s)
     return False
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process runs no more, though the kernel still writes its core dump or frees its memory."""
+    stat = _read_stat(pid)
+    return stat is not None and bool(stat.flags & (_PF_EXITING | _PF_SIGNALED))
 
 
 def has_ended(pidfd: int) -> bool:

@@ -23,6 +23,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
+    GONE,
     LOCKED,
     PARALLEL_LIMIT,
     RUNNING,
@@ -131,6 +132,9 @@ class Group:
 
         A member that can't be parked again is unlocked: in a LOCKED process every CUDA call hangs for ever.
         A rollback can't be cancelled, and it ends: each member gets a few calls, each with its own deadline.
+
+        Raises:
+            OperationError: TARGET_CRASHED, a member has ended: that explains whatever else went wrong.
         """
         self._on_phase("rollback")
         moved: set[int] = set()
@@ -147,9 +151,15 @@ class Group:
                 left = await self._left_behind(held_up=bool(moved)) if left is self.outcomes else []
             stranded = [o for o in self.outcomes if (o.standing, self._target(o)) == (LOCKED, CHECKPOINTED)]
             await self._take_back(DriverCall.UNLOCK, stranded)
+            async with trio.open_nursery() as nursery:
+                for outcome in self.outcomes:
+                    nursery.start_soon(self._stepper.find_death, outcome)
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
+        for outcome in self.outcomes:
+            if outcome.state_after == GONE and outcome.error is not None:
+                raise outcome.error
 
     async def _take_back(self, call: DriverCall, concerned: Sequence[MemberOutcome]) -> None:
         """Makes one call of a rollback. A restore leads to the GPUs where the member was at the begin."""

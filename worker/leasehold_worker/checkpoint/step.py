@@ -42,7 +42,15 @@ from leasehold_worker.checkpoint.process import (
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import ProcessIdentity, ends_soon, has_ended, held, identify
+from leasehold_worker.processes import (
+    DYING_S,
+    ProcessIdentity,
+    ends_soon,
+    has_ended,
+    held,
+    identify,
+    will_end,
+)
 
 DESTINATIONS: Final = {
     DriverCall.LOCK: LOCKED,
@@ -51,6 +59,10 @@ DESTINATIONS: Final = {
     DriverCall.UNLOCK: RUNNING,
 }
 TRANSFERS: Final = frozenset({DriverCall.CHECKPOINT, DriverCall.RESTORE})
+
+
+_ENDS: Final = frozenset({errors_pb2.ERROR_REASON_TARGET_CRASHED, errors_pb2.ERROR_REASON_IDENTITY_MISMATCH})
+"""What is told of a member that has ended."""
 
 
 class CallNotMadeError(OperationError):
@@ -125,6 +137,18 @@ class Stepper:
         surprised = state != outcome.standing
         outcome.state_after = state
         return surprised
+
+    async def find_death(self, outcome: MemberOutcome) -> None:
+        """Notes the end of a member as its error, since that explains any other error.
+
+        Where the driver refused with OPERATING_SYSTEM and the state can't be read, the end is waited for.
+        """
+        error, identity = outcome.error, outcome.member.identity
+        refused = error is not None and error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+        if await will_end(identity, DYING_S if refused and outcome.state_after == UNKNOWN else 0):
+            outcome.state_after = GONE
+            if error is None or error.reason not in _ENDS:
+                outcome.error = _gone(identity, outcome.phases[-1].call if outcome.phases else None)
 
     async def _take_held(self, step: Step, outcome: MemberOutcome, pidfd: int) -> None:
         process = CheckpointProcess(self._driver, outcome.member.identity.pid)
@@ -251,7 +275,7 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
             refused = True
         except (DriverCallUnansweredError, DriverUnavailableError):
             continue
-    return GONE if has_ended(pidfd) or (refused and await ends_soon(pidfd)) else None
+    return GONE if has_ended(pidfd) or (refused and await ends_soon(pidfd, process.pid)) else None
 
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
@@ -262,9 +286,9 @@ async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.V
     return await _probe(process, pidfd)
 
 
-def _gone(identity: ProcessIdentity, call: DriverCall) -> OperationError:
-    metadata = {"pid": str(identity.pid), "phase": str(call)}
-    if identify(identity.pid) is not None:
+def _gone(identity: ProcessIdentity, call: DriverCall | None) -> OperationError:
+    metadata = {"pid": str(identity.pid)} | ({"phase": str(call)} if call else {})
+    if identify(identity.pid) not in (None, identity):
         return OperationError(
             errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
             f"pid {identity.pid} belongs to another process by now, which is left alone",

@@ -126,10 +126,10 @@ def _held(party: Party) -> tuple[str, ...]:
 
 def _where_some_run(party: Party) -> tuple[GpuPair, ...] | None:
     """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
+    held = set(_held(party))
     for member in party.members:
-        if member.state in (RUNNING, LOCKED) and set(moved(party.home, member.displacement)) <= {
-            *_held(party)
-        }:
+        runs = member.state in (RUNNING, LOCKED)
+        if runs and held.issuperset(moved(party.home, member.displacement)):
             return member.displacement
     return None
 

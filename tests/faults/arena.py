@@ -228,7 +228,10 @@ async def _attempted(operation: Callable[[Report], Awaitable[None]]) -> Outcome:
 
 
 def moves(stage: Stage) -> list[command_pb2.Move]:
-    """Where the actors go: to each other's GPUs, or the only one to the spare ones or back."""
+    """Where the actors go: to each other's GPUs, or the only one to the spare ones or back.
+
+    A workload that was given up may hold fewer GPUs than it had, and then its move is refused anyway.
+    """
     here = [list(_held(actor)) or actor.home for actor in stage.actors]
     if len(here) == 2:
         there = here[::-1]
@@ -237,7 +240,7 @@ def moves(stage: Stage) -> list[command_pb2.Move]:
     return [
         command_pb2.Move(
             workload_id=actor.running.workload_id,
-            pairs=[gpu_pb2.GpuPair(old_uuid=a, new_uuid=b) for a, b in zip(old, new, strict=True)],
+            pairs=[gpu_pb2.GpuPair(old_uuid=a, new_uuid=b) for a, b in zip(old, new, strict=False)],
         )
         for actor, old, new in zip(stage.actors, here, there, strict=True)
     ]

@@ -96,6 +96,8 @@ def hooks_down(weights: str) -> Iterator[Trouble]:
         yield Trouble(Kind.SERVER, "/collective_rpc suspend_nccl", "break", 1, harmless=True)
         yield Trouble(Kind.SERVER, "/collective_rpc suspend_nccl", "hang")
         return
+    yield Trouble(Kind.SERVER, "/pause", "500", ATTEMPTS)
+    yield Trouble(Kind.SERVER, "/pause", "hang")
     yield Trouble(Kind.SERVER, "/sleep", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/sleep", "500", 1, harmless=True)
     yield Trouble(Kind.SERVER, "/sleep", "break", ATTEMPTS)
@@ -113,6 +115,7 @@ def hooks_up(weights: str) -> Iterator[Trouble]:
     yield Trouble(Kind.SERVER, "/wake_up", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/wake_up", "break", 1, harmless=True)
     yield Trouble(Kind.SERVER, "/wake_up", "hang")
+    yield Trouble(Kind.SERVER, "/resume", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/is_sleeping", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/reset_prefix_cache", "500", ATTEMPTS, harmless=True)
     if weights == "discard":

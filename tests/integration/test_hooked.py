@@ -45,11 +45,18 @@ sys.exit(model_server.main())
 """A model server that notes what hooks do to it."""
 
 DOWN = [
+    "vllm /pause?mode=wait&wait_for_inflight_requests=true",
     "vllm /sleep?level=1&mode=wait",
     "kernel prepare",
     "http /hooked/before_suspend/offload%2Bcuda_suspend",
 ]
-UP = ["kernel cancel", "vllm /wake_up", "vllm /reset_prefix_cache", "http /hooked/after_restore"]
+UP = [
+    "kernel cancel",
+    "vllm /wake_up",
+    "vllm /resume",
+    "vllm /reset_prefix_cache",
+    "http /hooked/after_restore",
+]
 
 
 class Gateway(ScriptedServer):
@@ -122,7 +129,7 @@ def test_hooks_of_all_kinds_are_called_down_and_up_and_are_undone_when_one_fails
     fleet.wait(lambda: "signal 10" in hooked.trace.read_text())
     noted = hooked.noted()
     assert [each for each in noted if each != "signal 10"] == DOWN
-    assert noted.index("signal 10") >= 3
+    assert noted.index("signal 10") >= 4
     fleet.cli("wake", model.name)
     assert hooked.noted() == UP
     model.require_running()
@@ -131,7 +138,7 @@ def test_hooks_of_all_kinds_are_called_down_and_up_and_are_undone_when_one_fails
     refused = fleet.json("suspend", model.name, code=1)
     assert refused["error"]["reason"] == "ERROR_REASON_HOOK_FAILED"
     assert refused["error"]["metadata"]["hook"] == "out"
-    assert hooked.noted() == [*DOWN, *UP[:3], "http /hooked/rollback"], "and no signal: it comes after that"
+    assert hooked.noted() == [*DOWN, *UP[:4], "http /hooked/rollback"], "and no signal: it comes after that"
     model.require_running()
 
     model.fail_at("kernel.prepare", "raise")

@@ -47,10 +47,6 @@ def test_a_suspend_waits_for_requests(model: Model) -> None:
     model.require_running()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="audit C1: the server sleeps once its requests have ended, and the workload says RUNNING",
-)
 def test_a_suspend_that_is_cancelled_while_requests_end_leaves_the_server_awake(model: Model) -> None:
     with request_in_flight(model):
         command = model.client.suspend(model.name, policy=parse_policy("offload+keep_running"))

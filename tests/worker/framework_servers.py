@@ -164,6 +164,14 @@ class VllmServer(VllmEngine, ScriptedServer):
                 if mode not in MODES:
                     return 500, {"error": f"Invalid pause mode: {mode}"}
                 return Pending(self.sleep(int(query.get("level", ["1"])[0]), mode), lambda: (200, None))
+            case "POST", "/pause":
+                mode = query.get("mode", ["abort"])[0]
+                if mode not in MODES:
+                    return 400, {"error": f"Invalid pause mode: {mode}"}
+                return Pending(self.pause(mode), lambda: (200, {"status": "paused"}))
+            case "POST", "/resume":
+                self.resume()
+                return 200, {"status": "resumed"}
             case "POST", "/wake_up":
                 self.wake_up(query.get("tags", []))
                 return 200, None

@@ -47,6 +47,7 @@ async def test_vllm_sleeps_at_level_1_and_wakes(vllm: VllmServer, tmp_path: Path
     assert vllm.sleeping
     assert not vllm.communicators
     assert vllm.calls == [
+        "POST /pause?mode=wait&wait_for_inflight_requests=true",
         "POST /sleep?level=1&mode=wait",
         "GET /is_sleeping",
         'POST /collective_rpc {"method": "suspend_nccl"}',
@@ -59,6 +60,7 @@ async def test_vllm_sleeps_at_level_1_and_wakes(vllm: VllmServer, tmp_path: Path
         "GET /is_sleeping",
         "POST /wake_up",
         "GET /is_sleeping",
+        "POST /resume",
         "POST /reset_prefix_cache",
     ]
     assert not used.record.notes
@@ -124,7 +126,7 @@ async def test_vllm_is_asked_again_after_a_passing_fault(vllm: VllmServer, tmp_p
     vllm.answers = {"/sleep": [500, 0], "/is_sleeping": [503]}
     used = context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure)
     await runner.down(used)
-    assert vllm.paths() == ["/sleep"] * 3 + ["/is_sleeping"] * 2
+    assert vllm.paths() == ["/pause"] + ["/sleep"] * 3 + ["/is_sleeping"] * 2
 
 
 async def test_vllm_that_goes_on_failing_is_woken(vllm: VllmServer, tmp_path: Path) -> None:
@@ -141,11 +143,11 @@ async def test_vllm_that_goes_on_failing_is_woken(vllm: VllmServer, tmp_path: Pa
 
 
 async def test_vllm_without_its_development_routes_is_told_so(vllm: VllmServer, tmp_path: Path) -> None:
-    vllm.answers = {"/sleep": [404], "/is_sleeping": [404]}
+    vllm.answers = {"/pause": [404], "/sleep": [404], "/is_sleeping": [404]}
     used = context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure)
     with pytest.raises(OperationError, match=r"VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
         await runner.down(used)
-    assert vllm.paths() == ["/sleep", "/is_sleeping"]
+    assert vllm.paths() == ["/pause", "/sleep", "/is_sleeping"]
     assert len(used.warnings) == 1  # what could not be undone
 
 
@@ -178,18 +180,15 @@ async def test_vllm_sleeps_once_its_requests_have_ended(vllm: VllmServer, tmp_pa
     assert vllm.sleeping
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="audit C1: a sleep that waits for requests happens after it was given up",
-)
+@pytest.mark.parametrize("strategy", [OFFLOAD, DISCARD], ids=["offload", "discard"])
 @pytest.mark.parametrize("way", ["timeout", "cancel"])
 async def test_vllm_does_not_sleep_after_its_sleep_was_given_up(
-    vllm: VllmServer, tmp_path: Path, way: str
+    vllm: VllmServer, tmp_path: Path, way: str, strategy: WeightStrategy.ValueType
 ) -> None:
     request = vllm.begin()
     hook = engine(vllm)
     hook.timeout.FromMilliseconds(300 if way == "timeout" else 60_000)
-    used = context([hook], tmp_path, OFFLOAD, measure=vllm.measure)
+    used = context([hook], tmp_path, strategy, measure=vllm.measure)
     if way == "timeout":
         with pytest.raises(OperationError, match="timed out"):
             await runner.down(used)
@@ -198,9 +197,33 @@ async def test_vllm_does_not_sleep_after_its_sleep_was_given_up(
             nursery.start_soon(runner.down, used)
             await vllm.wait_call()
             nursery.cancel_scope.cancel()
+    # Nothing else of the way up: weights would be loaded, and the cache reset, under requests.
+    assert vllm.paths() == ["/pause", "/resume"]
     vllm.finish(request)
     assert vllm.serves
     assert not used.record.notes
+
+
+async def test_a_worker_that_died_while_vllm_waited_for_requests_lets_it_go_on(
+    vllm: VllmServer, tmp_path: Path
+) -> None:
+    request = vllm.begin()
+    vllm.pause("wait")
+    after_restart = context([engine(vllm)], tmp_path, DISCARD, record=HookRecord(["engine"]))
+    assert await runner.roll_back(after_restart) == []
+    assert vllm.paths() == ["/resume"]
+    vllm.finish(request)
+    assert vllm.serves
+
+
+async def test_vllm_without_pause_is_put_to_sleep_and_woken(vllm: VllmServer, tmp_path: Path) -> None:
+    """Servers before 0.12."""
+    vllm.answers = {"/pause": [404], "/resume": [404]}
+    used = context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure)
+    await runner.down(used)
+    assert vllm.sleeping
+    assert await runner.up(used) == []
+    assert vllm.serves
 
 
 async def test_a_prefix_cache_that_is_not_reset_is_a_warning(vllm: VllmServer, tmp_path: Path) -> None:
@@ -408,7 +431,7 @@ async def test_a_server_is_drained_first_and_admits_last(vllm: VllmServer, tmp_p
     vllm.answers = {"/pause": [200], "/idle": [503, 503, 200], "/resume": [200]}
     used = context([hook], tmp_path, OFFLOAD, measure=vllm.measure)
     await runner.down(used)
-    assert vllm.paths() == ["/pause", "/idle", "/idle", "/idle", "/sleep", "/is_sleeping"]
+    assert vllm.paths() == ["/pause", "/idle", "/idle", "/idle", "/pause", "/sleep", "/is_sleeping"]
     await runner.up(used)
     assert vllm.paths()[-1] == "/resume"
 

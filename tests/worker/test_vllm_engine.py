@@ -67,6 +67,28 @@ def test_a_pending_sleep_happens_after_a_wake_up(engine: VllmEngine) -> None:
     assert not engine.alive
 
 
+def test_a_pause_is_taken_back_by_a_resume(engine: VllmEngine) -> None:
+    request = engine.begin()
+    paused = engine.pause("wait")
+    later = engine.begin()
+    engine.finish(later)  # it waits, and does not run
+    assert not later.ended.is_set()
+    engine.resume()
+    assert not engine.says_it_sleeps
+    engine.finish(later)
+    engine.finish(request)
+    assert paused.is_set()
+    assert not engine.sleeping
+    assert later.finish_reason == "stop"
+
+
+def test_a_resume_without_memory_ends_the_engine(engine: VllmEngine) -> None:
+    engine.sleep(1, "wait")
+    engine.begin()
+    engine.resume()
+    assert not engine.alive
+
+
 def test_a_second_sleep_waits_with_the_first(engine: VllmEngine) -> None:
     request = engine.begin()
     slept = [engine.sleep(1, "wait"), engine.sleep(2, "wait")]

@@ -10,6 +10,8 @@ From vLLM's sources (``v1/engine/core.py``: EngineCore and EngineCoreProc; ``v1/
   before it finds no memory to take back, and lets new requests run.
 * A second sleep waits like the first one. The memory that is freed is freed once.
 * The engine says that it sleeps while its scheduler is paused, thus also before its memory is freed.
+* A pause is the same without the sleep: it ends once no request runs, and a resume takes it back at any time.
+  A resume lets requests run whether or not there is memory.
 * Waking a tag that is awake does nothing. The scheduler goes on once all tags are awake.
 * A request that runs while the memory is freed ends the engine by an illegal memory access.
 """
@@ -100,6 +102,16 @@ class VllmEngine:
             self._pending.append((level, happened))
             self._sleep_if_idle()
         return happened
+
+    def pause(self, mode: Mode) -> threading.Event:
+        """Asks for a pause. The event is set once no request runs."""
+        return self.sleep(0, mode)
+
+    def resume(self) -> None:
+        """Lets requests run."""
+        with self.lock:
+            self._pause = ""
+            self._schedule()
 
     def wake_up(self, tags: Collection[str]) -> None:
         """Takes memory back; without tags all of it."""

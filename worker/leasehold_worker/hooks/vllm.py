@@ -1,11 +1,15 @@
 """The vllm hook: sleep and wake_up of a vLLM server, and its communicators.
 
-The routes are those of vLLM's ``entrypoints/serve/{sleep,rpc,cache}/api_router.py`` and of its page
+The routes are those of vLLM's ``entrypoints/serve/{sleep,rpc,cache,rlhf}/api_router.py`` and of its page
 ``docs/features/sleep_mode.md``; a server has them with VLLM_SERVER_DEV_MODE=1 and ``--enable-sleep-mode``:
 
+* ``POST /pause?mode=wait``: 200 once no request is in flight. New requests wait. ``POST /resume`` takes the
+  pause back at any time. Servers before ``mode`` read ``wait_for_inflight_requests=true`` instead. Servers
+  before 0.12 have neither route.
 * ``POST /sleep?level=1|2&mode=abort|wait|keep``: 200 without a body. Level 1 moves weights to host memory,
   level 2 drops them; both drop the KV cache. ``abort``, the default, ends what is in flight, so ``wait`` is
-  asked for. Older servers don't know ``mode`` and ignore it.
+  asked for. Older servers don't know ``mode`` and ignore it. Nothing takes back a sleep that waits for
+  requests: the server sleeps once it is idle. So the server is always paused before its sleep.
 * ``GET /is_sleeping``: ``{"is_sleeping": bool}``. True until all tags are awake, and while scheduling is
   paused.
 * ``POST /wake_up?tags=weights&tags=kv_cache``: 200. Waking what is awake does nothing.
@@ -13,8 +17,9 @@ The routes are those of vLLM's ``entrypoints/serve/{sleep,rpc,cache}/api_router.
   ``reload_weights``, or the server answers with garbage and says nothing (vllm issues 21336, 29341).
 * ``POST /reset_prefix_cache``: 200, newer ones with ``{"success": bool}``.
 
-All of them may be called again without harm, and so may the methods of communicators have to be: the way back
-does not know how far the way down went.
+All of them may be called again without harm. The methods of communicators must allow the same: the way back
+does not know how far the way down went. ``/resume`` alone is not safe on a server that sleeps: requests would
+run without memory. So the record notes a sleep before it is asked for.
 """
 
 import json
@@ -46,18 +51,21 @@ LEVELS: Final[dict[WeightStrategy.ValueType, int]] = {
 }
 """The sleep level of each weight strategy; with others a server does not sleep."""
 
+_PAUSE: Final = "/pause?mode=wait&wait_for_inflight_requests=true"
 _WEIGHTS: Final = "weights"
 _CACHE: Final = "kv_cache"
 
 
 async def down(turn: Turn) -> None:
-    """Puts the server to sleep as the weight strategy says, then drops its communicators.
+    """Pauses the server, puts it to sleep as the weight strategy says, then drops its communicators.
 
     Raises:
         HookFailedError: One of it failed. The server is somewhere in between, and :func:`up` wakes it.
     """
     level = LEVELS.get(turn.context.weight_strategy)
     if level is not None:
+        await _control(turn, "POST", _PAUSE, optional=True)
+        await turn.context.record.add(_sleep_note(turn))
         await _control(turn, "POST", f"/sleep?level={level}&mode=wait")
         while not await _is_sleeping(turn):
             turn.doing = "/sleep was answered, and /is_sleeping still said false"
@@ -69,7 +77,8 @@ async def down(turn: Turn) -> None:
 async def up(turn: Turn) -> None:
     """Makes the communicators anew, wakes the server, loads dropped weights, and resets its prefix cache.
 
-    A server that does not sleep is not woken. A prefix cache that is not reset is told as a warning.
+    A server that does not sleep is not woken. A server that was only paused is resumed. A prefix cache that
+    is not reset is told as a warning.
 
     Raises:
         HookFailedError: One of it failed.
@@ -77,12 +86,22 @@ async def up(turn: Turn) -> None:
     hook = turn.hook.vllm
     if hook.resume_method:
         await _remote_call(turn, hook.resume_method)
-    if turn.context.weight_strategy not in LEVELS or not await _is_sleeping(turn):
+    if turn.context.weight_strategy not in LEVELS:
         return
-    await _wake(turn)
-    if not turn.hook.HasField("drain"):  # one that was paused for a drain says that it sleeps until it admits
+    note = _sleep_note(turn)
+    woken = turn.context.record.holds(note) and await _is_sleeping(turn)
+    if woken:
+        await _wake(turn)
         await _require_awake(turn)
-    await _reset_prefix_cache(turn)
+    await _control(turn, "POST", "/resume", optional=True)
+    if woken:
+        await _reset_prefix_cache(turn)
+    await turn.context.record.remove(note)
+
+
+def _sleep_note(turn: Turn) -> str:
+    """What the record holds from before the server is told to sleep."""
+    return f"{turn.hook.name}/sleep"
 
 
 async def _wake(turn: Turn) -> None:
@@ -138,7 +157,10 @@ async def _remote_call(turn: Turn, method: str) -> None:
     await _control(turn, "POST", "/collective_rpc", json.dumps({"method": method}).encode())
 
 
-async def _control(turn: Turn, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
+async def _control(
+    turn: Turn, method: str, path: str, body: bytes | None = None, *, optional: bool = False
+) -> HttpAnswer:
+    """Makes a call, a few times if need be. An optional route may be missing: older servers answer 404."""
     url = turn.hook.vllm.url.rstrip("/") + path
     what = f"{method} {url}" + (f" with {body.decode()}" if body else "")
     for attempt in range(1, ATTEMPTS + 1):
@@ -148,7 +170,7 @@ async def _control(turn: Turn, method: str, path: str, body: bytes | None = None
         except HttpCallError as error:
             failure = HookFailedError(f"{what} got no answer ({error}): see that the server runs")
         else:
-            if answer.good:
+            if answer.good or (optional and answer.status == 404):
                 return answer
             remedy = ": start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
             failure = HookFailedError(f"{what} answered {answer}{remedy if answer.status == 404 else ''}")

@@ -90,6 +90,8 @@ def gpu_reason(lease: GpuLease) -> str:
     if lease.HasField("cordon"):
         parts.append(cordon_text(lease.cordon))
     parts += [_foreign_text(process) for process in lease.foreign_processes]
+    if lease.asleep_bytes:
+        parts.append(f"sleeping workloads keep {size(lease.asleep_bytes)}")
     return "; ".join(parts)
 
 

@@ -38,7 +38,13 @@ class CandidateGpu:
     def is_open_to(self, resources: Resources) -> bool:
         """Whether a workload with these needs may get it now."""
         foreign_is_fine = self.state == FOREIGN and resources.allow_foreign
-        return not self.awaited and (self.state == FREE or foreign_is_fine)
+        in_reach = self.state == FREE or foreign_is_fine
+        return in_reach and not self.awaited and not self.is_crowded_for(resources)
+
+    def is_crowded_for(self, resources: Resources) -> bool:
+        """Whether sleeping workloads leave too little of its memory."""
+        kept_bytes, wanted_bytes = self.lease.asleep_bytes, resources.gpu_memory_bytes
+        return bool(kept_bytes and wanted_bytes) and self.gpu.memory_total_bytes - kept_bytes < wanted_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from leasehold_coordinator.shortages import (
     foreign_text,
     listed,
     shortage_of,
+    size,
     wanted_text,
 )
 
@@ -136,6 +137,9 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
         case lease_pb2.SLOT_STATE_FOREIGN:
             remedy = "choose another, end or adopt that, or ask with `--allow-foreign`"
             why = f"is held by {foreign_text(one.lease)}: {remedy}"
+        case _ if one.is_crowded_for(resources):
+            kept = size(one.lease.asleep_bytes)
+            why = f"has {kept} in use by sleeping workloads: choose another, ask for less, or suspend them"
         case _:
             why = "is not free: choose another, or suspend its holder"
     reason = _NOT_FREE.get(one.state, errors_pb2.ERROR_REASON_NO_FREE_GPU)

@@ -77,7 +77,8 @@ def _gpus_text(candidate: Candidate, resources: Resources) -> str:
 
 _UNSUITABLE: Final = "of another kind"
 _AWAITED: Final = "awaited by a command under way"
-_OTHERS: Final = (_AWAITED, _UNSUITABLE, "unknown")
+_CROWDED: Final = "with too little memory beside sleeping workloads"
+_OTHERS: Final = (_AWAITED, _CROWDED, _UNSUITABLE, "unknown")
 
 
 def _standing(one: CandidateGpu, resources: Resources) -> str:
@@ -85,6 +86,8 @@ def _standing(one: CandidateGpu, resources: Resources) -> str:
         return _UNSUITABLE
     if one.awaited and one.state == lease_pb2.SLOT_STATE_FREE:
         return _AWAITED
+    if one.state == lease_pb2.SLOT_STATE_FREE and one.is_crowded_for(resources):
+        return _CROWDED
     return _STATES.get(one.state, "unknown")
 
 

@@ -87,13 +87,19 @@ def test_without_images_only_those_move_that_may_be_stopped() -> None:
 
 def test_only_what_is_in_the_tier_that_is_full_makes_room_in_it() -> None:
     on_disk = parked("d", 0, state=CHECKPOINTED, escalate_to=STOP)
-    asleep = parked("s", 0, state=SLEEPING, escalate_to=STOP)
+    asleep = parked("s", 0, state=SLEEPING, size=0, escalate_to=STOP)
     in_host = parked("a", 1)
     running = parked("r", 0)
     running.state = RUNNING
     assert names([on_disk, asleep, running, in_host], HOST, 1) == ["a"]
     assert names([on_disk, asleep, running, in_host], DISK, 1) == ["d"]
     assert names([parked("d", 0, state=CHECKPOINTED)], DISK, 1) is None, "it may not be stopped"
+
+
+def test_a_sleeper_makes_room_with_what_it_has_offloaded() -> None:
+    sleeper = parked("s", 0, state=SLEEPING, escalate_to=CHECKPOINT)
+    assert names([sleeper, parked("a", 1)], HOST, 1) == ["s"]
+    assert names([sleeper], DISK, 1) is None
 
 
 @pytest.mark.parametrize("size", [0])

@@ -164,19 +164,19 @@ class ForeignWatch:
         try:
             usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
-            foreign = await self._sort(usage, ours, idle)
+            found = await self._sort(usage, ours, idle)
         except OSError as error:  # for want of descriptors or memory
             logger.warning("who is on the GPUs can't be seen for the moment: %s", error)
-            usage, foreign = {}, {}
+            usage, found = {}, _Found({}, {})
         now = self._leases()
         # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
-        seen = {
-            gpu_uuid: who for gpu_uuid, who in foreign.items() if before.get(gpu_uuid) == now.get(gpu_uuid)
-        }
+        same = {gpu_uuid for gpu_uuid in found.foreign if before.get(gpu_uuid) == now.get(gpu_uuid)}
+        seen = {gpu_uuid: who for gpu_uuid, who in found.foreign.items() if gpu_uuid in same}
+        asleep = {gpu_uuid: kept for gpu_uuid, kept in found.asleep_bytes.items() if gpu_uuid in same}
         self._listed |= seen.keys()
         self._kept_back = {uuid: left for uuid, left in self._kept_back.items() if uuid not in seen}
         self._free_bytes = _free_bytes(usage, self._pool)
-        self._pool.slots.observe({**seen, **self._over()}, self._free_bytes)
+        self._pool.slots.observe({**seen, **self._over()}, self._free_bytes, asleep)
         return seen.keys()
 
     def _leases(self) -> dict[str, LeaseId | None]:
@@ -185,8 +185,8 @@ class ForeignWatch:
 
     async def _sort(
         self, usage: Mapping[str, GpuUsage], ours: Collection[_Holder], idle: Collection[str]
-    ) -> dict[str, tuple[ForeignProcess, ...]]:
-        """Who is foreign on which GPU. Empty where that was not to be learned in time.
+    ) -> "_Found":
+        """Who is foreign on which GPU, and what sleeps there. Empty where that was not to be learned in time.
 
         A thread that hangs is left behind. While it does, processes are told without what it hangs at.
         """
@@ -197,7 +197,7 @@ class ForeignWatch:
                 _Sorting(usage, ours, idle, fully).sort, abandon_on_cancel=True, limiter=limiter
             )
         logger.warning("the processes on the GPUs can't be read: one of them may be stuck in the kernel")
-        return {}
+        return _Found({}, {})
 
     def _keep_back(self, gpu_uuid: str, leaving: Workload, left: Iterable[ProcessIdentity]) -> None:
         """Keeps a GPU from others, since nobody knows who is on it.
@@ -256,6 +256,13 @@ def _usage(inventory: Inventory) -> Mapping[str, GpuUsage]:
     return inventory.usage()
 
 
+class _Found(NamedTuple):
+    foreign: dict[str, tuple[ForeignProcess, ...]]
+    """Processes of no workload with a lease, by GPU."""
+    asleep_bytes: dict[str, int | None]
+    """Memory of sleeping workloads, by GPU. None: NVML couldn't say."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sorting:
     """Tells foreign processes from others. It may block, and knows nothing that changes meanwhile.
@@ -272,14 +279,16 @@ class _Sorting:
     idle: Collection[str]
     fully: bool
 
-    def sort(self) -> dict[str, tuple[ForeignProcess, ...]]:
-        """Who is foreign on which GPU."""
+    def sort(self) -> _Found:
+        """Who is foreign on which GPU, and what sleeping workloads keep there."""
         marked_id = None if self.fully else ""
         pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
         holder_ids = {pid: _holder_id(pid, self.ours, marked_id) for pid in pids}
         asleep_on = {holder.workload_id: holder.asleep_on for holder in self.ours}
-        found: dict[str, tuple[ForeignProcess, ...]] = {}
+        found = _Found({}, {})
         for gpu_uuid, gpu in self.usage.items():
+            sleepers = {holder_id for holder_id, uuids in asleep_on.items() if gpu_uuid in uuids}
+            found.asleep_bytes[gpu_uuid] = _kept_bytes(gpu, sleepers, holder_ids)
             foreign = sorted(
                 pid
                 for pid in gpu.processes
@@ -287,7 +296,7 @@ class _Sorting:
                 or (gpu_uuid in self.idle and gpu_uuid not in asleep_on[holder_ids[pid]])
             )
             told = [self._describe(pid, gpu.processes[pid]) for pid in foreign[:PROCESSES_LIMIT]]
-            found[gpu_uuid] = tuple(told)
+            found.foreign[gpu_uuid] = tuple(told)
         return found
 
     def _describe(self, pid: int, size: int | None) -> ForeignProcess:
@@ -295,6 +304,14 @@ class _Sorting:
         if not self.fully:
             return ForeignProcess(pid, "" if uid is None else str(uid), "", size)
         return ForeignProcess(pid, user_name(uid), " ".join(command_line(pid))[:COMMAND_LIMIT], size)
+
+
+def _kept_bytes(gpu: GpuUsage, sleepers: Collection[str], holder_ids: Mapping[int, str]) -> int | None:
+    """Memory that sleeping workloads keep on a GPU. None: NVML can't say."""
+    pids = [pid for pid in gpu.processes if holder_ids[pid] in sleepers]
+    if len({holder_ids[pid] for pid in pids}) < len(sleepers):  # each keeps a context, and NVML hides one
+        return gpu.used_bytes
+    return gpu.held_bytes(pids)
 
 
 def _free_bytes(usage: Mapping[str, GpuUsage], pool: GpuPool) -> dict[str, int]:

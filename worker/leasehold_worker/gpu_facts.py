@@ -1,6 +1,6 @@
 """What is known of GPUs, as values. What NVML can't say is None, never zero."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -53,6 +53,15 @@ class GpuUsage:
 
     used_bytes: int | None
     processes: Mapping[int, int | None]
+
+    def held_bytes(self, pids: Iterable[int]) -> int | None:
+        """Memory of some processes. It is that of everybody where NVML does not tell it by process.
+
+        None: NVML can't say that either.
+        """
+        sizes = [self.processes[pid] for pid in pids if pid in self.processes]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else self.used_bytes
 
     @property
     def unexplained_bytes(self) -> int | None:

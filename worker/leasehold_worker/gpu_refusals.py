@@ -35,7 +35,7 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
         pending_claimers: Claims that wait.
     """
     states = [slot.state for slot in fitting]
-    missing = request.count - _usable(request, states)
+    missing = request.count - _usable(request, fitting)
     reason = errors_pb2.ERROR_REASON_NO_FREE_GPU
     for state, its_reason in _REASONS.items():
         if state not in _usable_states(request) and 0 < missing <= states.count(state):
@@ -61,7 +61,12 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
         for state in (LEASED, RESERVED, CORDONED, UNHEALTHY, FOREIGN)
         if state in states and state not in _usable_states(request)
     )
-    usable = _usable(request, states)
+    open_slots = [slot for slot in fitting if slot.state in _usable_states(request)]
+    crowded = sum(not slot.has_memory_for(request) for slot in open_slots)
+    if crowded:
+        others = f"{others}, " if others else ""
+        others += f"{crowded} with too little memory beside sleeping workloads"
+    usable = _usable(request, fitting)
     free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
     verb = "is" if request.count == 1 else "are"
     return (
@@ -70,8 +75,9 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
     )
 
 
-def _usable(request: GpuRequest, states: Sequence[SlotState.ValueType]) -> int:
-    return sum(map(states.count, _usable_states(request)))
+def _usable(request: GpuRequest, fitting: Sequence[SlotLease]) -> int:
+    usable = _usable_states(request)
+    return sum(slot.state in usable and slot.has_memory_for(request) for slot in fitting)
 
 
 def _usable_states(request: GpuRequest) -> tuple[SlotState.ValueType, ...]:

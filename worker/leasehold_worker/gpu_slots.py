@@ -7,6 +7,7 @@ processes that we don't know is granted to nobody; who holds it already keeps it
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import final
 
 import trio
@@ -49,7 +50,10 @@ class GpuSlots:
         now = datetime.now(UTC)
         self.gpus = tuple(gpus)
         self._by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        self._slots = {gpu.uuid: SlotLease(gpu.uuid, slot, now) for slot, gpu in enumerate(gpus)}
+        self._slots = {
+            gpu.uuid: SlotLease(gpu.uuid, slot, now, memory_bytes=gpu.memory_bytes)
+            for slot, gpu in enumerate(gpus)
+        }
         self._keep = keep
         self._serve = serve
         self._changed = trio.Event()
@@ -132,8 +136,26 @@ class GpuSlots:
         elif not gpu_uuid:
             self.worker_cordon = standing.cordon
 
+    def add_asleep(self, kept_bytes: Mapping[str, int | None]) -> None:
+        """Takes in what another workload keeps on GPUs while it sleeps. Nothing is granted by that.
+
+        Args:
+            kept_bytes: Memory by GPU. None: unknown, which counts as all of the GPU's memory.
+        """
+        for gpu_uuid, kept in kept_bytes.items():
+            self._set_asleep(gpu_uuid, None if kept is None else self.get(gpu_uuid).asleep_bytes + kept)
+
+    def _set_asleep(self, gpu_uuid: str, asleep_bytes: int | None) -> None:
+        slot = self.get(gpu_uuid)
+        known = (slot.memory_bytes or 0) if asleep_bytes is None else asleep_bytes
+        if slot.asleep_bytes != known:
+            self._put(replace(slot, asleep_bytes=known))
+
     def observe(
-        self, foreign: Mapping[str, tuple[ForeignProcess, ...]], free_bytes: Mapping[str, int]
+        self,
+        foreign: Mapping[str, tuple[ForeignProcess, ...]],
+        free_bytes: Mapping[str, int],
+        asleep_bytes: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         """Takes in who else is on the GPUs, and how much of their memory is free.
 
@@ -141,8 +163,12 @@ class GpuSlots:
             foreign: Processes that belong to no workload, by GPU. A GPU is missing where NVML can't say: what
                 was known of it stays.
             free_bytes: Free memory by GPU; missing likewise.
+            asleep_bytes: What all sleeping workloads keep, by GPU; missing likewise. None: unknown, which
+                counts as all of the GPU's memory.
         """
         self._free_bytes = free_bytes
+        for gpu_uuid, kept in asleep_bytes.items():
+            self._set_asleep(gpu_uuid, kept)
         for gpu_uuid, processes in foreign.items():
             if gpu_uuid in self._slots and self._slots[gpu_uuid].foreign != processes:
                 self._put(replace(self._slots[gpu_uuid], foreign=processes))
@@ -153,6 +179,8 @@ class GpuSlots:
     ) -> tuple[str, ...] | None:
         """The GPUs that a request would get if some leased ones were free. None: not enough.
 
+        GPUs without a sleeping workload come first.
+
         Args:
             request: What is wanted.
             freed: Leased GPUs that count as free.
@@ -160,7 +188,7 @@ class GpuSlots:
         """
         free = [
             self._by_uuid[slot.gpu_uuid]
-            for slot in self._slots.values()
+            for slot in sorted(self._slots.values(), key=lambda slot: slot.asleep_bytes > 0)
             if (slot.lease is None or slot.gpu_uuid in freed)
             and slot.may_serve(request)
             and slot.gpu_uuid not in taken

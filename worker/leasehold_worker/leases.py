@@ -81,6 +81,10 @@ class SlotLease:
     reserved: bool = False
     standing: Standing = Standing()
     foreign: tuple[ForeignProcess, ...] = ()
+    memory_bytes: int | None = None
+    """Memory of the GPU. None: unknown."""
+    asleep_bytes: int = 0
+    """Memory that sleeping workloads keep on the GPU while they hold no lease."""
 
     @property
     def state(self) -> SlotState.ValueType:
@@ -93,10 +97,17 @@ class SlotLease:
             return CORDONED
         return FOREIGN if self.foreign else FREE
 
+    def has_memory_for(self, request: GpuRequest) -> bool:
+        """Whether the memory beside that of sleeping workloads is enough. Unknown memory is not enough."""
+        if not request.memory_bytes:
+            return True
+        return self.memory_bytes is not None and self.memory_bytes - self.asleep_bytes >= request.memory_bytes
+
     def may_serve(self, request: GpuRequest) -> bool:
         """Whether a request could get it once nobody leases it."""
         ours = request.allow_foreign or not self.foreign
-        return self.standing.cordon is None and not excludes(self.standing.health) and ours
+        in_service = self.standing.cordon is None and not excludes(self.standing.health)
+        return in_service and ours and self.has_memory_for(request)
 
 
 @dataclass(frozen=True, slots=True)

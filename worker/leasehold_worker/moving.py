@@ -19,6 +19,7 @@ from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.checkpoint.group import Group
 from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
     RUNNING,
     Member,
     MemberOutcome,
@@ -174,14 +175,14 @@ class Moving:
         self._set_states(plan, state)
         called = False
         try:
+            # Before the hooks: they may move weights to host memory, too.
+            for party in plan.parties:
+                moved_bytes = sum(m.total_bytes for m in party.members if m.state != CHECKPOINTED)
+                self._workloads.limit_memory(party.workload, moved_bytes + parked_bytes(party.workload))
             if beside.is_needed and not plan.is_parked:
                 await self.call_down(plan, beside, reserved, report)
                 called = True
             with self._host_memory.charged(plan.bytes_by_pid, parks=plan.stays_in_memory):
-                for party in plan.parties:
-                    self._workloads.limit_memory(
-                        party.workload, sum(member.total_bytes for member in party.members)
-                    )
                 await self._move(plan, state, reserved, report, lock_timeout_s, keep)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -189,6 +190,7 @@ class Moving:
                     await beside.back()
                 for workload, former in before:
                     if workload.state == state:
+                        self._workloads.limit_memory(workload, parked_bytes(workload))
                         self._workloads.set_state(workload, former)
             raise
 

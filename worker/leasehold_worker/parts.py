@@ -231,7 +231,7 @@ async def open_parts(
             nursery,
             preflight=preflight,
             moving=moving,
-            sleeping=Sleeping(pool, workloads, hook_calls, moving),
+            sleeping=Sleeping(pool, workloads, hook_calls, moving, proof=proof, host_memory=host_memory),
             imaging=imaging,
             applications=applications,
             tiers=tiers,

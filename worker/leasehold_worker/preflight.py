@@ -44,6 +44,7 @@ from leasehold_worker.proof import Proof
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
     DISCARD,
+    OFFLOAD,
     escalated,
     hook_steps,
     is_weaker,
@@ -198,6 +199,8 @@ class Preflight:
                     "checkpoint or stop",
                 )
         await self._find_members(plan.findings, party)
+        if plan.policy is not None and plan.policy.weight_strategy == OFFLOAD and not plan.refused:
+            self._look_at_host_memory(plan)
 
     async def restore(
         self,

@@ -81,6 +81,22 @@ class Proof:
             for member in members
         )
 
+    async def kept_bytes(
+        self, members: Sequence[Member], gpu_uuids: Collection[str]
+    ) -> dict[str, int | None]:
+        """Memory that the members have on GPUs. It is that of everybody where NVML tells less.
+
+        None: NVML can't say that either.
+        """
+        usage = await self.usage()
+        pids = [member.identity.pid for member in members]
+        hidden = any(all(pid not in gpu.processes for gpu in usage.values()) for pid in pids)
+        kept: dict[str, int | None] = {}
+        for gpu_uuid in gpu_uuids:
+            gpu = usage.get(gpu_uuid)
+            kept[gpu_uuid] = None if gpu is None else gpu.used_bytes if hidden else gpu.held_bytes(pids)
+        return kept
+
     async def listed_gpus(self, members: Sequence[Member]) -> set[str]:
         """UUIDs of the GPUs on which NVML lists one of the members."""
         return _listed(members, await self.usage())

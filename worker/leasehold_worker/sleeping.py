@@ -1,7 +1,7 @@
 """Workloads that sleep: their framework has put the weights away, and their processes run on.
 
 They give their lease up, and keep a CUDA context on their GPUs, of half a gibibyte or so. So they can only
-wake where they were.
+wake where they were. What they keep is no part of what the GPUs offer to others.
 """
 
 from collections.abc import Sequence
@@ -9,40 +9,59 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy
 
-from leasehold_worker.beside import HookCalls
+from leasehold_worker.beside import Beside, HookCalls
 from leasehold_worker.checkpoint.members import bytes_by_gpu
 from leasehold_worker.errors import OperationError
-from leasehold_worker.leases import Lease
+from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.leases import Lease, SlotLease
 from leasehold_worker.moving import Moving, intent_of
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import require_alive
+from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
-from leasehold_worker.strategies import OFFLOAD
-from leasehold_worker.workload import RUNNING, SLEEPING, Parked, Workload
+from leasehold_worker.sizes import size_text
+from leasehold_worker.strategies import OFFLOAD, RETAIN
+from leasehold_worker.workload import RUNNING, SLEEPING, Parked, Workload, parked_bytes
 from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+
+MOST_KEPT: Final = 0.5
+"""Part of a GPU's memory that a workload may keep there while it sleeps. With more, the GPU is of little use
+to others."""
 
 
 @final
 class Sleeping:
     """Puts workloads to sleep, and wakes them, by nothing but their hooks."""
 
-    def __init__(self, pool: GpuPool, workloads: Workloads, hook_calls: HookCalls, moving: Moving) -> None:
+    def __init__(
+        self,
+        pool: GpuPool,
+        workloads: Workloads,
+        hook_calls: HookCalls,
+        moving: Moving,
+        *,
+        proof: Proof,
+        host_memory: HostMemory,
+    ) -> None:
         self._pool = pool
         self._workloads = workloads
         self._hook_calls = hook_calls
         self._moving = moving
+        self._proof = proof
+        self._host_memory = host_memory
 
     async def put_to_sleep(self, plan: Plan, report: Report) -> None:
         """Calls the hooks of the way down, and gives the lease up.
 
         Raises:
-            OperationError: A hook failed; all of them are undone, and the workload runs.
+            OperationError: A hook failed, or MEMORY_NOT_FREED; all hooks are undone, and the workload runs.
         """
         party, policy = plan.party, plan.policy
         workload = party.workload
@@ -52,14 +71,21 @@ class Sleeping:
         self._workloads.set_state(workload, SUSPENDING)
         try:
             beside = self._hook_calls.beside(plan.parties, policy, report)
-            await self._moving.call_down(plan, beside, [], report)
+            # At most all of it goes to host memory: only the framework knows how much it drops.
+            offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
+            with self._host_memory.charged(offloaded):
+                self._workloads.limit_memory(workload, sum(offloaded.values()))
+                await self._moving.call_down(plan, beside, [], report)
+            kept = await self._kept_bytes(party, policy, beside)
             require_alive(workload)
         except BaseException:
+            self._workloads.limit_memory(workload, 0)
             self._workloads.set_state(workload, RUNNING)
             raise
         left = bytes_by_gpu(party.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
         # No await from here on: the lease and the state are one record on disk.
+        self._pool.slots.add_asleep(kept)
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
@@ -72,7 +98,27 @@ class Sleeping:
             since=datetime.now(UTC),
             host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
         )
+        self._workloads.limit_memory(workload, parked_bytes(workload))
         self._workloads.set_state(workload, SLEEPING)
+
+    async def _kept_bytes(
+        self, party: Party, policy: EvictionPolicy, beside: Beside
+    ) -> dict[str, int | None]:
+        """What the workload keeps on its GPUs, by GPU.
+
+        Raises:
+            OperationError: MEMORY_NOT_FREED: more than others could do without. The hooks are undone.
+        """
+        try:
+            kept = await self._proof.kept_bytes(party.members, party.home)
+            if policy.weight_strategy != RETAIN:
+                for gpu_uuid, kept_bytes in kept.items():
+                    _require_room(party.workload, self._pool.slots.get(gpu_uuid), kept_bytes)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await beside.back()
+            raise
+        return kept
 
     async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
         """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
@@ -131,4 +177,23 @@ class Sleeping:
         workload.parked = None
         workload.yielded = False
         report.claimed_gpu_uuids = plan.party.destination
+        self._workloads.limit_memory(workload, 0)
         self._workloads.set_state(workload, RUNNING)
+
+
+def _require_room(workload: Workload, slot: SlotLease, kept_bytes: int | None) -> None:
+    if kept_bytes is None:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            f"NVML can't say how much of {slot.gpu_uuid} workload {workload.name} keeps: "
+            "suspend it by cuda_suspend",
+            {"gpu_uuid": slot.gpu_uuid},
+        )
+    if slot.memory_bytes is not None and kept_bytes > slot.memory_bytes * MOST_KEPT:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            f"workload {workload.name} keeps {size_text(kept_bytes)} of the {size_text(slot.memory_bytes)} "
+            f"of {slot.gpu_uuid}, and may keep {MOST_KEPT:.0%}: have its framework free more, or suspend it "
+            "by cuda_suspend",
+            {"gpu_uuid": slot.gpu_uuid, "bytes_after": str(kept_bytes)},
+        )

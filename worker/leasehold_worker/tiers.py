@@ -24,6 +24,7 @@ from leasehold_worker.strategies import (
 )
 from leasehold_worker.workload import (
     CHECKPOINTED,
+    SLEEPING,
     SUSPENDED,
     Workload,
     parked_bytes,
@@ -57,9 +58,9 @@ def choose(
         missing_bytes: How much room is needed in it.
         images: Whether processes can be moved to disk here.
     """
-    state, first = (SUSPENDED, CHECKPOINT) if tier == HOST else (CHECKPOINTED, STOP)
+    states, first = ((SLEEPING, SUSPENDED), CHECKPOINT) if tier == HOST else ((CHECKPOINTED,), STOP)
     steps = [step for step in (CHECKPOINT, STOP) if step >= first and (images or step != CHECKPOINT)]
-    parked = [each for each in workloads if each.state == state and each.parked is not None]
+    parked = [each for each in workloads if each.state in states and each.parked is not None]
     chosen: list[MoveDown] = []
     for workload in sorted(parked, key=lambda each: each.parked.since if each.parked else each.start_time):
         if missing_bytes <= 0:

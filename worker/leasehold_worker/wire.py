@@ -83,6 +83,7 @@ def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease
             )
             for process in slot.foreign
         ],
+        asleep_bytes=slot.asleep_bytes or None,
     )
 
 

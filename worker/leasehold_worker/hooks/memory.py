@@ -20,8 +20,8 @@ LOOK_INTERVAL_S: Final = 0.1
 async def require_freed(turn: Turn, before: int | None) -> None:
     """Waits until the members hold less device memory than before.
 
-    Any fall will do: how much a framework can free is its own business, and that it is enough is checked
-    where it matters, before somebody else gets the GPU.
+    Any fall is enough here: only the framework knows how much it can free. What a sleeping workload keeps is
+    looked at before its GPUs are offered to others (:mod:`leasehold_worker.sleeping`).
 
     Raises:
         OperationError: MEMORY_NOT_FREED: it did not fall in time.

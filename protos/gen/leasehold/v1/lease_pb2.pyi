@@ -120,6 +120,7 @@ class GpuLease(_message.Message):
     HEALTH_REASON_FIELD_NUMBER: _builtins.int
     CORDON_FIELD_NUMBER: _builtins.int
     FOREIGN_PROCESSES_FIELD_NUMBER: _builtins.int
+    ASLEEP_BYTES_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU."""
     slot: _builtins.int
@@ -134,6 +135,10 @@ class GpuLease(_message.Message):
     """Whether the GPU can be trusted. What excludes it stays until an operator resets it."""
     health_reason: _builtins.str
     """What is known against it, in 256 characters at most. Empty: nothing."""
+    asleep_bytes: _builtins.int
+    """Memory that sleeping workloads keep on it though they hold no lease, in bytes: whoever gets the GPU has that
+    much less. Absent: none sleeps there.
+    """
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Since when the slot is in this state."""
@@ -164,11 +169,14 @@ class GpuLease(_message.Message):
         health_reason: _builtins.str = ...,
         cordon: Global___Cordon | None = ...,
         foreign_processes: _abc.Iterable[Global___ForeignProcess] | None = ...,
+        asleep_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "cordon", b"cordon", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "cordon", b"cordon", "foreign_processes", b"foreign_processes", "gpu_uuid", b"gpu_uuid", "health", b"health", "health_reason", b"health_reason", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "foreign_processes", b"foreign_processes", "gpu_uuid", b"gpu_uuid", "health", b"health", "health_reason", b"health_reason", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__asleep_bytes: _TypeAlias = _typing.Literal["asleep_bytes"]  # noqa: Y015
+    _WhichOneofArgType__asleep_bytes: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes"]  # noqa: Y015
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
     _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
@@ -177,6 +185,8 @@ class GpuLease(_message.Message):
     _WhichOneofArgType__sample: _TypeAlias = _typing.Literal["_sample", b"_sample"]  # noqa: Y015
     _WhichOneofReturnType__workload_id: _TypeAlias = _typing.Literal["workload_id"]  # noqa: Y015
     _WhichOneofArgType__workload_id: _TypeAlias = _typing.Literal["_workload_id", b"_workload_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__asleep_bytes) -> _WhichOneofReturnType__asleep_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
     @_typing.overload

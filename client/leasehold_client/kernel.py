@@ -52,6 +52,9 @@ WAIT_S: Final = 30.0
 RESTORE_WAIT_S: Final = 3600.0
 """How long a restore may take."""
 
+RESTORE_VARIABLE: Final = "LEASEHOLD_RESTORE"
+"""Set by the worker where it starts a program that it is about to restore."""
+
 C = TypeVar("C")
 
 
@@ -74,14 +77,14 @@ def serve(
         facts: Which one it is.
         socket: The worker's socket. None: LEASEHOLD_SOCKET, which the programs of workloads have.
         required: Raises where there is no worker. Else the application begins without, and is not served
-            until one answers.
+            until one answers. A program that was started to be restored never begins without.
         wait_s: How long the worker may take to know it.
         restore_wait_s: How long a restore that the worker has announced may take.
 
     Raises:
         LeaseholdError: It is refused, or was to be restored and could not be; or NoWorkerError.
     """
-    served = ServedKernel(kernel, facts, _path(socket, required))
+    served = ServedKernel(kernel, facts, _path(socket, required), announced=_is_announced())
     try:
         served.wait_begun(wait_s, restore_wait_s, required=required)
     except BaseException:
@@ -108,7 +111,7 @@ async def serve_trio(
 
     path = _path(socket, required)
     loop = TrioLoop()
-    served = ServedKernel(AwaitedKernel(kernel, loop), facts, path)
+    served = ServedKernel(AwaitedKernel(kernel, loop), facts, path, announced=_is_announced())
     wait = partial(served.wait_begun, wait_s, restore_wait_s, required=required)
     try:
         await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
@@ -135,7 +138,7 @@ async def serve_asyncio(
     """
     path = _path(socket, required)
     loop = AsyncioLoop()
-    served = ServedKernel(AwaitedKernel(kernel, loop), facts, path)
+    served = ServedKernel(AwaitedKernel(kernel, loop), facts, path, announced=_is_announced())
     wait = partial(served.wait_begun, wait_s, restore_wait_s, required=required)
     try:
         await asyncio.to_thread(wait)
@@ -145,9 +148,14 @@ async def serve_asyncio(
         await asyncio.shield(asyncio.to_thread(served.close))
 
 
+def _is_announced() -> bool:
+    """Whether the worker started this program to restore it."""
+    return bool(os.environ.get(RESTORE_VARIABLE))
+
+
 def _path(socket: str | Path | None, required: bool) -> str | Path | None:
     path = socket or os.environ.get(SOCKET_VARIABLE)
-    if path is None and required:
+    if path is None and (required or _is_announced()):
         raise NoWorkerError(
             f"{SOCKET_VARIABLE} is not set, so this process belongs to no workload: start it with `leasehold "
             "run` or `leasehold exec`, serve within `local.claim()`, or say required=False"

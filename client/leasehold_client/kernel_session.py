@@ -92,14 +92,21 @@ class ServedKernel(Generic[C]):
         kernel: The kernel, as plain threads call it.
         facts: Which one it is.
         path: The worker's socket. None: it is not served.
+        announced: The program was started to be restored, as its environment says.
     """
 
     def __init__(
-        self, kernel: CheckpointableKernel[C], facts: KernelFacts[C], path: str | Path | None
+        self,
+        kernel: CheckpointableKernel[C],
+        facts: KernelFacts[C],
+        path: str | Path | None,
+        *,
+        announced: bool = False,
     ) -> None:
         self._calls = KernelCalls(kernel, facts)
         self._facts = Kernel(kernel_id=facts.kernel_id, kind=facts.kind, version=facts.version)
         self._path = path
+        self._announced = announced
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -144,13 +151,20 @@ class ServedKernel(Generic[C]):
         Args:
             wait_s: How long a worker may take to know it.
             restore_wait_s: How long a restore that the worker has said may take.
-            required: Without a worker, it may not begin.
+            required: Without a worker, it may not begin. Nor may it if its restore was announced.
 
         Raises:
             LeaseholdError: It may not begin. It is closed then.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._told or self._closed.is_set(), wait_s)
+            if self._announced and not self._told and not self._closed.is_set():
+                logger.warning(
+                    "no answer from the worker at %s within %g s: waiting, as this program is to be restored",
+                    self._path,
+                    wait_s,
+                )
+                self._changed.wait_for(lambda: self._told or self._closed.is_set(), restore_wait_s)
             error = None
             if self._told:
                 if not self._changed.wait_for(
@@ -160,9 +174,10 @@ class ServedKernel(Generic[C]):
                         f"the worker has a checkpoint to restore, and did not within {restore_wait_s:g} s: "
                         "see its log, or allow more time"
                     )
-            elif required or self._refused:
+            elif required or self._refused or self._announced:
+                waited_s = wait_s + restore_wait_s if self._announced else wait_s
                 error = self._error or NoWorkerError(
-                    f"the worker at {self._path} did not answer within {wait_s:g} s: see its log"
+                    f"the worker at {self._path} did not answer within {waited_s:g} s: see its log"
                 )
             self._begun = error is None and not self._pending
         if error is not None:

@@ -148,6 +148,18 @@ def test_a_worker_that_is_not_there_is_waited_for_in_vain(tmp_path: Path) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-kernel"]
 
 
+def test_a_program_that_is_to_be_restored_does_not_begin_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_RESTORE", "1")
+    with pytest.raises(kernel.NoWorkerError):
+        kernel.serve(App(), FACTS, required=False)
+    path = tmp_path / "none.sock"
+    with pytest.raises(kernel.NoWorkerError, match=r"none\.sock"):
+        kernel.serve(App(), FACTS, socket=path, wait_s=0.1, restore_wait_s=0.1, required=False)
+    assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-kernel"]
+
+
 async def test_who_waits_in_a_loop_can_be_cancelled(tmp_path: Path) -> None:
     with trio.move_on_after(0.2) as scope:
         async with kernel.serve_trio(AsyncApp(), FACTS, socket=tmp_path / "none.sock"):

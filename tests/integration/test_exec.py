@@ -58,6 +58,7 @@ def test_the_environment_names_gpus_and_replaces_what_was_inherited(local_host: 
         "LEASEHOLD_WORKLOAD": "both",
         "LEASEHOLD_WORKLOAD_ID": workloads["both"].workload_id,
         "LEASEHOLD_SOCKET": str(local_host.socket),
+        "LEASEHOLD_RESTORE": "",
     }
     assert json.loads(local_host.out(both)) == {**local_host.environment, **expected}
     expected |= {

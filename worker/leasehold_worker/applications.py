@@ -205,7 +205,9 @@ class Applications:
             report.enter("start")
             await report.intend(intent_of("start", plan, {}, [lease] if lease else []))
             self.expect(workload.workload_id, plan.checkpoint_id)
-            await self._workloads.start_again(workload, lease, self._nursery)
+            await self._workloads.start_again(
+                workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
+            )
             if plan.checkpoint_id:
                 named = operation.checkpoint_id or None
                 await self._restore(workload, workload.workload_id, named, report)

@@ -89,7 +89,13 @@ class Operations:
             await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
             self._applications.expect(workload_id, operation.checkpoint_id)
             workload = await self._workloads.spawn(
-                workload_id, operation.name, spec, lease, allocation.host, self._nursery
+                workload_id,
+                operation.name,
+                spec,
+                lease,
+                allocation.host,
+                self._nursery,
+                restores=bool(operation.checkpoint_id),
             )
         except BaseException:
             self._applications.expect(workload_id, "")

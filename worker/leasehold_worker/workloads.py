@@ -127,15 +127,26 @@ class Workloads:
         lease: Lease | None,
         host: HostReservation,
         nursery: trio.Nursery,
+        *,
+        restores: bool = False,
     ) -> Workload:
         """Starts the workload's program, in a session of its own, and watches for its end.
 
         The program and its output, which goes to a file, outlive the worker.
 
+        Args:
+            workload_id: Its id.
+            name: What people call it.
+            spec: What it is to be.
+            lease: Its GPUs. None: it has none.
+            host: What it holds of the host beside GPUs.
+            nursery: Where it is watched.
+            restores: Its application is to be restored before it begins.
+
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
-        root = await self._start(workload_id, name, spec, lease, host, nursery)
+        root = await self._start(workload_id, name, spec, lease, host, nursery, restores=restores)
         workload = Workload(
             workload_id,
             name,
@@ -150,7 +161,9 @@ class Workloads:
         self.add(workload, nursery)
         return workload
 
-    async def start_again(self, workload: Workload, lease: Lease | None, nursery: trio.Nursery) -> None:
+    async def start_again(
+        self, workload: Workload, lease: Lease | None, nursery: trio.Nursery, *, restores: bool
+    ) -> None:
         """Starts the program of a workload whose processes have ended, on the GPUs of a lease.
 
         Its output goes on in the same file. Nobody watches for its end yet.
@@ -162,7 +175,13 @@ class Workloads:
             raise ValueError("a program is started with what its workload holds of the host")
         forget_start(self.folder(workload.workload_id))
         workload.root = await self._start(
-            workload.workload_id, workload.name, workload.spec, lease, workload.host, nursery
+            workload.workload_id,
+            workload.name,
+            workload.spec,
+            lease,
+            workload.host,
+            nursery,
+            restores=restores,
         )
         workload.absent = False
 
@@ -174,6 +193,8 @@ class Workloads:
         lease: Lease | None,
         host: HostReservation,
         nursery: trio.Nursery,
+        *,
+        restores: bool,
     ) -> ProcessIdentity:
         folder = self.folder(workload_id)
         try:
@@ -186,7 +207,7 @@ class Workloads:
                     environment={
                         **os.environ,
                         **spec.environment,
-                        **self.variables(workload_id, name, lease),
+                        **self.variables(workload_id, name, lease, restores=restores),
                     },
                     output=output.fileno(),
                     group=self.limits.create(
@@ -202,10 +223,13 @@ class Workloads:
         crash_point("program-started")
         return root
 
-    def variables(self, workload_id: str, name: str, lease: Lease | None) -> dict[str, str]:
+    def variables(
+        self, workload_id: str, name: str, lease: Lease | None, *, restores: bool = False
+    ) -> dict[str, str]:
         """What the environment of a workload's program says of it, whatever it would inherit.
 
-        GPUs are named by UUID, and a workload without any sees none.
+        GPUs are named by UUID, and a workload without any sees none. A program that is to be restored is told
+        so here, too: no worker may be there to tell it.
         """
         visible = ",".join(lease.gpu_uuids) if lease else "-1"
         return {
@@ -215,6 +239,7 @@ class Workloads:
             "LEASEHOLD_WORKLOAD": name,
             WORKLOAD_ID_VARIABLE: workload_id,
             "LEASEHOLD_SOCKET": str(self._socket_path),
+            "LEASEHOLD_RESTORE": "1" if restores else "",
         }
 
     def folder(self, workload_id: str) -> Path:

@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from shutil import which
 
 import pytest
 import trio
+from leasehold.v1 import errors_pb2
 from leasehold_simgpu import ProcessState, SimulatedHost
 from leasehold_worker.checkpoint.driver import Driver
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
@@ -18,7 +21,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.images import publishing
 from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.images.dumping import dump
-from leasehold_worker.images.obstacles import obstacles
+from leasehold_worker.images.obstacles import obstacles, outside_connections
 from leasehold_worker.images.restoring import new_identities, restore
 from leasehold_worker.images.store import ImageStore, PartialImage, StoredImage
 from leasehold_worker.launching import launch, launched, wait_exit
@@ -43,6 +46,32 @@ while True:
     time.sleep(0.02)
 """
 
+CONNECTED = """
+import os, socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    client = socket.create_connection(server.getsockname())
+    received = 0
+    while data := client.recv(1 << 16):
+        assert data == bytes((received + index) % 251 for index in range(len(data)))
+        received += len(data)
+        client.sendall(data[-1:])
+    os._exit(0)
+connection, _ = server.accept()
+connection.settimeout(30)
+sent = count = 0
+while True:
+    data = bytes((sent + index) % 251 for index in range(3000))
+    connection.sendall(data)
+    sent += len(data)
+    while connection.recv(1)[0] != data[-1]:
+        pass
+    print(count, flush=True)
+    count += 1
+    time.sleep(0.001)
+"""
+"""Two processes that talk by TCP all the time, and compare each byte."""
+
 
 @pytest.fixture(scope="module")
 def criu() -> CriuFacts:
@@ -65,6 +94,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield path
     if (who := launched(path)) is not None:
         end(who.program)
+
+
+def firewall_rules() -> bytes:
+    """Those of iptables. Empty: it is not there."""
+    program = which("iptables-save")
+    return subprocess.run([program], capture_output=True, check=True).stdout if program else b""
 
 
 async def start(folder: Path, nursery: trio.Nursery, *arguments: str) -> ProcessIdentity:
@@ -155,6 +190,60 @@ async def test_a_family_with_threads_pipes_and_a_deleted_file_goes_on(
         for who in found.values():
             end(who)
         await wait_exit(folder, now)
+
+
+async def test_processes_that_talk_to_each_other_by_tcp_go_on(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    """Twice from the same image."""
+    rules = firewall_rules()
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery, sys.executable, "-c", CONNECTED)
+        await wait_counted(folder)
+        tree = process_tree(root)
+        assert len(tree) == 2
+        refused = store.begin("w-1")
+
+        async def refuse() -> None:
+            raise OperationError(errors_pb2.ERROR_REASON_CANCELLED, "as asked")
+
+        with pytest.raises(OperationError, match="as asked"):
+            await dump(criu, root.pid, refused.path, refuse)
+        await wait_counted(folder)
+        image = await park(criu, store, folder, root)
+        for _ in range(2):
+            now = await wake(criu, store, folder, image, nursery)
+            await wait_counted(folder)
+            for who in new_identities(tree).values():
+                end(who)
+            await wait_exit(folder, now)
+            (folder / "process").unlink()
+            (folder / "exit").unlink()
+    assert firewall_rules() == rules
+
+
+async def test_a_connection_that_begins_after_the_preflight_is_seen_while_the_tree_is_stopped(
+    criu: CriuFacts, store: ImageStore, folder: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        code = f"import socket; s = socket.create_connection({address}); s.sendall(s.recv(9)); s.recv(9)"
+        async with trio.open_nursery() as nursery:
+            root = await start(folder, nursery, sys.executable, "-c", code)
+            connection = await trio.to_thread.run_sync(lambda: server.accept()[0])
+            image = store.begin("w-1")
+
+            async def commit() -> None:
+                found = await trio.to_thread.run_sync(outside_connections, process_tree(root))
+                assert len(found) == 1
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, found[0])
+
+            with pytest.raises(OperationError, match="a TCP connection to"):
+                await dump(criu, root.pid, image.path, commit)
+            with connection:
+                connection.sendall(b"go on")
+                assert await trio.to_thread.run_sync(connection.recv, 9) == b"go on"
+            await wait_exit(folder, root)
 
 
 async def test_a_cancellation_before_the_image_is_final_leaves_the_process_running(

@@ -54,6 +54,14 @@ def holder(code: str, *descriptors: int, session: bool = True) -> Iterator[Proce
         "pair = socket.socketpair(); child = subprocess.Popen(['sleep', '60'])",
         "ends = os.pipe(); random = open('/dev/urandom'); listening = socket.create_server(('127.0.0.1', 0))",
         "import select; poll = select.epoll()",
+        (
+            "a = socket.create_server(('127.0.0.1', 0));"
+            " b = socket.create_connection(a.getsockname()); c = a.accept()"
+        ),
+        (
+            "a = socket.create_server(('::', 0), family=socket.AF_INET6, dualstack_ipv6=True);"
+            " b = socket.create_connection(('127.0.0.1', a.getsockname()[1])); c = a.accept()"
+        ),
     ],
 )
 def test_what_an_image_holds_is_no_obstacle(code: str) -> None:
@@ -75,6 +83,13 @@ def test_what_an_image_holds_is_no_obstacle(code: str) -> None:
             ),
             "a TCP connection to ::1 port",
         ),
+        (
+            (
+                "a = socket.create_server(('127.0.0.1', 0)); b = socket.create_connection(a.getsockname());"
+                " c = a.accept(); b.shutdown(socket.SHUT_WR)"
+            ),
+            "a TCP connection to 127.0.0.1 port",
+        ),
         ("import pty; ends = pty.openpty()", "is a terminal"),
         ("log = open('/dev/kmsg')", "/dev/kmsg is a device that CRIU may not know"),
     ],
@@ -86,6 +101,18 @@ def test_an_obstacle_is_named(code: str, why: str) -> None:
         pytest.skip("no IPv6 here")
     with holder(code) as root:
         assert why in " ".join(obstacles.obstacles(process_tree(root)))
+
+
+def test_a_connection_to_another_process_is_an_obstacle_and_the_only_one_of_a_stopped_tree() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"c = socket.create_connection(('127.0.0.1', {port})); import pty; pty.openpty()"
+        with holder(code) as root, server.accept()[0]:
+            told = " ".join(obstacles.obstacles([root]))
+            only = obstacles.outside_connections([root])
+    assert "is a terminal" in told
+    assert len(only) == 1
+    assert only[0] in told
 
 
 def test_sockets_and_pipes_to_others_are_obstacles() -> None:

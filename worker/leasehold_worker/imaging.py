@@ -28,7 +28,7 @@ from leasehold_worker.image_host import ImageHost
 from leasehold_worker.images.criu import CriuFacts
 from leasehold_worker.images.dumping import dump
 from leasehold_worker.images.manifest import ImageSubject
-from leasehold_worker.images.obstacles import obstacles
+from leasehold_worker.images.obstacles import obstacles, outside_connections
 from leasehold_worker.images.publishing import publish, verify
 from leasehold_worker.images.restoring import new_identities, restore, taken_pids
 from leasehold_worker.images.rooms import Room
@@ -201,6 +201,10 @@ class Imaging:
         kept: list[Kept] = []
 
         async def commit() -> None:
+            # The processes are stopped, and begin no connection any more. Others were refused before.
+            look = partial(outside_connections, await workload.find_processes())
+            for obstacle in await trio.to_thread.run_sync(look):
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
             image = await publish(self._store, partial_image, subject)
             crash_point("image-final")
             kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))

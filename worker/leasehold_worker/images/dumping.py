@@ -107,6 +107,10 @@ def _options(root_pid: int, images: int, logs: int) -> CriuOptions:
         notify_scripts=True,
         file_locks=True,
         link_remap=True,
+        # Of connections with both ends in the tree: obstacles.py refuses others, also of a stopped tree. So
+        # nobody sends during the dump, and no firewall rule is needed, which would outlive the dump.
+        tcp_established=True,
+        network_lock=criu_pb2.CRIU_NETWORK_LOCK_SKIP,
         ghost_limit=GHOST_BYTES,
         # The worker puts a restored tree into its group, as it does with a program that it starts.
         manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,

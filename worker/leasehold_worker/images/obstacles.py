@@ -26,6 +26,9 @@ _TERMINAL_MAJORS: Final = frozenset({4, 5, *range(136, 144)})
 _LISTENING_OR_CLOSED: Final = frozenset({"07", "0A"})
 """States of TCP without another end (proc_net_tcp)."""
 
+_ESTABLISHED: Final = "01"
+_MAPPED: Final = "::ffff:"
+
 _RESTORABLE: Final = ("eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd")
 """Anonymous descriptors that CRIU can make again."""
 
@@ -44,6 +47,20 @@ class _Open:
 
     def __str__(self) -> str:
         return f"process {self.pid}, descriptor {self.number}:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """A TCP connection as one end of it has it: addresses with ports, and whether both ways are open."""
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    established: bool
+
+
+def outside_connections(processes: Sequence[ProcessIdentity]) -> list[str]:
+    """The TCP connections of which an image would hold one end only. It can be asked of stopped processes."""
+    return list(_Descriptors(processes, suspended=True).connections())
 
 
 def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -> list[str]:
@@ -97,7 +114,9 @@ class _Descriptors:
         self._targets: defaultdict[str, set[int]] = defaultdict(set)
         for entry in self._open:
             self._targets[entry.target].add(_access(entry))
-        self._connections: dict[int, dict[int, str]] = {pid: _tcp_connections(pid) for pid in self._pids}
+        self._connections: dict[int, dict[int, _Connection]] = {
+            pid: _tcp_connections(pid) for pid in self._pids
+        }
         try:
             self._peers = unix_peers()
         except OSError:
@@ -117,10 +136,31 @@ class _Descriptors:
             else:
                 yield from _file(entry)
 
+    def connections(self) -> Iterator[str]:
+        """TCP connections that stand against an image, one sentence each."""
+        for entry in self._open:
+            kind, _, rest = entry.target.partition(":")
+            if kind == "socket":
+                yield from self._connection(entry, int(rest.strip("[]")))
+
+    def _connection(self, entry: _Open, inode: int) -> Iterator[str]:
+        known = self._connections[entry.pid]
+        connection = known.get(inode)
+        if connection is None:
+            return
+        other_way = _Connection(connection.remote, connection.local, established=True)
+        inside = any(
+            f"socket:[{other}]" in self._targets for other, each in known.items() if each == other_way
+        )
+        if not (connection.established and inside):
+            host, port = connection.remote
+            yield (
+                f"{entry} a TCP connection to {host} port {port}, which is not open at both ends within the "
+                "workload, would not wait: close it before the image is written"
+            )
+
     def _socket(self, entry: _Open, inode: int) -> Iterator[str]:
-        remote = self._connections[entry.pid].get(inode)
-        if remote is not None:
-            yield f"{entry} a TCP connection to {remote} would not wait: close it before the image is written"
+        yield from self._connection(entry, inode)
         peer = self._peers.get(inode)
         if peer and f"socket:[{peer}]" not in self._targets:
             yield (
@@ -185,22 +225,25 @@ def _is_open_elsewhere(target: str, ours: set[int]) -> bool:
     return any(entry.target == target for pid in pids if pid not in ours for entry in _open_files(pid))
 
 
-def _tcp_connections(pid: int) -> dict[int, str]:
-    """The other end of TCP connections in the network namespace of a process, by inode."""
-    found = {}
+def _tcp_connections(pid: int) -> dict[int, _Connection]:
+    """TCP connections in the network namespace of a process, by inode: a server's has one once accepted."""
+    found: dict[int, _Connection] = {}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in _read(pid, f"net/{name}").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] not in _LISTENING_OR_CLOSED:
-                found[int(fields[9])] = _address(fields[2], family)
+                found[int(fields[9])] = _Connection(
+                    _address(fields[1], family), _address(fields[2], family), fields[3] == _ESTABLISHED
+                )
     return found
 
 
-def _address(text: str, family: socket.AddressFamily) -> str:
+def _address(text: str, family: socket.AddressFamily) -> tuple[str, int]:
     """An address and port, from words in hexadecimal digits whose bytes are in the host's order."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
-    return f"{socket.inet_ntop(family, b''.join(words))} port {int(port, 16)}"
+    host = socket.inet_ntop(family, b"".join(words))
+    return host.removeprefix(_MAPPED), int(port, 16)  # IPv6 sockets have connections by IPv4, too
 
 
 def _read(pid: int, name: str) -> str:

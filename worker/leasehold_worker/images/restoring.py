@@ -131,6 +131,8 @@ def _request(images: int, logs: int) -> bytes:
         log_file=_LOG,
         notify_scripts=True,
         file_locks=True,
+        tcp_established=True,
+        network_lock=criu_pb2.CRIU_NETWORK_LOCK_SKIP,
         rst_sibling=True,
         manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,
     )

@@ -85,6 +85,34 @@ CRIU_CGROUP_MODE_SOFT: CriuCgroupMode.ValueType  # 3
 """They are made again if they are not there."""
 Global___CriuCgroupMode: _TypeAlias = CriuCgroupMode  # noqa: Y015
 
+class _CriuNetworkLock:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CriuNetworkLockEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CriuNetworkLock.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CRIU_NETWORK_LOCK_UNSPECIFIED: _CriuNetworkLock.ValueType  # 0
+    """As if IPTABLES."""
+    CRIU_NETWORK_LOCK_IPTABLES: _CriuNetworkLock.ValueType  # 1
+    """By rules of iptables, which stay for the connections of an image until it is restored."""
+    CRIU_NETWORK_LOCK_NFTABLES: _CriuNetworkLock.ValueType  # 2
+    """The same by nftables."""
+    CRIU_NETWORK_LOCK_SKIP: _CriuNetworkLock.ValueType  # 3
+    """Not at all."""
+
+class CriuNetworkLock(_CriuNetworkLock, metaclass=_CriuNetworkLockEnumTypeWrapper):
+    """How packets to and from the processes are held up while they are dumped."""
+
+CRIU_NETWORK_LOCK_UNSPECIFIED: CriuNetworkLock.ValueType  # 0
+"""As if IPTABLES."""
+CRIU_NETWORK_LOCK_IPTABLES: CriuNetworkLock.ValueType  # 1
+"""By rules of iptables, which stay for the connections of an image until it is restored."""
+CRIU_NETWORK_LOCK_NFTABLES: CriuNetworkLock.ValueType  # 2
+"""The same by nftables."""
+CRIU_NETWORK_LOCK_SKIP: CriuNetworkLock.ValueType  # 3
+"""Not at all."""
+Global___CriuNetworkLock: _TypeAlias = CriuNetworkLock  # noqa: Y015
+
 @_typing.final
 class CriuOptions(_message.Message):
     """How a dump or a restore is done."""
@@ -107,6 +135,7 @@ class CriuOptions(_message.Message):
     MANAGE_CGROUPS_MODE_FIELD_NUMBER: _builtins.int
     GHOST_LIMIT_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    NETWORK_LOCK_FIELD_NUMBER: _builtins.int
     images_dir_fd: _builtins.int
     """Descriptor of the image directory in the process that made the socket."""
     pid: _builtins.int
@@ -139,6 +168,8 @@ class CriuOptions(_message.Message):
     """Bytes up to which the content of a deleted file goes into the image."""
     timeout: _builtins.int
     """Seconds that stopping the processes may take."""
+    network_lock: Global___CriuNetworkLock.ValueType
+    """How packets are held up meanwhile."""
     def __init__(
         self,
         *,
@@ -158,10 +189,11 @@ class CriuOptions(_message.Message):
         manage_cgroups_mode: Global___CriuCgroupMode.ValueType | None = ...,
         ghost_limit: _builtins.int | None = ...,
         timeout: _builtins.int | None = ...,
+        network_lock: Global___CriuNetworkLock.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ext_unix_sk", b"_ext_unix_sk", "_file_locks", b"_file_locks", "_ghost_limit", b"_ghost_limit", "_images_dir_fd", b"_images_dir_fd", "_leave_running", b"_leave_running", "_link_remap", b"_link_remap", "_log_file", b"_log_file", "_log_level", b"_log_level", "_manage_cgroups_mode", b"_manage_cgroups_mode", "_notify_scripts", b"_notify_scripts", "_pid", b"_pid", "_rst_sibling", b"_rst_sibling", "_shell_job", b"_shell_job", "_tcp_established", b"_tcp_established", "_timeout", b"_timeout", "_work_dir_fd", b"_work_dir_fd", "ext_unix_sk", b"ext_unix_sk", "file_locks", b"file_locks", "ghost_limit", b"ghost_limit", "images_dir_fd", b"images_dir_fd", "leave_running", b"leave_running", "link_remap", b"link_remap", "log_file", b"log_file", "log_level", b"log_level", "manage_cgroups_mode", b"manage_cgroups_mode", "notify_scripts", b"notify_scripts", "pid", b"pid", "rst_sibling", b"rst_sibling", "shell_job", b"shell_job", "tcp_established", b"tcp_established", "timeout", b"timeout", "work_dir_fd", b"work_dir_fd"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ext_unix_sk", b"_ext_unix_sk", "_file_locks", b"_file_locks", "_ghost_limit", b"_ghost_limit", "_images_dir_fd", b"_images_dir_fd", "_leave_running", b"_leave_running", "_link_remap", b"_link_remap", "_log_file", b"_log_file", "_log_level", b"_log_level", "_manage_cgroups_mode", b"_manage_cgroups_mode", "_network_lock", b"_network_lock", "_notify_scripts", b"_notify_scripts", "_pid", b"_pid", "_rst_sibling", b"_rst_sibling", "_shell_job", b"_shell_job", "_tcp_established", b"_tcp_established", "_timeout", b"_timeout", "_work_dir_fd", b"_work_dir_fd", "ext_unix_sk", b"ext_unix_sk", "file_locks", b"file_locks", "ghost_limit", b"ghost_limit", "images_dir_fd", b"images_dir_fd", "leave_running", b"leave_running", "link_remap", b"link_remap", "log_file", b"log_file", "log_level", b"log_level", "manage_cgroups_mode", b"manage_cgroups_mode", "network_lock", b"network_lock", "notify_scripts", b"notify_scripts", "pid", b"pid", "rst_sibling", b"rst_sibling", "shell_job", b"shell_job", "tcp_established", b"tcp_established", "timeout", b"timeout", "work_dir_fd", b"work_dir_fd"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ext_unix_sk", b"_ext_unix_sk", "_file_locks", b"_file_locks", "_ghost_limit", b"_ghost_limit", "_images_dir_fd", b"_images_dir_fd", "_leave_running", b"_leave_running", "_link_remap", b"_link_remap", "_log_file", b"_log_file", "_log_level", b"_log_level", "_manage_cgroups_mode", b"_manage_cgroups_mode", "_notify_scripts", b"_notify_scripts", "_pid", b"_pid", "_rst_sibling", b"_rst_sibling", "_shell_job", b"_shell_job", "_tcp_established", b"_tcp_established", "_timeout", b"_timeout", "_work_dir_fd", b"_work_dir_fd", "ext_unix_sk", b"ext_unix_sk", "file_locks", b"file_locks", "ghost_limit", b"ghost_limit", "images_dir_fd", b"images_dir_fd", "leave_running", b"leave_running", "link_remap", b"link_remap", "log_file", b"log_file", "log_level", b"log_level", "manage_cgroups_mode", b"manage_cgroups_mode", "notify_scripts", b"notify_scripts", "pid", b"pid", "rst_sibling", b"rst_sibling", "shell_job", b"shell_job", "tcp_established", b"tcp_established", "timeout", b"timeout", "work_dir_fd", b"work_dir_fd"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ext_unix_sk", b"_ext_unix_sk", "_file_locks", b"_file_locks", "_ghost_limit", b"_ghost_limit", "_images_dir_fd", b"_images_dir_fd", "_leave_running", b"_leave_running", "_link_remap", b"_link_remap", "_log_file", b"_log_file", "_log_level", b"_log_level", "_manage_cgroups_mode", b"_manage_cgroups_mode", "_network_lock", b"_network_lock", "_notify_scripts", b"_notify_scripts", "_pid", b"_pid", "_rst_sibling", b"_rst_sibling", "_shell_job", b"_shell_job", "_tcp_established", b"_tcp_established", "_timeout", b"_timeout", "_work_dir_fd", b"_work_dir_fd", "ext_unix_sk", b"ext_unix_sk", "file_locks", b"file_locks", "ghost_limit", b"ghost_limit", "images_dir_fd", b"images_dir_fd", "leave_running", b"leave_running", "link_remap", b"link_remap", "log_file", b"log_file", "log_level", b"log_level", "manage_cgroups_mode", b"manage_cgroups_mode", "network_lock", b"network_lock", "notify_scripts", b"notify_scripts", "pid", b"pid", "rst_sibling", b"rst_sibling", "shell_job", b"shell_job", "tcp_established", b"tcp_established", "timeout", b"timeout", "work_dir_fd", b"work_dir_fd"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ext_unix_sk: _TypeAlias = _typing.Literal["ext_unix_sk"]  # noqa: Y015
     _WhichOneofArgType__ext_unix_sk: _TypeAlias = _typing.Literal["_ext_unix_sk", b"_ext_unix_sk"]  # noqa: Y015
@@ -181,6 +213,8 @@ class CriuOptions(_message.Message):
     _WhichOneofArgType__log_level: _TypeAlias = _typing.Literal["_log_level", b"_log_level"]  # noqa: Y015
     _WhichOneofReturnType__manage_cgroups_mode: _TypeAlias = _typing.Literal["manage_cgroups_mode"]  # noqa: Y015
     _WhichOneofArgType__manage_cgroups_mode: _TypeAlias = _typing.Literal["_manage_cgroups_mode", b"_manage_cgroups_mode"]  # noqa: Y015
+    _WhichOneofReturnType__network_lock: _TypeAlias = _typing.Literal["network_lock"]  # noqa: Y015
+    _WhichOneofArgType__network_lock: _TypeAlias = _typing.Literal["_network_lock", b"_network_lock"]  # noqa: Y015
     _WhichOneofReturnType__notify_scripts: _TypeAlias = _typing.Literal["notify_scripts"]  # noqa: Y015
     _WhichOneofArgType__notify_scripts: _TypeAlias = _typing.Literal["_notify_scripts", b"_notify_scripts"]  # noqa: Y015
     _WhichOneofReturnType__pid: _TypeAlias = _typing.Literal["pid"]  # noqa: Y015
@@ -213,6 +247,8 @@ class CriuOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__log_level) -> _WhichOneofReturnType__log_level | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__manage_cgroups_mode) -> _WhichOneofReturnType__manage_cgroups_mode | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network_lock) -> _WhichOneofReturnType__network_lock | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__notify_scripts) -> _WhichOneofReturnType__notify_scripts | None: ...
     @_typing.overload

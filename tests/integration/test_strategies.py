@@ -16,6 +16,14 @@ from .fleets import Fleet, make_fleet
 from .models import STATES, WORKER, Model, require_images, told
 
 WEIGHTS = ("retain", "offload", "discard")
+ESTIMATED = {
+    "keep_running": ["hooks"],
+    "cuda_suspend": ["hooks", "checkpoint at"],
+    "checkpoint": ["hooks", "checkpoint at", "image"],
+    "stop": ["terminate"],
+}
+"""What the time that a dry run tells is made of, by process strategy."""
+
 ALIVE = ("keep_running", "cuda_suspend")
 STEPS = {
     "retain": [],
@@ -101,8 +109,9 @@ def plan_is_told(model: Model, weights: str, process: str, *force: str) -> None:
     assert plan["steps"] == (steps or STOP_STEPS)
     at_rest = ["TIER_DEVICE", "TIER_HOST"] if weights == "offload" else ["TIER_DEVICE"]
     assert sorted(tier["tier"] for tier in plan["tiers"]) == TIERS.get(process, at_rest)
-    if process in ("cuda_suspend", "checkpoint"):
-        assert float(plan["estimate"]["duration"].rstrip("s")) > 0
+    assert float(plan["estimate"]["duration"].rstrip("s")) > 0
+    for phase in ESTIMATED[process]:
+        assert phase in plan["estimate"]["basis"]
     assert model.state_name == "RUNNING"
 
 
@@ -115,6 +124,8 @@ def cell(model: Model, weights: str, process: str, *force: str) -> None:
         assert down["result"]["policy"]["process_strategy"] == f"PROCESS_STRATEGY_{process.upper()}"
         model.require_parked(process, freed=freed(weights, process))
         pid = model.pid
+        up = verb(model.fleet, "wake", model.name, "--dry-run")
+        assert float(up["estimate"]["duration"].rstrip("s")) > 0
         woken = verb(model.fleet, "wake", model.name)
         assert woken["state"] == "COMMAND_STATE_SUCCEEDED"
         assert "warnings" not in woken["result"], woken

@@ -70,7 +70,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             commands,
             parts.workloads,
             parts.pool,
-            Planning(parts.operations.preflight),
+            Planning(parts.operations.preflight, parts.durations),
             parts.disk,
             journal,
         )

@@ -113,7 +113,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             )
             parts.tiers.carry_out = commands.carry_out
             reporter = Reporter(identity, parts, commands, journal)
-            planning = Planning(parts.operations.preflight)
+            planning = Planning(parts.operations.preflight, parts.durations)
             link = Link(
                 config.coordinator,
                 state_directory,

@@ -6,6 +6,8 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
 
+from leasehold_worker.applications import STOP_POLICY
+from leasehold_worker.durations import Way
 from leasehold_worker.errors import OperationError
 from leasehold_worker.parts import Parts
 from leasehold_worker.report import Report
@@ -23,8 +25,11 @@ async def operate(parts: Parts, command: Command, report: Report) -> None:
             await parts.operations.run(workload_id, operation.run, report)
         case "suspend":
             await parts.operations.suspend(workload_id, operation.suspend, report)
+            parts.durations.learn(workload_id, report.policy, Way.DOWN, report)
         case "restore":
+            parked = parts.workloads.get(workload_id).parked
             await parts.operations.restore(workload_id, operation.restore, report)
+            parts.durations.learn(workload_id, parked.policy if parked else None, Way.UP, report)
         case "remap":
             await parts.operations.remap(operation.remap, report)
         case "stop":
@@ -43,6 +48,7 @@ async def operate(parts: Parts, command: Command, report: Report) -> None:
             parts.servicing.uncordon(operation.uncordon)
         case "checkpoint":
             await parts.applications.checkpoint(workload_id, report)
+            parts.durations.learn(workload_id, STOP_POLICY, Way.DOWN, report)
         case "delete_checkpoints":
             deletion = operation.delete_checkpoints
             delete = partial(parts.disk.delete, deletion.checkpoint_ids, force=deletion.force)

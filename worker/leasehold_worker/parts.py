@@ -16,6 +16,7 @@ from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.durations import Durations
 from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.gpu_units import GpuUnits
@@ -63,6 +64,7 @@ class Parts:
         health: Looks after the GPUs.
         host_memory: The ledger of promised host memory.
         rates: How long transfers take.
+        durations: How long the other phases take.
         proof: What NVML says of members.
         workloads: The registry.
         operations: Run, suspend, restore and remap.
@@ -86,6 +88,7 @@ class Parts:
     health: HealthMonitor
     host_memory: HostMemory
     rates: Rates
+    durations: Durations
     proof: Proof
     workloads: Workloads
     operations: Operations
@@ -248,6 +251,7 @@ async def open_parts(
             health=health,
             host_memory=host_memory,
             rates=rates,
+            durations=Durations(),
             proof=proof,
             workloads=workloads,
             operations=operations,

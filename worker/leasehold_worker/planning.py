@@ -7,6 +7,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker import wire
+from leasehold_worker.durations import Durations, Way
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.plan import Plan
 from leasehold_worker.preflight import Preflight
@@ -18,8 +19,9 @@ logger = logging.getLogger(__name__)
 class Planning:
     """Answers plan queries. It changes nothing."""
 
-    def __init__(self, preflight: Preflight) -> None:
+    def __init__(self, preflight: Preflight, durations: Durations) -> None:
         self._preflight = preflight
+        self._durations = durations
 
     async def answer(self, query: PlanQuery) -> PlanAnswer:
         """The plan of an operation, or why there can be none."""
@@ -36,13 +38,19 @@ class Planning:
         operation = query.operation
         match operation.WhichOneof("kind"):
             case "suspend":
-                return await self._preflight.suspend(query.workload_id, operation.suspend)
+                plan = await self._preflight.suspend(query.workload_id, operation.suspend)
+                self._durations.complete(plan, Way.DOWN)
+                return plan
             case "restore":
-                return await self._preflight.restore(query.workload_id, operation.restore)
+                plan = await self._preflight.restore(query.workload_id, operation.restore)
+                self._durations.complete(plan, Way.UP)
+                return plan
             case "remap":
                 return await self._preflight.remap(operation.remap)
             case "checkpoint":
-                return await self._preflight.checkpoint(query.workload_id)
+                plan = await self._preflight.checkpoint(query.workload_id)
+                self._durations.complete_save(plan)
+                return plan
             case kind:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,

@@ -6,6 +6,7 @@ import click
 
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude
+from leasehold_client.eviction_options import Eviction, adoption_options
 from leasehold_client.verb import output_option, timeout_option, verb, waiting_options
 from leasehold_client.watching import Waiting
 
@@ -19,6 +20,7 @@ PID_LIMIT: Final = 2**22
     "--pid", required=True, type=click.IntRange(1, PID_LIMIT), metavar="PID", help="Its process id there."
 )
 @click.option("--name", default="", help="What to call it.  [default: made up]")
+@adoption_options
 @waiting_options()
 @timeout_option
 @output_option
@@ -28,6 +30,7 @@ def adopt(
     worker: str,
     pid: int,
     name: str,
+    eviction: Eviction,
     waiting: Waiting,
     timeout_s: float | None,
     output: str,
@@ -36,7 +39,14 @@ def adopt(
 
     Its descendants are taken in with it, and it leases the GPUs that it uses.
     """
-    workload, command = client.adopt(pid, worker=worker, name=name, timeout_s=timeout_s)
+    workload, command = client.adopt(
+        pid,
+        worker=worker,
+        name=name,
+        eviction=eviction.policy,
+        hooks=eviction.hooks,
+        timeout_s=timeout_s,
+    )
     conclude(client, command, workload.name, waiting=waiting, output=output)
 
 

@@ -7,7 +7,7 @@ from typing import final
 
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload, WorkloadSpec
+from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
 
 from leasehold_client.operations import Moves, duration, remapping, suspension, waking
 from leasehold_client.reader import CALL_TIMEOUT_S, CHECKPOINTS_TIMEOUT_S, Reader
@@ -194,7 +194,14 @@ class Client(Reader):
         return self._connection.create(call).command
 
     def adopt(
-        self, pid: int, *, worker: str, name: str = "", timeout_s: float | None = None
+        self,
+        pid: int,
+        *,
+        worker: str,
+        name: str = "",
+        eviction: EvictionPolicy | None = None,
+        hooks: Sequence[Hook] = (),
+        timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
         """Takes in a process that runs already, with its descendants, as a workload that leases its GPUs.
 
@@ -202,6 +209,8 @@ class Client(Reader):
             pid: Its process id on the worker's host.
             worker: Id or name of the worker.
             name: What to call it. Empty: made up.
+            eviction: How it gives up its GPUs. None: weights retained, CUDA suspend.
+            hooks: What is called around that, in order.
             timeout_s: How long the command may wait and take. None: 60 s.
 
         Returns:
@@ -210,7 +219,7 @@ class Client(Reader):
         request = fleet_pb2.AdoptProcessRequest(
             request_id=_request_id(),
             worker=worker,
-            operation=command_pb2.AdoptOperation(name=name, pid=pid),
+            operation=command_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
         )
         call = partial(self._workloads.AdoptProcess, request, timeout=CALL_TIMEOUT_S)

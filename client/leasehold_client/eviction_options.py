@@ -1,7 +1,7 @@
-"""The options by which it is said how a workload gives up its GPUs: of ``suspend``, and of ``run``."""
+"""The options that say how a workload gives up its GPUs: of ``suspend``, ``run``, ``exec`` and ``adopt``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
@@ -45,8 +45,8 @@ class Eviction:
 
     policy: EvictionPolicy | None
     hooks: tuple[Hook, ...]
-    keep_checkpoints: int | None
-    checkpoint_id: str
+    keep_checkpoints: int | None = None
+    checkpoint_id: str = ""
 
 
 def policy_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -89,8 +89,8 @@ def policy_options(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives ``run`` its options of giving GPUs up, as its argument ``eviction``: an :class:`Eviction`."""
+def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a verb for programs that no worker starts the argument ``eviction``: an :class:`Eviction`."""
 
     @click.option(
         "--evict",
@@ -106,6 +106,26 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
         metavar="FILE",
         help="JSON list of what to call around that: messages Hook of the protos.",
     )
+    @wraps(function)
+    def call(
+        *positional: Any, evict: str | None, escalate_to: str | None, hooks_file: Path | None, **named: Any
+    ) -> None:
+        def read() -> Eviction:
+            policy = None
+            if evict is not None:
+                policy = parse_policy(evict, escalate_to)
+            elif escalate_to is not None:
+                policy = make_policy(escalate_to=escalate_to)
+            return Eviction(policy, tuple(read_hooks(hooks_file)) if hooks_file is not None else ())
+
+        function(*positional, eviction=_usable(read), **named)
+
+    return call
+
+
+def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives ``run`` its options of giving GPUs up, as its argument ``eviction``: an :class:`Eviction`."""
+
     @click.option(
         "--keep-checkpoints",
         type=click.IntRange(1, CHECKPOINT_LIMIT),
@@ -119,26 +139,17 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
         metavar="ID",
         help="Checkpoint that its application begins with, on the worker that has it.  [default: none]",
     )
+    @adoption_options
     @wraps(function)
     def call(
         *positional: Any,
-        evict: str | None,
-        escalate_to: str | None,
-        hooks_file: Path | None,
+        eviction: Eviction,
         keep_checkpoints: int | None,
         checkpoint_id: str,
         **named: Any,
     ) -> None:
-        def read() -> Eviction:
-            policy = None
-            if evict is not None:
-                policy = parse_policy(evict, escalate_to)
-            elif escalate_to is not None:
-                policy = make_policy(escalate_to=escalate_to)
-            hooks = tuple(read_hooks(hooks_file)) if hooks_file is not None else ()
-            return Eviction(policy, hooks, keep_checkpoints, checkpoint_id)
-
-        function(*positional, eviction=_usable(read), **named)
+        whole = replace(eviction, keep_checkpoints=keep_checkpoints, checkpoint_id=checkpoint_id)
+        function(*positional, eviction=whole, **named)
 
     return call
 

@@ -19,6 +19,7 @@ from leasehold.v1.local_pb2 import ClaimGranted, ClaimOpen, ClaimRequest, ClaimW
 from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
 from leasehold_client.errors import LeaseholdError
+from leasehold_client.eviction_options import Eviction, adoption_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError
 from leasehold_client.operations import duration
@@ -53,6 +54,7 @@ socket_option = click.option(
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @partial(resource_options, gpus=1)
 @helper_options
+@adoption_options
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option(
     "--priority",
@@ -73,6 +75,7 @@ socket_option = click.option(
 def exec_command(
     resources: Resources,
     helper: HelperTerms | None,
+    eviction: Eviction,
     name: str,
     priority: int,
     wait_s: float | None,
@@ -89,7 +92,14 @@ def exec_command(
     is no such command; 130: interrupted while it waited.
     """
     program = _find(arguments[0])
-    spec = WorkloadSpec(arguments=_told(arguments), resources=resources, priority=priority, helper=helper)
+    spec = WorkloadSpec(
+        arguments=_told(arguments),
+        resources=resources,
+        priority=priority,
+        helper=helper,
+        eviction=eviction.policy,
+        hooks=eviction.hooks,
+    )
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
     try:
         worker, granted = _wait_granted(socket, ClaimRequest(open=opened))

@@ -3,14 +3,21 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, final
 
 from leasehold.v1 import local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimChanged, ClaimOpen, ClaimRequest, ClaimWaiting
-from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec, WorkloadState
+from leasehold.v1.workload_pb2 import (
+    EvictionPolicy,
+    HelperTerms,
+    Hook,
+    Resources,
+    WorkloadSpec,
+    WorkloadState,
+)
 
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import Deadline, LocalWorker, NoWorkerError
@@ -179,6 +186,8 @@ def claim(
     priority: int = 0,
     wait_s: float | None = None,
     helper: HelperTerms | None = None,
+    eviction: EvictionPolicy | None = None,
+    hooks: Sequence[Hook] = (),
     socket: str | Path | None = None,
     on_waiting: OnWaiting = lambda _: None,
 ) -> Iterator[LocalLease]:
@@ -196,6 +205,8 @@ def claim(
         priority: Higher goes first.
         wait_s: How long to wait. None: as long as it takes; 0: not at all.
         helper: It is a helper, on these terms.
+        eviction: How it gives up its GPUs on request. None: weights retained, CUDA suspend.
+        hooks: What the worker calls around that, in order.
         socket: The worker's socket. None: as :func:`~leasehold_client.local.socket_path` says.
         on_waiting: Told how the wait stands, whenever that has changed. In another thread.
 
@@ -206,6 +217,8 @@ def claim(
         resources=resources if resources is not None else Resources(gpu_count=gpus),
         priority=priority,
         helper=helper,
+        eviction=eviction,
+        hooks=hooks,
     )
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_STREAM)
     with LocalWorker(socket) as worker:

@@ -15,7 +15,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.field_rules import check_duration, check_text
-from leasehold_coordinator.specs import check_policy
+from leasehold_coordinator.specs import check_parking, check_policy
 from leasehold_coordinator.workload_states import (
     PARKABLE,
     PARKED,
@@ -105,6 +105,7 @@ def check_operation(operation: Operation) -> None:
                     "operation.pid",
                     f"{operation.adopt.pid} is no process id: give one of the worker's host, above 0",
                 )
+            check_parking("operation", operation.adopt)
         case "cordon":
             check_text("operation.reason", operation.cordon.reason, "say why")
             check_text("operation.cordoned_by", operation.cordon.cordoned_by, "say who cordons")

@@ -124,9 +124,12 @@ class Requests:
                 return before
             check_operation(Operation(adopt=request.operation))
             workload_id = _workload_id()
+            operation = AdoptOperation()
+            operation.CopyFrom(request.operation)
+            operation.name = self._new_name(request.operation.name, workload_id)
             workload = Workload(
                 workload_id=workload_id,
-                name=self._new_name(request.operation.name, workload_id),
+                name=operation.name,
                 worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
                 status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
                 create_time=now_timestamp(),
@@ -137,7 +140,7 @@ class Requests:
             command = self._new_command(
                 request.request_id,
                 workload.worker_id,
-                Operation(adopt=AdoptOperation(name=workload.name, pid=request.operation.pid)),
+                Operation(adopt=operation),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
             )

@@ -4,6 +4,7 @@ from typing import Final
 
 from google.protobuf.descriptor import EnumDescriptor
 from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import AdoptOperation
 from leasehold.v1.workload_pb2 import (
     EvictionPolicy,
     HelperTerms,
@@ -52,21 +53,31 @@ def check_spec(spec: WorkloadSpec) -> None:
     """
     if not spec.arguments or not spec.arguments[0]:
         raise invalid("spec.arguments", "a workload needs a program: give its arguments")
-    if spec.ByteSize() > SPEC_LIMIT_BYTES:
-        raise invalid(
-            "spec", f"the spec has {spec.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file"
-        )
     if spec.HasField("helper"):
         check_helper(spec.helper)
-    if spec.HasField("eviction"):
-        check_policy("spec.eviction", spec.eviction)
-    if len(spec.hooks) > HOOK_LIMIT:
-        raise invalid("spec.hooks", f"{len(spec.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
+    check_parking("spec", spec)
     if spec.HasField("keep_checkpoints") and not 0 < spec.keep_checkpoints <= CHECKPOINT_LIMIT:
         raise invalid(
             "spec.keep_checkpoints",
             f"{spec.keep_checkpoints} checkpoints can't be kept: give 1 to {CHECKPOINT_LIMIT}",
         )
+
+
+def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
+    """Refuses a policy that leads nowhere, and more hooks than a worker calls.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if wanted.ByteSize() > SPEC_LIMIT_BYTES:
+        raise invalid(
+            field,
+            f"the {field} has {wanted.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file",
+        )
+    if wanted.HasField("eviction"):
+        check_policy(f"{field}.eviction", wanted.eviction)
+    if len(wanted.hooks) > HOOK_LIMIT:
+        raise invalid(f"{field}.hooks", f"{len(wanted.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
 
 
 def check_helper(helper: HelperTerms) -> None:

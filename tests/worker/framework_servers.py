@@ -44,6 +44,7 @@ class ScriptedServer:
     """Answers 200 to everything, but what it was told otherwise.
 
     Attributes:
+        authorizations: What each call said of who makes it.
         calls: What was asked, in order, as "METHOD TARGET", and " BODY" where there was one.
         answers: Statuses that the next calls of a path get instead, one each; 0 breaks the connection.
         held: Paths whose calls are not answered before the server stops.
@@ -54,6 +55,7 @@ class ScriptedServer:
 
     def __init__(self, port: int = 0) -> None:
         self.calls: list[str] = []
+        self.authorizations: list[str | None] = []
         self.answers: dict[str, list[int]] = {}
         self.held: set[str] = set()
         self.deaf_to: set[str] = set()
@@ -221,6 +223,7 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            server.authorizations.append(self.headers.get("Authorization"))
             answer = server.answer(self.command, self.path, body)
             self.close_connection = True
             if answer is None:

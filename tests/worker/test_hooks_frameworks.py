@@ -37,8 +37,10 @@ def sglang() -> Iterator[SglangServer]:
 
 
 def engine(server: VllmServer, *tags: str, communicators: bool = False) -> Hook:
-    names = {"suspend_method": "suspend_nccl", "resume_method": "resume_nccl"} if communicators else {}
-    return Hook(name="engine", vllm=VllmHook(url=server.url, wake_tags=tags, **names))
+    hook = VllmHook(url=server.url, wake_tags=tags)
+    if communicators:
+        hook.suspend_method, hook.resume_method = "suspend_nccl", "resume_nccl"
+    return Hook(name="engine", vllm=hook)
 
 
 async def test_vllm_sleeps_at_level_1_and_wakes(vllm: VllmServer, tmp_path: Path) -> None:

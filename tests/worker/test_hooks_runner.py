@@ -54,10 +54,10 @@ async def test_the_order_of_all_ways(server: ScriptedServer, tmp_path: Path) -> 
     with serving(VllmServer()) as vllm:
         # Both write into one list, so that their order can be seen.
         vllm.calls = server.calls
-        methods = {"suspend_method": "suspend_nccl", "resume_method": "resume_nccl"}
+        engine = VllmHook(url=vllm.url, suspend_method="suspend_nccl", resume_method="resume_nccl")
         hooks = [
             http_hook("first", f"{server.url}/first/{{phase}}"),
-            Hook(name="a", vllm=VllmHook(url=vllm.url, **methods)),
+            Hook(name="a", vllm=engine),
             http_hook("last", f"{server.url}/last/{{phase}}", AFTER),
             drained,
             Hook(name="kernel", kernel=KernelHook()),

@@ -7,6 +7,7 @@ from leasehold.v1.workload_pb2 import (
     WEIGHT_STRATEGY_UNSPECIFIED,
     CommandHook,
     Hook,
+    HookCredential,
     HttpHook,
     KernelHook,
     SglangHook,
@@ -15,12 +16,19 @@ from leasehold.v1.workload_pb2 import (
     WorkDrain,
 )
 from leasehold_worker.errors import OperationError
-from leasehold_worker.hooks.validation import MOST_HOOKS, check_hooks, weights_hooks
+from leasehold_worker.hooks.validation import (
+    MOST_HOOKS,
+    check_foreign_hooks,
+    check_hooks,
+    weights_hooks,
+)
 
 from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, RETAIN, http_hook
 
 URL = "http://127.0.0.1:8000"
 IDLE = HttpHook(method="GET", url=f"{URL}/idle")
+RELATIVE = HookCredential(file="token")
+NO_VARIABLE = HookCredential(environment_variable="a=b")
 VLLM = Hook(name="engine", vllm=VllmHook(url=URL))
 
 
@@ -58,6 +66,22 @@ def test_good_hooks_are_accepted() -> None:
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration())),
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=-1))),
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=7200))),
+        ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=10**14))),
+        ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=-(2**63), nanos=2**31 - 1))),
+        ("vllm.credential", Hook(name="a", vllm=VllmHook(url=URL, credential=HookCredential()))),
+        ("sglang.credential.file", Hook(name="a", sglang=SglangHook(url=URL, credential=RELATIVE))),
+        (
+            "http.credential.environment_variable",
+            Hook(name="a", phase=AFTER, http=HttpHook(method="GET", url=URL, credential=NO_VARIABLE)),
+        ),
+        (
+            "drain.idle.credential.file",
+            Hook(
+                name="a",
+                vllm=VllmHook(url=URL),
+                drain=WorkDrain(idle=HttpHook(method="GET", url=URL, credential=RELATIVE)),
+            ),
+        ),
         (
             "weight_strategies",
             Hook(name="a", kernel=KernelHook(), weight_strategies=[WEIGHT_STRATEGY_UNSPECIFIED]),
@@ -99,6 +123,38 @@ def test_a_bad_one_is_refused_by_its_field(field: str, hook: Hook) -> None:
     with pytest.raises(OperationError) as error:
         check_hooks([VLLM, hook])
     assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT
+    assert error.value.metadata["field"] == f"hooks[1].{field}"
+
+
+def test_hooks_of_another_user_do_what_that_user_could_do() -> None:
+    check_foreign_hooks(
+        [
+            VLLM,
+            Hook(name="other", sglang=SglangHook(url="http://[::1]:30000")),
+            Hook(name="kernel", kernel=KernelHook()),
+            Hook(name="signal", phase=BEFORE, signal=SignalHook(signal_number=10)),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "hook"),
+    [
+        ("command", Hook(name="a", phase=AFTER, command=CommandHook(arguments=["id"]))),
+        ("http", http_hook("a", URL)),
+        ("drain", Hook(name="a", vllm=VllmHook(url=URL), drain=WorkDrain(idle=IDLE))),
+        (
+            "vllm.credential",
+            Hook(name="a", vllm=VllmHook(url=URL, credential=HookCredential(file="/etc/key"))),
+        ),
+        ("vllm.url", Hook(name="a", vllm=VllmHook(url="http://169.254.169.254"))),
+        ("sglang.url", Hook(name="a", sglang=SglangHook(url="http://localhost:30000"))),
+    ],
+)
+def test_other_hooks_of_another_user_are_refused_by_their_field(field: str, hook: Hook) -> None:
+    with pytest.raises(OperationError, match="for root and the worker's own user") as error:
+        check_foreign_hooks([VLLM, hook])
+    assert error.value.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
     assert error.value.metadata["field"] == f"hooks[1].{field}"
 
 

@@ -181,6 +181,8 @@ def with_gpus(**resources: object) -> ClaimOpen:
             "suspended or stopped",
         ),
         (waiting(-1), "wait", "-1 s is out of range"),
+        (wanted(hooks=[workload_pb2.Hook(name="a")]), "hooks[0].action", "does nothing"),
+        (wanted(hooks=[workload_pb2.Hook(name="a" * 65_536)]), "spec.hooks", "bytes, and at most"),
         (waiting(10**17), "wait", "out of range"),
         (wanted(labels={"a": "x" * 4096}), "spec.labels", f"4097 bytes, and at most {LABELS_LIMIT_BYTES}"),
         (with_gpus(gpu_uuids=["GPU-1"] * 5), "spec.resources.gpu_uuids", "5 GPUs, and at most 4"),
@@ -196,6 +198,18 @@ async def test_terms_that_can_not_be_kept_are_refused(
     assert (refusal.reason, refusal.metadata) == (INVALID, {"field": field_name}), refusal
     with pytest.raises(OperationError, match=text):
         raise refusal
+
+
+async def test_another_user_gets_no_command_run_as_the_workers_user(local: Local, peer: Peer) -> None:
+    command = workload_pb2.CommandHook(arguments=["id"])
+    hooks = [workload_pb2.Hook(name="a", phase=workload_pb2.HOOK_PHASE_AFTER_RESTORE, command=command)]
+    other = Peer(peer.identity, 65_534, "nobody")
+    refusal = await local.refused(other, wanted(hooks=hooks))
+    assert refusal.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert refusal.metadata == {"field": "hooks[0].command"}
+    await local.grant(peer, wanted(hooks=hooks))
+    (workload,) = local.parts.workloads.all()
+    assert list(workload.spec.hooks) == hooks
 
 
 async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> None:

@@ -14,6 +14,7 @@ from leasehold_worker.checkpoint.members import search_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import ForeignWatch, owner
 from leasehold_worker.gates import SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import Findings
 from leasehold_worker.pool import GpuPool
@@ -28,6 +29,7 @@ from leasehold_worker.processes import (
     variable_of,
 )
 from leasehold_worker.report import Report
+from leasehold_worker.strategies import resolve
 from leasehold_worker.workload import (
     ADOPT,
     ENDED,
@@ -96,6 +98,8 @@ class Adopting:
         if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
             report.already_there = True
             return
+        resolve(None, operation.eviction)
+        check_hooks(operation.hooks)
         found = await _find(operation.pid)
         root, processes = found.root, found.processes
         self._check_permitted(found)
@@ -108,6 +112,8 @@ class Adopting:
         spec = workload_pb2.WorkloadSpec(
             arguments=told_arguments(found.arguments),
             resources=workload_pb2.Resources(gpu_count=len(gpu_uuids)),
+            hooks=operation.hooks,
+            eviction=operation.eviction if operation.HasField("eviction") else None,
         )
         name = operation.name or workload_id
         self._workloads.add(

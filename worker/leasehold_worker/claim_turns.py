@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -14,14 +14,18 @@ from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
 from leasehold_worker import wire
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import owner
+from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.leases import Lease
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
-from leasehold_worker.preconditions import invalid, require_unhooked
+from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
 from leasehold_worker.workload import ENDED
+
+HOOKS_LIMIT_BYTES: Final = 65_536
+"""What the hooks of a claim may have: they travel with all that is told of its workload."""
 
 COALESCE_S: Final = 0.05
 """How long a place in the queue may have changed before it is told."""
@@ -149,7 +153,7 @@ class ClaimTurns:
         return wanted
 
     def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
-        require_unhooked(wanted.spec)
+        _check_hooks(wanted.spec.hooks, peer)
         resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
             _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
@@ -268,6 +272,18 @@ def _check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) -
             f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
             f"to {limit_s} s",
         )
+
+
+def _check_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
+    size = sum(hook.ByteSize() for hook in hooks)
+    if size > HOOKS_LIMIT_BYTES:
+        raise invalid(
+            "spec.hooks",
+            f"the hooks have {size} bytes, and at most {HOOKS_LIMIT_BYTES} fit: put more into files",
+        )
+    check_hooks(hooks)
+    if not peer.is_trusted:
+        check_foreign_hooks(hooks)
 
 
 def _check_helper(helper: workload_pb2.HelperTerms) -> None:

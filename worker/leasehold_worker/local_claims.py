@@ -280,6 +280,7 @@ def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, Workload
         arguments=told_arguments(said.arguments),
         priority=said.priority if said.HasField("priority") else None,
         eviction=said.eviction if said.HasField("eviction") else None,
+        hooks=said.hooks,
         member_order=said.member_order,
         labels=said.labels,
         helper=said.helper if said.HasField("helper") else None,

@@ -122,16 +122,6 @@ def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
         )
 
 
-def require_unhooked(spec: workload_pb2.WorkloadSpec) -> None:
-    """Refuses with NOT_PERMITTED what only those may ask for who may run programs as the worker's user."""
-    if spec.hooks:
-        raise OperationError(
-            errors_pb2.ERROR_REASON_NOT_PERMITTED,
-            "hooks are called as the worker's user, so claims have none: start it by `leasehold run`",
-            {"field": "hooks"},
-        )
-
-
 def is_sequential(spec: workload_pb2.WorkloadSpec, members: Iterable[Member]) -> bool:
     """Whether the members of a workload are called one after the other.
 

@@ -24,6 +24,9 @@ from leasehold_worker.workload import (
 from leasehold_worker.workloads import LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
 
 DEFAULT_GRACE_S: Final = 10.0
+LONGEST_GRACE_S: Final = 366 * 86_400.0
+"""A year, as the coordinator has it."""
+
 KILL_WAIT_S: Final = 15.0
 """How long a killed workload may take to be gone."""
 
@@ -189,6 +192,8 @@ async def _note(told: Callable[[], Awaitable[None]], report: Report) -> None:
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:
-    has_grace = operation.HasField("grace")
-    with trio.move_on_after(operation.grace.ToTimedelta().total_seconds() if has_grace else DEFAULT_GRACE_S):
+    grace_s = DEFAULT_GRACE_S
+    if operation.HasField("grace"):  # no timedelta holds all that a message can
+        grace_s = min(max(0.0, operation.grace.seconds + operation.grace.nanos / 1e9), LONGEST_GRACE_S)
+    with trio.move_on_after(grace_s):
         await workload.ended.wait()

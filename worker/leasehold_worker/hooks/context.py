@@ -203,5 +203,5 @@ def claims_memory(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.Value
 def timeout_s(hook: workload_pb2.Hook) -> float:
     """How long one call of a hook may take, in seconds."""
     if hook.HasField("timeout"):
-        return hook.timeout.ToTimedelta().total_seconds()
+        return hook.timeout.seconds + hook.timeout.nanos / 1e9  # no timedelta holds all that a message can
     return FRAMEWORK_TIMEOUT_S if kind(hook) in _FRAMEWORKS else DEFAULT_TIMEOUT_S

@@ -6,12 +6,13 @@ anywhere.
 """
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import math
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -20,6 +21,9 @@ import trio
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """How much of an answer is read. SGLang tells all of its settings in one: tens of kilobytes."""
+
+HIDDEN: Final = "[credential]"
+"""What is told in place of a token that a server repeats."""
 
 _SHOWN: Final = 300
 _NO_DEADLINE_S: Final = 30.0
@@ -38,10 +42,12 @@ class HttpAnswer:
     Attributes:
         status: The status code.
         body: The body, cut at :data:`MOST_ANSWER_BYTES`.
+        token: What the request carried, which the text of the answer never shows.
     """
 
     status: int
     body: bytes
+    token: str = dataclasses.field(default="", repr=False)
 
     @property
     def good(self) -> bool:
@@ -57,9 +63,13 @@ class HttpAnswer:
         return value.get(name) if isinstance(value, dict) else None
 
     def __str__(self) -> str:
-        text = " ".join(self.body.decode(errors="replace").split())
+        text = _without(self.token, " ".join(self.body.decode(errors="replace").split()))
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
         return f"{self.status}: {shown}" if shown else str(self.status)
+
+
+def _without(token: str, text: str) -> str:
+    return text.replace(token, HIDDEN) if token else text
 
 
 def check_url(url: str) -> SplitResult:
@@ -82,10 +92,10 @@ def check_url(url: str) -> SplitResult:
     return parts
 
 
-async def call(
-    method: str, url: str, body: bytes | None = None, content_type: str = "application/json"
-) -> HttpAnswer:
+async def call(method: str, url: str, body: bytes | None = None, *, token: str | None = None) -> HttpAnswer:
     """Makes a request, within the deadline of the caller's cancel scope.
+
+    A body is sent as JSON. A token is sent as "Authorization: Bearer".
 
     Cancelled: the connection is broken, and the server may or may not have done what was asked.
 
@@ -100,16 +110,19 @@ async def call(
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Connection": "close", "User-Agent": "leasehold", "Accept": "*/*"}
     if body is not None:
-        headers["Content-Type"] = content_type
+        headers["Content-Type"] = "application/json"
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     given_up = threading.Event()
     exchange = partial(_exchange, connection, method, target, body, headers, given_up)
     try:
-        return await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
+        answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
     except (OSError, http.client.HTTPException) as error:
-        raise HttpCallError(str(error) or type(error).__name__) from error
+        raise HttpCallError(_without(token or "", str(error)) or type(error).__name__) from None
     finally:
         given_up.set()
         _break(connection)
+    return replace(answer, token=token or "")
 
 
 def _exchange(

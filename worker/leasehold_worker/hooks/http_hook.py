@@ -7,6 +7,7 @@ import trio
 from leasehold.v1 import workload_pb2
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.hooks.http_call import HttpCallError, call
 from leasehold_worker.hooks.templates import expand
 
@@ -59,7 +60,8 @@ async def _request(turn: Turn, request: workload_pb2.HttpHook) -> None:
     body = expand(request.body.decode(), values).encode() if request.body else None
     turn.doing = f"{request.method} {url} did not answer"
     try:
-        answer = await call(request.method, url, body)
+        token = await read_token(request.credential, turn.context.environment)
+        answer = await call(request.method, url, body, token=token)
     except HttpCallError as error:
         raise HookFailedError(f"{request.method} {url} got no answer ({error})") from error
     if not answer.good:

@@ -31,6 +31,7 @@ import trio
 from leasehold.v1 import workload_pb2
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
 IDLE_INTERVAL_S: Final = 0.2
@@ -232,7 +233,8 @@ async def _post(turn: Turn, path: str, body: object) -> HttpAnswer:
 async def _call(turn: Turn, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
     turn.doing = f"{method} {_url(turn, path)} did not answer"
     try:
-        return await call(method, _url(turn, path), body)
+        token = await read_token(turn.hook.sglang.credential, turn.context.environment)
+        return await call(method, _url(turn, path), body, token=token)
     except HttpCallError as error:
         raise HookFailedError(
             f"{method} {_url(turn, path)} got no answer ({error}): see that the server runs"

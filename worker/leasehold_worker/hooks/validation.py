@@ -1,5 +1,7 @@
 """What hooks may say, before anything is begun with them; and which of them deal with the weights. Pure."""
 
+import ipaddress
+import re
 import signal
 from collections.abc import Sequence
 from typing import Final
@@ -18,6 +20,7 @@ MOST_HOOKS: Final = 32
 LONGEST_TIMEOUT_S: Final = 3600.0
 """How long one hook may be given."""
 
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"})
 _PHASES: Final = frozenset({workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, workload_pb2.HOOK_PHASE_AFTER_RESTORE})
 
@@ -39,6 +42,51 @@ def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
             raise _invalid(f"{field}.name", f"two hooks are named {hook.name}: name them apart")
         names.add(hook.name)
         _check_hook(field, hook)
+
+
+def check_foreign_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
+    """Refuses hooks that do as the worker's user what the caller, who is another, may not.
+
+    A command runs as the worker's user. A request may go anywhere, and a credential may be anybody's file.
+    The other hooks do nothing that the caller could not do.
+
+    Raises:
+        OperationError: NOT_PERMITTED; metadata "field" names the field.
+    """
+    for index, hook in enumerate(hooks):
+        field = f"hooks[{index}]"
+        server: workload_pb2.VllmHook | workload_pb2.SglangHook | None = None
+        match kind(hook):
+            case "vllm":
+                server = hook.vllm
+            case "sglang":
+                server = hook.sglang
+            case "kernel" | "signal":
+                pass
+            case other:
+                raise _not_permitted(f"{field}.{other}", hook.name, f"{other} hooks")
+        if hook.HasField("drain"):
+            raise _not_permitted(f"{field}.drain", hook.name, "drains")
+        if server is not None and server.HasField("credential"):
+            raise _not_permitted(f"{field}.{kind(hook)}.credential", hook.name, "credentials")
+        if server is not None and not _is_of_this_host(server.url):
+            raise _not_permitted(f"{field}.{kind(hook)}.url", hook.name, "servers beyond 127.0.0.1 or [::1]")
+
+
+def _is_of_this_host(url: str) -> bool:
+    try:
+        return ipaddress.ip_address(check_url(url).hostname or "").is_loopback
+    except ValueError:  # a name may lead anywhere
+        return False
+
+
+def _not_permitted(field: str, name: str, what: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_NOT_PERMITTED,
+        f"hook {name}: {what} are for root and the worker's own user, since the worker acts as itself: use "
+        "vllm or sglang of this host, kernel or signal, or have an administrator adopt the process",
+        {"field": field},
+    )
 
 
 def weights_hooks(
@@ -107,9 +155,13 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
                     f"hook {hook.name} has one of suspend_method and resume_method: give both, or none",
                 )
             _check_tags(f"{field}.vllm.wake_tags", hook.name, hook.vllm.wake_tags)
+            if hook.vllm.HasField("credential"):
+                _check_credential(f"{field}.vllm.credential", hook.name, hook.vllm.credential)
         case "sglang":
             _check_url(f"{field}.sglang.url", hook.name, hook.sglang.url, base=True)
             _check_tags(f"{field}.sglang.tags", hook.name, hook.sglang.tags)
+            if hook.sglang.HasField("credential"):
+                _check_credential(f"{field}.sglang.credential", hook.name, hook.sglang.credential)
 
 
 def _check_command(field: str, hook: workload_pb2.Hook) -> None:
@@ -129,6 +181,8 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
             f"hook {name} has the method {request.method!r}: give one of {', '.join(sorted(_METHODS))}",
         )
     _check_url(f"{field}.url", name, request.url, base=False)
+    if request.HasField("credential"):
+        _check_credential(f"{field}.credential", name, request.credential)
     try:
         body = request.body.decode()
     except UnicodeDecodeError as error:
@@ -166,6 +220,21 @@ def _check_url(field: str, name: str, url: str, *, base: bool) -> None:
         raise _invalid(
             field, f"hook {name} has the address {url!r}: give the server's, such as http://127.0.0.1:8000"
         )
+
+
+def _check_credential(field: str, name: str, credential: workload_pb2.HookCredential) -> None:
+    match credential.WhichOneof("source"):
+        case "file" if not credential.file.startswith("/") or "\0" in credential.file:
+            raise _invalid(
+                f"{field}.file", f"hook {name} has a credential without a whole path: give one from /"
+            )
+        case "environment_variable" if not re.fullmatch(_VARIABLE, credential.environment_variable):
+            raise _invalid(
+                f"{field}.environment_variable",
+                f"hook {name} has a credential in no variable: give a name of letters, digits and '_'",
+            )
+        case None:
+            raise _invalid(field, f"hook {name} has a credential from nowhere: name a file or a variable")
 
 
 def _check_tags(field: str, name: str, tags: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WeightStrategy
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
 ATTEMPTS: Final = 3
@@ -166,7 +167,8 @@ async def _control(
     for attempt in range(1, ATTEMPTS + 1):
         turn.doing = f"{what} did not answer"
         try:
-            answer = await call(method, url, body)
+            token = await read_token(turn.hook.vllm.credential, turn.context.environment)
+            answer = await call(method, url, body, token=token)
         except HttpCallError as error:
             failure = HookFailedError(f"{what} got no answer ({error}): see that the server runs")
         else:

@@ -485,21 +485,35 @@ class AdoptOperation(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    HOOKS_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What to call it."""
     pid: _builtins.int
     """Its process id on the worker's host."""
+    @_builtins.property
+    def hooks(self) -> _containers.RepeatedCompositeFieldContainer[_workload_pb2.Hook]:
+        """What to call around suspend and restore, in order."""
+
+    @_builtins.property
+    def eviction(self) -> _workload_pb2.EvictionPolicy:
+        """What happens when it must give up its GPUs. Absent: weights retained, CUDA suspend."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         pid: _builtins.int = ...,
+        hooks: _abc.Iterable[_workload_pb2.Hook] | None = ...,
+        eviction: _workload_pb2.EvictionPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "eviction", b"eviction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "eviction", b"eviction", "hooks", b"hooks", "name", b"name", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
+    _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eviction) -> _WhichOneofReturnType__eviction | None: ...
 
 Global___AdoptOperation: _TypeAlias = AdoptOperation  # noqa: Y015
 

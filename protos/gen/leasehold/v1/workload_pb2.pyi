@@ -833,6 +833,34 @@ class WorkDrain(_message.Message):
 Global___WorkDrain: _TypeAlias = WorkDrain  # noqa: Y015
 
 @_typing.final
+class HookCredential(_message.Message):
+    """Where a bearer token is, which the worker reads right before each request and shows to nobody else."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_VARIABLE_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """File on the worker's host that holds it, and nothing else."""
+    environment_variable: _builtins.str
+    """Variable of the workload's environment, or else of the worker's."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        environment_variable: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["environment_variable", b"environment_variable", "file", b"file", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_variable", b"environment_variable", "file", b"file", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["file", "environment_variable"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___HookCredential: _TypeAlias = HookCredential  # noqa: Y015
+
+@_typing.final
 class VllmHook(_message.Message):
     """Has a vLLM server put its weights away and take them back: sleep, is_sleeping, wake_up, reset_prefix_cache."""
 
@@ -842,6 +870,7 @@ class VllmHook(_message.Message):
     SUSPEND_METHOD_FIELD_NUMBER: _builtins.int
     RESUME_METHOD_FIELD_NUMBER: _builtins.int
     WAKE_TAGS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     """Address of the server, such as "http://127.0.0.1:8000". It must serve its development routes."""
     suspend_method: _builtins.str
@@ -852,6 +881,10 @@ class VllmHook(_message.Message):
     def wake_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tags that are woken one after the other. Empty: all at once."""
 
+    @_builtins.property
+    def credential(self) -> Global___HookCredential:
+        """Sent as "Authorization: Bearer". Absent: nothing is."""
+
     def __init__(
         self,
         *,
@@ -859,12 +892,15 @@ class VllmHook(_message.Message):
         suspend_method: _builtins.str = ...,
         resume_method: _builtins.str = ...,
         wake_tags: _abc.Iterable[_builtins.str] | None = ...,
+        credential: Global___HookCredential | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_method", b"resume_method", "suspend_method", b"suspend_method", "url", b"url", "wake_tags", b"wake_tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential", "resume_method", b"resume_method", "suspend_method", b"suspend_method", "url", b"url", "wake_tags", b"wake_tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
+    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
 
 Global___VllmHook: _TypeAlias = VllmHook  # noqa: Y015
 
@@ -876,23 +912,31 @@ class SglangHook(_message.Message):
 
     URL_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     """Address of the server, such as "http://127.0.0.1:30000"."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tags. Empty: those of the weight strategy."""
 
+    @_builtins.property
+    def credential(self) -> Global___HookCredential:
+        """Sent as "Authorization: Bearer". Absent: nothing is."""
+
     def __init__(
         self,
         *,
         url: _builtins.str = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        credential: Global___HookCredential | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential", "tags", b"tags", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
+    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
 
 Global___SglangHook: _TypeAlias = SglangHook  # noqa: Y015
 
@@ -948,24 +992,32 @@ class HttpHook(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """Method, such as "POST"."""
     url: _builtins.str
     """Address on the worker's host."""
     body: _builtins.bytes
     """Body. Empty: none."""
+    @_builtins.property
+    def credential(self) -> Global___HookCredential:
+        """Sent as "Authorization: Bearer". Absent: nothing is."""
+
     def __init__(
         self,
         *,
         method: _builtins.str = ...,
         url: _builtins.str = ...,
         body: _builtins.bytes = ...,
+        credential: Global___HookCredential | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "method", b"method", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "body", b"body", "credential", b"credential", "method", b"method", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
+    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
 
 Global___HttpHook: _TypeAlias = HttpHook  # noqa: Y015
 

@@ -1,0 +1,71 @@
+"""What hooks show to servers that ask who calls: a bearer token, read right before each call.
+
+Only the place of a token is in the workload's spec. The token itself is in no journal, log, error or warning:
+where a server repeats it, :class:`leasehold_worker.hooks.http_call.HttpAnswer` tells something else instead.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+from leasehold.v1 import workload_pb2
+
+from leasehold_worker.hooks.context import HookFailedError
+
+TOKEN_LIMIT: Final = 4096
+"""Characters of a token."""
+
+READ_TIMEOUT_S: Final = 5.0
+"""How long a file may take: a network volume can hang."""
+
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+
+async def read_token(credential: workload_pb2.HookCredential, environment: Mapping[str, str]) -> str | None:
+    """The token of a request. None: it needs none.
+
+    Args:
+        credential: Where the token is. One that says nothing means none.
+        environment: Where variables are looked up.
+
+    Raises:
+        HookFailedError: There is none, or it can't be sent; the text does not have it.
+    """
+    match credential.WhichOneof("source"):
+        case "file":
+            where = f"the credential in {credential.file}"
+            token = await _from_file(credential.file)
+        case "environment_variable":
+            where = f"the credential in the variable {credential.environment_variable}"
+            token = environment.get(credential.environment_variable, "")
+        case _:
+            return None
+    if not token or len(token) > TOKEN_LIMIT or not _TOKEN.fullmatch(token):
+        why = (
+            "is empty" if not token else f"has blanks, control characters, or more than {TOKEN_LIMIT} of all"
+        )
+        raise HookFailedError(f"{where} {why}: write one token there, and nothing else")
+    return token
+
+
+async def _from_file(path: str) -> str:
+    try:
+        with trio.fail_after(READ_TIMEOUT_S):
+            return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True)
+    except (OSError, ValueError, trio.TooSlowError) as error:
+        why = str(error) or f"not within {READ_TIMEOUT_S:g} s"
+        raise HookFailedError(f"the credential in {path} can't be read ({why})") from None
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        return os.read(descriptor, TOKEN_LIMIT + 2).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)

@@ -46,6 +46,8 @@ def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
         log_level = "debug"
         driver_call_floor_s = 12.5
         proof_timeout_s = 3
+        kernel_quiescence_s = 600
+        kernel_start_s = 1800.5
         host_memory_reserve_bytes = 0
         [labels]
         rack = "r12"
@@ -54,6 +56,7 @@ def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
     config = load_config(file)
     assert config.state_dir == Path("/var/lib/leasehold/worker")
     assert (config.driver_call_floor_s, config.proof_timeout_s) == (12.5, 3.0)
+    assert (config.kernel_quiescence_s, config.kernel_start_s) == (600.0, 1800.5)
     assert (config.host_memory_reserve_bytes, config.labels) == (0, {"rack": "r12"})
 
 

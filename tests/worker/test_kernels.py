@@ -15,8 +15,9 @@ from leasehold_worker import local_service
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.envelope_file import StoredCheckpoint
-from leasehold_worker.kernel_calls import KernelTimeouts, restore, save
+from leasehold_worker.kernel_calls import restore, save
 from leasehold_worker.kernel_session import KernelSession
+from leasehold_worker.kernel_timeouts import KernelTimeouts
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.processes import identify
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import RestoreOperation, RunOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import EvictionPolicy
@@ -19,6 +20,42 @@ with kernel.serve(app, facts, required=False, wait_s=0.2) as served:
     say("begun", "afresh" if not served.restored_checkpoint_id else "restored")
     threading.Event().wait()
 """
+
+
+ONCE = f"""{SAVING}
+if os.path.exists("served"):
+    threading.Event().wait()
+app = App()
+with kernel.serve(app, facts) as served:
+    open("served", "w").close()
+    say("begun")
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "program", "why"),
+    [("restless", PROGRAM, "did not come to rest within 0.4 s"), ("", ONCE, "did not register within 0.6 s")],
+    ids=["rest", "start"],
+)
+def test_how_long_an_application_may_take_is_a_setting(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, mode: str, program: str, why: str
+) -> None:
+    settings = tmp_path / "worker.toml"
+    settings.write_text("kernel_quiescence_s = 0.4\nkernel_start_s = 0.6\n")
+    start_worker(None, config=str(settings))
+    session = coordinator.next_session()
+    run = RunOperation(name="app")
+    run.spec.arguments.extend([sys.executable, "-c", program, mode, "1000"])
+    assert session.run("run", "w", run=run).state == SUCCEEDED
+    (output,) = tmp_path.glob("**/w/output.log")
+    wait(lambda: "begun" in output.read_text())
+    policy = EvictionPolicy(process_strategy=STOP)
+    outcome = session.run("stop", "w", suspend=SuspendOperation(policy=policy))
+    if mode != "restless":
+        assert outcome.state == SUCCEEDED, outcome.error
+        outcome = session.run("wake", "w", restore=RestoreOperation())
+    assert why in outcome.error.message
 
 
 def wait(condition: Callable[[], bool]) -> None:

@@ -19,6 +19,7 @@ from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.intents import Intent
 from leasehold_worker.kernel_calls import no_kernel
+from leasehold_worker.kernel_timeouts import DEFAULT_TIMEOUTS, KernelTimeouts
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.leases import Lease
 from leasehold_worker.moving import intent_of
@@ -43,9 +44,6 @@ from leasehold_worker.workload import (
 )
 from leasehold_worker.workloads import Workloads
 
-START_TIMEOUT_S: Final = 300.0
-"""How long a program that was started again may take until it serves its kernel."""
-
 STOP_POLICY: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -65,6 +63,7 @@ class Applications:
         stopping: Ends processes.
         taking: Takes what a program needs of the host.
         nursery: Where workloads are watched.
+        timeouts: How long applications may take.
     """
 
     def __init__(
@@ -77,7 +76,9 @@ class Applications:
         stopping: Stopping,
         taking: Taking,
         nursery: trio.Nursery,
+        timeouts: KernelTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
+        self._timeouts = timeouts
         self._pool = pool
         self._workloads = workloads
         self._kernels = kernels
@@ -293,6 +294,7 @@ class Applications:
             self._envelopes,
             workload_id=from_workload_id,
             checkpoint_id=checkpoint_id,
+            timeouts=self._timeouts,
             progress=report.tell_bytes,
         )
         self._kernels.forget_restore(workload.workload_id)
@@ -307,7 +309,7 @@ class Applications:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
             try:
-                found.append(await self._kernels.wait_served(workload.workload_id, START_TIMEOUT_S))
+                found.append(await self._kernels.wait_served(workload.workload_id, self._timeouts.start_s))
             except OperationError as error:
                 errors.append(error)
             nursery.cancel_scope.cancel()
@@ -331,6 +333,7 @@ class Applications:
                 available_bytes=available_bytes,
                 room=room,
                 resume=resume,
+                timeouts=self._timeouts,
                 progress=report.tell_bytes,
             )
 

@@ -10,6 +10,7 @@ import msgspec
 from leasehold_worker.checkpoint.driver import CALL_FLOOR_S
 from leasehold_worker.errors import StartError
 from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.kernel_timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.proof import DEFAULT_TIMEOUT_S
 from leasehold_worker.sizes import parse_size
 
@@ -67,6 +68,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long what no workload needs any more is kept there."""
     keep_images: bool = False
     """Keep images of processes, too, that have been brought back."""
+    kernel_quiescence_s: float = DEFAULT_TIMEOUTS.quiescence_s
+    """How long an application that saves itself may take to come to rest."""
+    kernel_start_s: float = START_TIMEOUT_S
+    """How long a program that is started to be restored may take until it serves its kernel."""
     parked_memory_limit: str | int = 0
     """Host memory that suspended workloads may take together: bytes, or a size. 0: no limit of its own."""
     criu: str = ""
@@ -131,7 +136,10 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
         )
-    for name in ("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"):
+    for name in (
+        *("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"),
+        *("kernel_quiescence_s", "kernel_start_s"),
+    ):
         if not 0 < getattr(config, name) < float("inf"):
             raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
     for name, number in {

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import trio
 from leasehold.v1 import errors_pb2
@@ -21,6 +20,7 @@ from leasehold_worker.images.envelope import PAYLOAD_OFFSET
 from leasehold_worker.images.envelope_file import EnvelopeReader, EnvelopeWriter, StoredCheckpoint
 from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.images.rooms import Room
+from leasehold_worker.kernel_timeouts import DEFAULT_TIMEOUTS, KernelTimeouts
 from leasehold_worker.served_kernel import CHUNK_BYTES, TEXT_LIMIT, ServedKernel
 from leasehold_worker.sizes import size_text
 from leasehold_worker.workload import Workload
@@ -29,25 +29,6 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int], None]
 """Told the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTimeouts:
-    """How long an application may take.
-
-    Attributes:
-        answer_s: To answer a question.
-        quiescence_s: To come to rest.
-        checkpoint_s: To save itself, until all of it is written. The command's own timeout is shorter.
-        restore_s: To be restored; likewise.
-        cancel_s: To go on after a failure.
-    """
-
-    answer_s: float = 10.0
-    quiescence_s: float = 60.0
-    checkpoint_s: float = 3600.0
-    restore_s: float = 3600.0
-    cancel_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +55,6 @@ class Restored:
 
     checkpoint: StoredCheckpoint
     warnings: tuple[str, ...] = ()
-
-
-DEFAULT_TIMEOUTS: Final = KernelTimeouts()
 
 
 def _tell_nobody(_step: str, _size: int) -> None:

@@ -29,6 +29,7 @@ from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.images.store import ImageStore
 from leasehold_worker.imaging import Imaging
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.kernel_timeouts import KernelTimeouts
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.killing import Killer
 from leasehold_worker.leases import Standing
@@ -214,7 +215,10 @@ async def open_parts(
             stopping,
             nursery,
         )
-        applications = Applications(pool, workloads, kernels, envelopes, disk, stopping, taking, nursery)
+        timeouts = KernelTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
+        applications = Applications(
+            pool, workloads, kernels, envelopes, disk, stopping, taking, nursery, timeouts
+        )
         tiers = Tiers(workloads, lambda: not imaging.unavailable_reason)
         preflight = Preflight(
             driver,

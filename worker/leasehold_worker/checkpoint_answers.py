@@ -1,5 +1,6 @@
 """What the coordinator asks with checkpoint_query: the checkpoints on this worker's disk, page by page."""
 
+import logging
 from functools import partial
 from typing import Final
 
@@ -8,7 +9,9 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery
 
 from leasehold_worker.checkpoint_disk import CheckpointDisk
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
+
+logger = logging.getLogger(__name__)
 
 ANSWER_LIMIT_BYTES: Final = 131_072
 """Half a frame, as for hello."""
@@ -25,6 +28,9 @@ async def answer_checkpoints(
         found = await trio.to_thread.run_sync(partial(disk.checkpoints, query.workload_id))
     except OperationError as error:
         return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
+    except Exception:  # others may write to the directory, and a question is no reason for the worker to end
+        logger.exception("the checkpoints can't be listed, by a defect")
+        return CheckpointAnswer(query_id=query.query_id, error=defect().to_proto())
     for checkpoint in found:
         checkpoint.worker_id = worker_id
     ids = [checkpoint.checkpoint_id for checkpoint in found]

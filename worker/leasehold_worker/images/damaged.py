@@ -7,6 +7,7 @@ from pathlib import Path
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.regular_files import time_of
 from leasehold_worker.machine import directory_bytes
 
 
@@ -41,4 +42,4 @@ class DamagedCheckpoint:
         except OSError:
             return datetime.now(UTC), 0
         size = directory_bytes(self.path) if self.path.is_dir() else facts.st_size
-        return datetime.fromtimestamp(facts.st_mtime, UTC), size
+        return time_of(facts.st_mtime), size

@@ -29,6 +29,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.regular_files import is_tellable, open_regular
 
 MAGIC: Final = b"LHKERNEL"
 FORMAT: Final = 1
@@ -67,9 +68,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     workload_name: str
     kernel_id: str
     kind: str
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     created: Annotated[datetime, msgspec.Meta(tz=True)]
-    size_bytes: int
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     sha256: str
     custom: dict[str, str]
     worker_id: str = ""
@@ -133,8 +134,8 @@ def read_envelope(path: Path) -> Envelope:
         OperationError: CHECKPOINT_CORRUPT, or CHECKPOINT_INCOMPATIBLE for a format of a later release.
         OSError: It can't be read.
     """
-    with path.open("rb", buffering=0) as file:
-        return read_header(file.fileno(), path)
+    with open_regular(path) as descriptor:
+        return read_header(descriptor, path)
 
 
 def read_header(descriptor: int, path: Path) -> Envelope:
@@ -156,8 +157,11 @@ def read_header(descriptor: int, path: Path) -> Envelope:
         raise corrupt(checkpoint_id, "has an altered header")
     try:
         envelope = _decoder.decode(header)
-    except msgspec.MsgspecError as error:
+        check_custom(envelope.custom)
+    except (msgspec.MsgspecError, RecursionError, ValueError, OperationError) as error:
         raise corrupt(checkpoint_id, "has a header that says something else") from error
+    if not is_tellable(envelope.created):
+        raise corrupt(checkpoint_id, "has a header with a time that can't be told")
     if (envelope.checkpoint_id, envelope.workload_id) != (checkpoint_id, path.parent.name):
         raise corrupt(checkpoint_id, "is in the place of another one")
     size = os.fstat(descriptor).st_size

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -30,6 +30,7 @@ from leasehold_worker.images.envelope_file import (
     disk_errors,
 )
 from leasehold_worker.images.folders import make_inside, remove_if_empty
+from leasehold_worker.images.regular_files import open_regular
 from leasehold_worker.machine import DiskSpace, disk_space
 
 logger = logging.getLogger(__name__)
@@ -116,15 +117,16 @@ class EnvelopeStore:
             OperationError: It has been deleted or altered.
         """
         with disk_errors(checkpoint.path.parent):
+            stack = ExitStack()
             try:
-                file = checkpoint.path.open("rb", buffering=0)
+                descriptor = stack.enter_context(open_regular(checkpoint.path))
             except FileNotFoundError:
                 raise _unknown(checkpoint.checkpoint_id) from None
-        with file:
+        with stack:
             with disk_errors(checkpoint.path.parent):
-                if read_header(file.fileno(), checkpoint.path) != checkpoint.envelope:
+                if read_header(descriptor, checkpoint.path) != checkpoint.envelope:
                     raise corrupt(checkpoint.checkpoint_id, "has another header than before")
-            yield EnvelopeReader(file.fileno(), checkpoint)
+            yield EnvelopeReader(descriptor, checkpoint)
 
     def delete(self, checkpoint_id: str) -> None:
         """Deletes a checkpoint, damaged or not.

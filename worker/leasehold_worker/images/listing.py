@@ -1,6 +1,7 @@
 """What is told of checkpoints: images, what applications saved, and what is damaged of both."""
 
 from collections.abc import Container
+from typing import Final
 
 from leasehold.v1 import checkpoint_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
@@ -9,6 +10,9 @@ from leasehold_worker import wire
 from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.envelope_file import StoredCheckpoint
 from leasehold_worker.images.store import StoredImage
+
+PROBLEM_LIMIT: Final = 1024
+"""Characters that are told of what is wrong with one."""
 
 IMAGE, APPLICATION = (
     checkpoint_pb2.CHECKPOINT_KIND_IMAGE,
@@ -64,5 +68,5 @@ def _of_damaged(
         create_time=wire.timestamp(written),
         size_bytes=size,
         in_use=damaged.checkpoint_id in in_use,
-        problem=damaged.error.message,
+        problem=damaged.error.message[:PROBLEM_LIMIT],
     )

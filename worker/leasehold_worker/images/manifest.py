@@ -13,10 +13,21 @@ import msgspec
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images.regular_files import is_tellable
 from leasehold_worker.processes import Pid, ProcessIdentity
+
+FILES_LIMIT: Final = 100_000
+"""Files of an image: CRIU writes some for each process."""
+
+MANIFEST_LIMIT_BYTES: Final = 32 * 2**20
+"""A larger file is no manifest: a hundred thousand files do not fill it."""
 
 MANIFEST_FILE: Final = "manifest.json"
 FORMAT: Final = 2
+
+
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+"""What is told with a checkpoint must fit into a frame, whoever wrote the manifest."""
 
 
 class ImageFile(msgspec.Struct, frozen=True):
@@ -28,16 +39,16 @@ class ImageFile(msgspec.Struct, frozen=True):
         sha256: Of its content, in hexadecimal digits.
     """
 
-    name: str
-    size_bytes: int
-    sha256: str
+    name: Text
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    sha256: Text
 
 
 class ImageProcess(msgspec.Struct, frozen=True):
     """A process when the image was written; restored, it has the same pid and another start time."""
 
-    pid: int
-    start_time_ticks: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**22)]
+    start_time_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -54,9 +65,9 @@ class ImageGpu(msgspec.Struct, frozen=True):
         device_memory_bytes: What of its memory was parked. None: NVML couldn't say.
     """
 
-    uuid: str
-    model: str
-    device_memory_bytes: int | None
+    uuid: Text
+    model: Text
+    device_memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +83,13 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
         driver_version: Of the GPUs, as 580.95.05. Empty: there are none.
     """
 
-    worker_id: str
-    hostname: str
-    boot_id: str
-    kernel_release: str
-    architecture: str
-    criu_version: str
-    driver_version: str
+    worker_id: Text
+    hostname: Text
+    boot_id: Text
+    kernel_release: Text
+    architecture: Text
+    criu_version: Text
+    driver_version: Text
 
 
 class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +105,8 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
         host: Where it ran.
     """
 
-    workload_id: str
-    workload_name: str
+    workload_id: Text
+    workload_name: Text
     root_pid: int
     processes: tuple[ImageProcess, ...]
     members: tuple[ImageProcess, ...]
@@ -114,11 +125,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         kind: What wrote it.
     """
 
-    image_id: str
+    image_id: Text
     create_time: Annotated[datetime, msgspec.Meta(tz=True)]
-    files: tuple[ImageFile, ...]
+    files: Annotated[tuple[ImageFile, ...], msgspec.Meta(max_length=FILES_LIMIT)]
     subject: ImageSubject
-    kind: str = "criu"
+    kind: Text = "criu"
 
     @property
     def size_bytes(self) -> int:
@@ -168,8 +179,11 @@ def decode_manifest(data: bytes) -> Manifest:
         file = msgspec.json.decode(data, type=_File)
         if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
             raise ValueError("its manifest was altered")
-        return msgspec.json.decode(file.manifest, type=Manifest)
-    except msgspec.MsgspecError as error:
+        manifest = msgspec.json.decode(file.manifest, type=Manifest)
+        if not is_tellable(manifest.create_time):
+            raise ValueError("its manifest has a time that can't be told")
+        return manifest
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"its manifest is damaged ({error})") from error
 
 

@@ -29,12 +29,14 @@ from leasehold_worker.images.envelope_file import disk_errors
 from leasehold_worker.images.folders import FOLDER_MODE, make_inside, remove_if_empty
 from leasehold_worker.images.manifest import (
     MANIFEST_FILE,
+    MANIFEST_LIMIT_BYTES,
     ImageSubject,
     Manifest,
     UnknownFormatError,
     decode_manifest,
     encode_manifest,
 )
+from leasehold_worker.images.regular_files import open_regular
 from leasehold_worker.images.working import WORK_SUFFIX
 from leasehold_worker.machine import directory_bytes
 
@@ -299,9 +301,13 @@ class ImageStore:
     def _read_manifest(self, path: Path) -> bytes:
         with disk_errors(path.parent):
             try:
-                return (path / MANIFEST_FILE).read_bytes()
+                with open_regular(path / MANIFEST_FILE) as descriptor:
+                    size = os.fstat(descriptor).st_size
+                    if size <= MANIFEST_LIMIT_BYTES:
+                        return os.pread(descriptor, MANIFEST_LIMIT_BYTES, 0)
             except FileNotFoundError as error:
                 raise corrupt(path.name, "its manifest is gone") from error
+        raise corrupt(path.name, f"its manifest has {size} bytes")
 
 
 def _is_left(path: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
 
 SHOWN_OUTPUT_BYTES: Final = 2048
@@ -96,7 +97,7 @@ def _keep(tail: bytearray, chunk: bytes) -> None:
 
 
 def _told(tail: bytearray) -> str:
-    text = tail.decode(errors="replace").strip()
+    text = "\n".join(map(printable, tail.decode(errors="replace").splitlines())).strip()
     return f", having said: {text}" if text else ""
 
 

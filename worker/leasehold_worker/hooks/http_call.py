@@ -58,14 +58,24 @@ class HttpAnswer:
         """A field of a body that is a JSON object. None: it has none."""
         try:
             value = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return value.get(name) if isinstance(value, dict) else None
 
     def __str__(self) -> str:
-        text = _without(self.token, " ".join(self.body.decode(errors="replace").split()))
+        text = _without(self.token, printable(self.body.decode(errors="replace")))
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
         return f"{self.status}: {shown}" if shown else str(self.status)
+
+
+def printable(text: str) -> str:
+    """What another program said, in one line and without characters that a terminal obeys."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def _told(error: Exception, token: str) -> str:
+    said = _without(token, printable(str(error)))
+    return (said if len(said) <= _SHOWN else said[:_SHOWN] + "…") or type(error).__name__
 
 
 def _without(token: str, text: str) -> str:
@@ -118,7 +128,7 @@ async def call(method: str, url: str, body: bytes | None = None, *, token: str |
     try:
         answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
     except (OSError, http.client.HTTPException) as error:
-        raise HttpCallError(_without(token or "", str(error)) or type(error).__name__) from None
+        raise HttpCallError(_told(error, token or "")) from None
     finally:
         given_up.set()
         _break(connection)

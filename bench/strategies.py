@@ -9,6 +9,10 @@ processes really holds it; the driver's checkpoint and restore copy nothing, and
 were seen to (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in); the CUDA context's half a GiB is only counted. Real:
 everything else. Sleep level 1 copies memory to memory, where a real one goes over PCIe; level 2 makes the
 weights anew where a real one reads them from disk; CRIU and the images use this machine's disk.
+
+With `--gpu real` nothing is simulated: the same server uses this machine's first GPU, and a PyTorch program
+is parked by the policies that its hooks know, where a Python of the machine has PyTorch. What is not there is
+told as `not_measured`, with the reason. This part was never run on a GPU so far.
 """
 
 import argparse
@@ -25,7 +29,10 @@ from typing import Any, Final
 
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold_simgpu import Timing
+from leasehold_worker.inventory import Inventory
 
+from tests.gpu.torch_policies import PYTHONS, python_with_torch
+from tests.gpu.torch_policies import measure as measure_torch
 from tests.integration.fleets import Fleet, make_fleet
 from tests.integration.model_server import parse_size
 from tests.integration.models import CONTEXT_BYTES, WORKER, Model, reason
@@ -128,13 +135,51 @@ def measure(model: Model, policy: str, checksum: int) -> dict[str, Any]:
     return found
 
 
+class RealModel(Model):
+    """A model server on a GPU of this machine."""
+
+    def device_bytes(self) -> int:
+        """What NVML lists for it. A process whose memory NVML does not tell can't be measured."""
+        pid = self.workload.status.root_pid
+        sizes = [gpu.processes[pid] for gpu in Inventory().usage().values() if pid in gpu.processes]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            raise BenchmarkError("NVML tells no memory of processes here")
+        return sum(known)
+
+
+def why_no_gpu() -> str:
+    """Why nothing can be measured on a GPU of this machine. Empty: it can."""
+    inventory = Inventory()
+    return inventory.unavailable_reason or ("" if inventory.gpus else "NVML lists no GPU")
+
+
+def start_real_worker(fleet: Fleet) -> None:
+    """Starts a worker for the GPUs of this machine."""
+    options = ["--coordinator", fleet.address, "--state-dir", str(fleet.folder / WORKER), "--name", WORKER]
+    fleet._start(WORKER, "worker", *options, "--stop-workloads", "stop", environment=dict(os.environ))
+    fleet.wait(lambda: fleet.worker_state(WORKER) == "WORKER_STATE_CONNECTED")
+
+
+def torch_cells() -> dict[str, Any]:
+    """The policies with a PyTorch program, or why there are none."""
+    python = python_with_torch()
+    if python is None:
+        return {"not_measured": f"no PyTorch that sees a GPU in any of {', '.join(PYTHONS)}"}
+    with tempfile.TemporaryDirectory() as folder:
+        return measure_torch(python, Path(folder))
+
+
 LEAST_MODEL_BYTES: Final = 16 * 2**20
 
 
-def measure_all(fleet: Fleet, size: int, only: str) -> dict[str, Any]:
+def measure_all(fleet: Fleet, size: int, only: str, *, real: bool) -> dict[str, Any]:
     """Every policy, one after the other, on one server, or one that saves itself for those that stop it."""
-    fleet.start_worker(WORKER, gpus=2)
-    fleet.hosts[WORKER].set_timing(Timing.typical())
+    if real:
+        start_real_worker(fleet)
+    else:
+        fleet.start_worker(WORKER, gpus=2)
+        fleet.hosts[WORKER].set_timing(Timing.typical())
     (worker,) = fleet.client.workers()
     images = next(each for each in worker.capabilities if each.name == "checkpoint_image")
     weights_bytes = round((size - CONTEXT_BYTES) * WEIGHTS_SHARE) // 2**20 * 2**20
@@ -142,7 +187,7 @@ def measure_all(fleet: Fleet, size: int, only: str) -> dict[str, Any]:
     checksum = expected_checksum(weights_bytes)
     cells: list[dict[str, Any]] = []
     for kernel in (False, True):
-        model = Model(
+        model = (RealModel if real else Model)(
             fleet,
             "saver" if kernel else "chat",
             kernel=kernel,
@@ -169,21 +214,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--size", type=parse_size, default=8 * GIB, help="device memory in all (8GiB)")
     parser.add_argument("--only", default="", help="policies with this text")
+    parser.add_argument(
+        "--gpu", choices=("simulated", "real"), default="simulated", help="where it is measured"
+    )
     options = parser.parse_args()
     if options.size < (least := CONTEXT_BYTES + LEAST_MODEL_BYTES):
         parser.error(f"--size has a CUDA context of {CONTEXT_BYTES} B in it: give {least} B at least")
+    real = options.gpu == "real"
+    if real and (reason_not := why_no_gpu()):
+        sys.stdout.write(json.dumps({"benchmark": "strategies", "not_measured": reason_not}, indent=2) + "\n")
+        return
     with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
-        found = {
+        found: dict[str, Any] = {
             "benchmark": "strategies",
             "machine": machine(Path(folder)),
             "size_bytes": options.size,
             "context_bytes": CONTEXT_BYTES,
-            "simulated": "the GPU and the time of its driver's copies (Timing.typical); see the docstring",
+            "simulated": "nothing"
+            if real
+            else "the GPU and the time of its driver's copies (Timing.typical); see the docstring",
         }
         try:
-            found |= measure_all(fleet, options.size, options.only)
+            found |= measure_all(fleet, options.size, options.only, real=real)
         except BenchmarkError as error:
             sys.exit(f"strategies: {error}")
+    if real:
+        found["torch"] = torch_cells()
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
 
 

@@ -12,6 +12,20 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
 
+def test_without_a_gpu_the_part_of_real_ones_says_why_it_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    strategies = importlib.import_module("bench.strategies")
+    monkeypatch.setattr(sys, "argv", ["strategies", "--gpu", "real"])
+    if not (why := strategies.why_no_gpu()):
+        pytest.skip("there is a GPU")
+    strategies.main()
+    assert json.loads(capsys.readouterr().out) == {"benchmark": "strategies", "not_measured": why}
+    monkeypatch.setattr(strategies, "python_with_torch", lambda: None)
+    assert "no PyTorch that sees a GPU" in strategies.torch_cells()["not_measured"]
+
+
 @pytest.mark.long
 def test_a_policy_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(ROOT)  # as `python -m bench.strategies` has it

@@ -189,7 +189,7 @@ async def test_vllm_does_not_sleep_after_its_sleep_was_given_up(
 ) -> None:
     request = vllm.begin()
     hook = engine(vllm)
-    hook.timeout.FromMilliseconds(300 if way == "timeout" else 60_000)
+    hook.timeout.FromMilliseconds(1500 if way == "timeout" else 60_000)
     used = context([hook], tmp_path, strategy, measure=vllm.measure)
     if way == "timeout":
         with pytest.raises(OperationError, match="timed out"):
@@ -350,7 +350,7 @@ async def test_sglang_that_is_given_up_while_requests_run_goes_on(
     request = sglang.begin()
     hook = model(sglang)
     hook.timeout.FromMilliseconds(300)
-    with pytest.raises(OperationError, match=r"requests were still under way"):
+    with pytest.raises(OperationError, match="timed out"):
         await runner.down(context([hook], tmp_path, OFFLOAD, measure=sglang.measure))
     sglang.finish(request)
     assert request.finish_reason == "stop"
@@ -361,7 +361,7 @@ async def test_sglang_that_stays_busy_is_left_alone(sglang: SglangServer, tmp_pa
     sglang.in_flight = 10**6
     hook = model(sglang)
     hook.timeout.FromMilliseconds(500)
-    with pytest.raises(OperationError, match=r"requests were still under way"):
+    with pytest.raises(OperationError, match="timed out"):
         await runner.down(context([hook], tmp_path, OFFLOAD, measure=sglang.measure))
     assert sglang.serves
     assert "/resume_memory_occupation" not in sglang.paths()  # it would end the server

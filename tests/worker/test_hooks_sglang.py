@@ -44,10 +44,12 @@ class Worker:
         if self.dead:
             raise OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "it is dead")
 
-    async def call(self, method: str, url: str, body: bytes | None = None) -> HttpAnswer:
+    async def call(
+        self, method: str, url: str, body: bytes | None = None, *, token: str | None = None
+    ) -> HttpAnswer:
         if self.dead:
             raise HttpCallError("it is dead")
-        return await call(method, url, body)
+        return await call(method, url, body, token=token)
 
     def context(
         self,

@@ -7,6 +7,7 @@ from typing import final
 
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import ForgetWorkerResponse
 from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
 
 from leasehold_client.operations import Moves, duration, remapping, suspension, waking
@@ -302,6 +303,21 @@ class Client(Reader):
         )
         call = partial(self._fleet.ResetGpuHealth, request, timeout=CALL_TIMEOUT_S)
         return self._connection.create(call).command
+
+    def forget_worker(self, worker: str) -> ForgetWorkerResponse:
+        """Has the coordinator forget a worker that is not connected, and returns what it knew of it.
+
+        What the worker had not ended counts as FAILED. Nothing on its host changes.
+
+        Args:
+            worker: Id or name.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
+        """
+        request = fleet_pb2.ForgetWorkerRequest(worker=worker)
+        with self._connection.decoded():
+            return self._fleet.ForgetWorker(request, timeout=CALL_TIMEOUT_S)
 
     def cancel(self, command_id: str) -> Command:
         """Asks for a command that has not ended to be cancelled, and returns it as it is then.

@@ -36,6 +36,7 @@ VERBS: Final = {
     "cordon": "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
     "uncordon": "Put GPUs or whole workers back into service.",
     "gpu": "Look after single GPUs: forget what is known against their health.",
+    "forget": "Make the coordinator forget a worker that is gone for good.",
     "cancel": "Cancel a command that has not ended.",
     "logs": "Print what a workload wrote.",
 }

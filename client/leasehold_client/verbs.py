@@ -18,6 +18,7 @@ from leasehold_client.cordoning import cordon, gpu, uncordon
 from leasehold_client.errors import UsageError
 from leasehold_client.eviction_options import Eviction, eviction_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.forget_verb import forget
 from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moving import known_gpus, remap
 from leasehold_client.parking import restore, suspend, wake
@@ -222,6 +223,7 @@ VERBS: Final[tuple[click.Command, ...]] = (
     cordon,
     uncordon,
     gpu,
+    forget,
     cancel,
     logs,
 )

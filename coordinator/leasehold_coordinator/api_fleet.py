@@ -10,6 +10,8 @@ from leasehold.v1.fleet_pb2 import (
     CordonRequest,
     CordonResponse,
     FleetGpu,
+    ForgetWorkerRequest,
+    ForgetWorkerResponse,
     GetGpuRequest,
     GetGpuResponse,
     GetWorkerRequest,
@@ -119,6 +121,10 @@ class FleetService(FleetServiceServicer):
     ) -> ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
         return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
+
+    @unary
+    async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
+        return await self._requests.forget_worker(request.worker)
 
     def _all_gpus(self) -> list[FleetGpu]:
         return [gpu for known in self._fleet.registry.all() for gpu in self._fleet.gpus(known)]

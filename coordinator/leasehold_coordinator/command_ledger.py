@@ -249,6 +249,16 @@ class CommandLedger:
         error: errors_pb2.Error | None = None,
         result: command_pb2.CommandResult | None = None,
     ) -> list[Effect]:
+        return [self._over(stored, state, now, error, result)]
+
+    def _over(
+        self,
+        stored: StoredCommand,
+        state: CommandState.ValueType,
+        now: Timestamp,
+        error: errors_pb2.Error | None = None,
+        result: command_pb2.CommandResult | None = None,
+    ) -> Store:
         self._drop(stored)
         command = _changed(stored.command, state, now)
         command.end_time.CopyFrom(now)
@@ -256,7 +266,15 @@ class CommandLedger:
             command.error.CopyFrom(error)
         if result is not None:
             command.result.CopyFrom(result)
-        return [Store(replace(stored, command=command))]
+        return Store(replace(stored, command=command))
+
+    def forget_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
+        """Ends every command of a worker that nobody asks any more. All steps are one write."""
+        return [
+            self._over(stored, FAILED, now, error.to_proto())
+            for stored in self.of_worker(worker_id)
+            if stored.command.command_id in self.on_disk
+        ]
 
     def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
         """Cancels a command: at once where it was not sent, else by asking its worker, now or later."""

@@ -23,8 +23,7 @@ from leasehold_coordinator.command_ledger import (
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet import GONE, Fleet
-from leasehold_coordinator.operations import creates_workload
+from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import Row, workload_row
 
@@ -209,21 +208,6 @@ class Dispatcher:
         await self._fleet.save_command(stored, rows)
         crash_point("outcome-stored" if is_terminal(stored.command.state) else "command-stored")
 
-    async def reconcile_workloads(self, session: Session) -> None:
+    async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
-        fleet, hello = self._fleet, session.hello
-        for workload in hello.workloads:
-            await fleet.apply_workload(workload, session)
-        reported = {workload.workload_id for workload in hello.workloads}
-        for workload in fleet.workloads_of(hello.worker_id):
-            if not fleet.is_current(session):
-                return
-            is_live = fleet.workloads.get(workload.workload_id) is workload
-            if is_live and workload.workload_id not in reported and not self._is_being_started(workload):
-                await fleet.fail_workload(workload, GONE.to_proto())
-
-    def _is_being_started(self, workload: Workload) -> bool:
-        return any(
-            creates_workload(stored.command.operation)
-            for stored in self._fleet.ledger.of_workload(workload.workload_id)
-        )
+        await self._fleet.apply_workloads(workloads, session, is_complete=True)

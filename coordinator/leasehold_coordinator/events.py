@@ -54,6 +54,11 @@ class Events:
             kind, what = _OF_WORKERS[state]
             self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
 
+    def forgotten(self, known: KnownWorker) -> None:
+        """An operator had a worker forgotten."""
+        kind = events_pb2.EVENT_KIND_WORKER_FORGOTTEN
+        self._add(kind, f"worker {known.hello.name} was forgotten", known.hello.worker_id, known.hello.name)
+
     def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
         """A worker was not let in."""
         self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)

@@ -16,17 +16,18 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator import schema
-from leasehold_coordinator.clock import is_storable, now_timestamp
+from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, changes
+from leasehold_coordinator.hello_rules import check_workload
 from leasehold_coordinator.operations import creates_workload
-from leasehold_coordinator.registration import registered, reported_again
+from leasehold_coordinator.registration import is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import OldRows, Row, Store, command_row, worker_row, workload_row
+from leasehold_coordinator.store import Change, Gone, OldRows, Store, command_row, worker_row, workload_row
 from leasehold_coordinator.watch import Hub
 from leasehold_coordinator.workload_states import is_ended
 
@@ -34,12 +35,20 @@ logger = logging.getLogger(__name__)
 
 GONE: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "its worker restarted and does not have it any more: run it again",
+    "its worker restarted and does not have it any more: look at its host, then run it again",
+    concluded_by="coordinator",
 )
+"""The worker did not say that the workload has ended: see :func:`is_presumed`."""
 
 
 NAMED_LIMIT: Final = 8
 """Ids that a refusal lists."""
+
+FORGOTTEN: Final = FleetError(
+    errors_pb2.ERROR_REASON_WORKER_FORGOTTEN,
+    "an operator had the coordinator forget its worker: what became of it is not known",
+    concluded_by="coordinator",
+)
 
 SILENT: Final = (fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_LOST)
 
@@ -181,9 +190,10 @@ class Fleet:
             worker=name,
         )
 
-    async def save_worker(self, hello: Hello, epoch: int) -> None:
-        """Stores a worker's epoch and hello, before it is welcomed."""
-        await self.store.write(worker_row(epoch, hello))
+    async def save_worker(self, hello: Hello, epoch: int, robbed: Sequence[KnownWorker] = ()) -> None:
+        """Stores a worker's epoch and hello, before it is welcomed, and workers that have lost GPUs to it."""
+        others = [worker_row(known.epoch, known.hello) for known in robbed]
+        await self.store.write(worker_row(epoch, hello), *others)
 
     async def find_workload(self, id_or_name: str) -> Workload:
         """The workload with this id, or the newest with this name.
@@ -216,74 +226,98 @@ class Fleet:
     async def apply_workload(self, reported: Workload, session: Session) -> None:
         """Takes in a worker's report of a workload of its own, if it is newer than what is known.
 
-        One whose session is over is dropped: the next hello tells it again.
+        Raises:
+            FleetError: As :meth:`apply_workloads`.
+        """
+        await self.apply_workloads([reported], session)
+
+    async def apply_workloads(
+        self, reports: Sequence[Workload], session: Session, *, is_complete: bool = False
+    ) -> None:
+        """Takes in a worker's reports of workloads of its own, those that are newer than what is known.
+
+        All of them are one write. Where the session is over, all are dropped: the next hello has them.
+
+        Args:
+            reports: The workloads.
+            session: The session that they came on.
+            is_complete: They are all that the worker has: those that it lacks have failed.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, it has no id or an impossible time; STORAGE_UNAVAILABLE, nothing
-                has changed.
+            FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE. Nothing has changed.
         """
-        if not reported.workload_id:
-            raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "a workload was reported without id")
-        for moment in (reported.status.start_time, reported.create_time):
-            if not is_storable(moment):
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                    f"workload {reported.workload_id} has an impossible start time: send a true one",
-                )
-        worker_id = session.hello.worker_id
-        if reported.workload_id not in self.workloads:
-            ended = await self.store.find_workload(reported.workload_id)
-            if ended is not None:  # it has ended, and stays so
-                return
+        for reported in reports:
+            check_workload(reported)
+        unknown = [one.workload_id for one in reports if one.workload_id not in self.workloads]
+        over = {one.workload_id: one for one in await self.store.find_workloads(unknown)} if unknown else {}
         if not self.is_current(session):
             return
-        known = self.workloads.get(reported.workload_id)
-        if known is None:
-            workload = registered(reported, worker_id, now_timestamp())
-        elif known.worker_id != worker_id:
-            logger.warning("worker %s reported %s, which is another's", worker_id, known.name)
-            return
-        elif reported.status.generation <= known.status.generation:
-            return
-        else:
-            workload = reported_again(known, reported)
-        await self.save_workload(workload)
+        worker_id, now = session.hello.worker_id, now_timestamp()
+        changed: list[Workload] = []
+        for reported in reports:
+            known = self.workloads.get(reported.workload_id)
+            owner = known or over.get(reported.workload_id)
+            if owner is not None and owner.worker_id != worker_id:
+                logger.warning("worker %s reported %s, which is another's", worker_id, owner.workload_id)
+            elif known is not None:
+                if reported.status.generation > known.status.generation:
+                    changed.append(reported_again(known, reported))
+            elif owner is None:
+                changed.append(registered(reported, worker_id, now))
+            elif is_presumed(owner) and not is_presumed(reported):
+                logger.warning("workload %s is back: its worker still has it", owner.workload_id)
+                changed.append(reported_again(owner, reported))
+        if is_complete:
+            reported_ids = {one.workload_id for one in reports}
+            changed += [
+                _failed(workload, GONE.to_proto())
+                for workload in self.workloads_of(worker_id)
+                if workload.workload_id not in reported_ids and not self._is_being_started(workload)
+            ]
+        await self.save_workloads(changed)
 
-    async def save_workload(self, workload: Workload, *rows: Row) -> None:
+    def _is_being_started(self, workload: Workload) -> bool:
+        return any(
+            creates_workload(stored.command.operation)
+            for stored in self.ledger.of_workload(workload.workload_id)
+        )
+
+    async def save_workload(self, workload: Workload, *rows: Change) -> None:
         """Keeps a workload as it is now, stores it together with other rows, and then tells watchers."""
-        before = self.workloads.pop(workload.workload_id, None)
-        now = None if is_ended(workload.status.state) else workload
-        if now is not None:
-            self.workloads[workload.workload_id] = now
-        try:
-            await self.store.write(*rows, workload_row(workload))
-        except FleetError:  # it is reported again, and must be news again, unless a newer one was taken in
-            if self.workloads.get(workload.workload_id) is now:
-                self.workloads.pop(workload.workload_id, None)
-                if before is not None:
-                    self.workloads[workload.workload_id] = before
-            raise
-        self.workload_hub.publish(workload.workload_id, workload)
-        if before is None or before.status.state != workload.status.state:
-            self.events.workload(workload)
+        await self.save_workloads([workload], *rows)
 
-    async def fail_workload(self, workload: Workload, error: errors_pb2.Error, *rows: Row) -> None:
+    async def save_workloads(self, workloads: Sequence[Workload], *rows: Change) -> None:
+        """Keeps workloads as they are now, stores them and other rows by one write, and tells watchers."""
+        if not workloads and not rows:
+            return
+        before = {one.workload_id: self.workloads.pop(one.workload_id, None) for one in workloads}
+        live = {one.workload_id: one for one in workloads if not is_ended(one.status.state)}
+        self.workloads |= live
+        try:
+            await self.store.write(*rows, *map(workload_row, workloads))
+        except FleetError:  # they are reported again, and must be news again, unless newer ones were taken in
+            for workload_id, earlier in before.items():
+                if self.workloads.get(workload_id) is live.get(workload_id):
+                    self.workloads.pop(workload_id, None)
+                    if earlier is not None:
+                        self.workloads[workload_id] = earlier
+            raise
+        for workload in workloads:
+            self.workload_hub.publish(workload.workload_id, workload)
+            earlier = before[workload.workload_id]
+            if earlier is None or earlier.status.state != workload.status.state:
+                self.events.workload(workload)
+
+    async def fail_workload(self, workload: Workload, error: errors_pb2.Error, *rows: Change) -> None:
         """Ends a workload that its worker did not start, or no longer has, and stores other rows with it."""
-        failed = Workload()
-        failed.CopyFrom(workload)
-        failed.status.state = workload_pb2.WORKLOAD_STATE_FAILED
-        failed.status.generation += 1
-        failed.status.error.CopyFrom(error)
-        failed.status.end_time.CopyFrom(now_timestamp())
-        failed.status.ClearField("lease")
-        await self.save_workload(failed, *rows)
+        await self.save_workload(_failed(workload, error), *rows)
 
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id as it is on disk: a step that is only under way is told to nobody."""
         stored = self.ledger.on_disk.get(command_id)
         return stored.command if stored is not None else await self.store.find_command(command_id)
 
-    async def save_command(self, stored: StoredCommand, rows: Sequence[Row] = ()) -> None:
+    async def save_command(self, stored: StoredCommand, rows: Sequence[Change] = ()) -> None:
         """Stores a command as it is now, together with other rows, and then tells watchers.
 
         A workload that it was to create and did not is FAILED by the same write.
@@ -304,6 +338,63 @@ class Fleet:
             worker_name=known.hello.name if known else command.worker_id,
         )
 
+    async def forget_worker(self, known: KnownWorker) -> list[str]:
+        """Forgets a worker that is not connected. What it had counts as failed, by one write.
+
+        Where it connects again it is a new worker, and brings back those of its workloads that live.
+
+        Returns:
+            Ids of the workloads that failed.
+
+        Raises:
+            FleetError: WORKER_CONNECTED; or STORAGE_UNAVAILABLE, and nothing has changed.
+        """
+        worker_id = known.hello.worker_id
+        if worker_id in self.sessions:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+                f"worker {known.hello.name} ({worker_id}) is connected: stop it first",
+                worker=worker_id,
+            )
+        forgotten = FORGOTTEN.to_proto()
+        workloads = [_failed(workload, forgotten) for workload in self.workloads_of(worker_id)]
+        steps = self.ledger.forget_worker(worker_id, FORGOTTEN, now_timestamp())
+        self.registry.forget(known)
+        rows: list[Change] = [Gone(schema.workers, worker_id), *(command_row(step.after) for step in steps)]
+        try:
+            await self.save_workloads(workloads, *rows)
+        except FleetError:
+            if self.registry.get(worker_id) is None:
+                self.registry.add(known)
+            for step in reversed(steps):
+                self.ledger.revert(step)
+            raise
+        for step in steps:
+            self.ledger.kept(step.after)
+            self.command_hub.publish(step.after.command.command_id, step.after.command)
+            self.events.command(
+                step.after.command,
+                workload_name=step.after.command.workload_id,
+                worker_name=known.hello.name,
+            )
+        for book in (self._published_states, self._published_gpus, self._told_conditions):
+            book.pop(worker_id, None)
+        self.events.forgotten(known)
+        self.fleet_hub.start_over(f"worker {known.hello.name} was forgotten")
+        return [workload.workload_id for workload in workloads]
+
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""
         return [workload for workload in self.workloads.values() if workload.worker_id == worker_id]
+
+
+def _failed(workload: Workload, error: errors_pb2.Error) -> Workload:
+    """A workload that has failed now."""
+    failed = Workload()
+    failed.CopyFrom(workload)
+    failed.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+    failed.status.generation += 1
+    failed.status.error.CopyFrom(error)
+    failed.status.end_time.CopyFrom(now_timestamp())
+    failed.status.ClearField("lease")
+    return failed

@@ -1,8 +1,10 @@
 """What becomes of a workload that its worker reports: what is taken from the report, and what stays. Pure."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.workload_states import is_ended
 
 
 def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
@@ -15,6 +17,19 @@ def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
         began = reported.status.HasField("start_time")
         workload.create_time.CopyFrom(reported.status.start_time if began else now)
     return workload
+
+
+def is_presumed(workload: Workload) -> bool:
+    """Whether a workload may live though it counts as failed: nobody has seen its end.
+
+    The coordinator concluded it, or a worker after a restart of its host. Both are wrong where a copy of the
+    worker's state directory connected: its worker proves that by reporting the workload again.
+    """
+    error = workload.status.error
+    return is_ended(workload.status.state) and (
+        error.metadata.get("concluded_by") == "coordinator"
+        or error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+    )
 
 
 def reported_again(known: Workload, reported: Workload) -> Workload:

@@ -18,6 +18,7 @@ from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
 
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.gpu_conditions import Conditions, seen_state, state_without_lease
+from leasehold_coordinator.hello_rules import description
 
 WorkerId = NewType("WorkerId", str)
 SessionId = NewType("SessionId", str)
@@ -28,6 +29,22 @@ LOST_MIN_S: Final = 20.0
 LOADS_TO_COME_BACK: Final = 2
 """Loads after which one that was silent within a session is no longer STALE: it must not flap."""
 
+NAMED_LIMIT: Final = 8
+"""Workers that a refusal names: it travels in the trailers of a call, which hold 8 KiB."""
+
+WORKER_LIMIT: Final = 10_000
+"""Workers that are known, in contact or not."""
+
+EPOCH_JUMP_LIMIT: Final = 2**32
+"""Sessions that a worker may have had which the store does not know: the store may be an old copy."""
+
+IN_USE: Final = (
+    fleet_pb2.WORKER_STATE_CONNECTED,
+    fleet_pb2.WORKER_STATE_STALE,
+    fleet_pb2.WORKER_STATE_UNCONFIRMED,
+)
+"""A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
+
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""
 
@@ -37,7 +54,7 @@ class KnownWorker:
     """A worker, and the newest of what it said. Times are seconds of the monotonic clock.
 
     Attributes:
-        hello: The last hello, of this or an earlier run of the coordinator.
+        hello: What the last hello says of the worker, in this or an earlier run of the coordinator.
         epoch: The highest that was given out.
         session_id: The live session. None: there is none.
         reported: Whether it has reported since the coordinator started.
@@ -78,10 +95,23 @@ class KnownWorker:
         return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
 
     def take_machine(self, said: Hello | WorkerLoad) -> None:
-        """Takes in what a frame says of the whole worker."""
-        self.cordon = said.cordon if said.HasField("cordon") else None
+        """Takes in what a frame says of the whole worker, as copies: a part keeps its frame alive."""
+        self.cordon = None
+        if said.HasField("cordon"):
+            self.cordon = Cordon()
+            self.cordon.CopyFrom(said.cordon)
         if said.HasField("resources"):
-            self.resources = said.resources
+            self.resources = MachineResources()
+            self.resources.CopyFrom(said.resources)
+
+    def take_leases(self, leases: Iterable[GpuLease]) -> None:
+        """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
+        reported = {lease.gpu_uuid: lease for lease in leases}
+        self.leases = []
+        for gpu in self.hello.gpu_pool:
+            if gpu.uuid in reported:
+                self.leases.append(GpuLease())
+                self.leases[-1].CopyFrom(reported[gpu.uuid])
 
 
 @final
@@ -92,10 +122,29 @@ class Registry:
         self.load_interval_s = load_interval_s
         self._started = started
         self._workers: dict[str, KnownWorker] = {}
+        self._by_gpu: dict[str, str] = {}
+        """The worker that advertised a GPU last, by the GPU's UUID."""
 
     def add_stored(self, hello: Hello, epoch: int) -> None:
         """Adds a worker from the store: known, and not heard of yet."""
-        self._workers[hello.worker_id] = KnownWorker(hello, epoch)
+        self.add(KnownWorker(hello, epoch))
+
+    def _note_gpus(self, hello: Hello) -> None:
+        for gpu in hello.gpu_pool:
+            self._by_gpu[gpu.uuid] = hello.worker_id
+
+    def add(self, known: KnownWorker) -> None:
+        """Adds a worker."""
+        self._workers[known.hello.worker_id] = known
+        self._note_gpus(known.hello)
+
+    def forget(self, known: KnownWorker) -> None:
+        """Drops a worker."""
+        worker_id = known.hello.worker_id
+        self._workers.pop(worker_id, None)
+        for gpu in known.hello.gpu_pool:
+            if self._by_gpu.get(gpu.uuid) == worker_id:
+                del self._by_gpu[gpu.uuid]
 
     def __iter__(self) -> Iterator[KnownWorker]:
         """Every worker, in no order."""
@@ -110,7 +159,7 @@ class Registry:
         return self._workers.get(worker_id)
 
     def find(self, id_or_name: str) -> KnownWorker:
-        """The worker with this id, or the only one with this name.
+        """The worker with this id, or the one with this name: the one that is connected, or the only one.
 
         Raises:
             FleetError: UNKNOWN_WORKER.
@@ -119,32 +168,118 @@ class Registry:
         if known is not None:
             return known
         named = [known for known in self._workers.values() if known.hello.name == id_or_name]
-        if len(named) == 1:
-            return named[0]
+        connected = [known for known in named if known.session_id is not None]
+        if len(found := connected or named) == 1:
+            return found[0]
         if named:
-            ids = ", ".join(sorted(known.hello.worker_id for known in named))
+            ids = _some(sorted(known.hello.worker_id for known in named))
             message = f"{len(named)} workers are named {id_or_name!r}: name one by id, of {ids}"
         else:
-            names = ", ".join(known.hello.name for known in self.all()) or "none"
-            message = f"no worker has the id or name {id_or_name!r}: the known ones are {names}"
+            names = _some([known.hello.name for known in self.all()]) or "none"
+            message = f"no worker has the id or name {id_or_name[:64]!r}: the known ones are {names}"
         raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, message, field="worker")
 
-    def check_newcomer(self, hello: Hello, now: float) -> None:
-        """Refuses a worker that takes the id of another host's worker, which still ticks.
+    def is_taken(self, hello: Hello, now: float) -> bool:
+        """Whether another instance is connected with the id of a worker, and speaks in time.
 
-        Raises:
-            FleetError: DUPLICATE_WORKER_ID.
+        One host runs one instance on a state directory: the other one is a copy, or was killed just now.
         """
         known = self._workers.get(hello.worker_id)
-        if known is None or known.session_id is None:
-            return
-        same_host = (known.hello.host.hostname, known.hello.boot_id) == (hello.host.hostname, hello.boot_id)
-        if not same_host and self.state(known, now) == fleet_pb2.WORKER_STATE_CONNECTED:
+        return (
+            known is not None
+            and known.session_id is not None
+            and (_host(known.hello), known.hello.instance_id) != (_host(hello), hello.instance_id)
+            and self.state(known, now) == fleet_pb2.WORKER_STATE_CONNECTED
+        )
+
+    def check_newcomer(self, hello: Hello, now: float) -> None:
+        """Refuses a worker that takes what is another's: its id, its name or a GPU.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_ID, DUPLICATE_WORKER_NAME, DUPLICATE_WORKER_GPU, TOO_MANY_WORKERS, or
+                PROTOCOL_VIOLATION for an epoch that nobody gave out.
+        """
+        known = self._workers.get(hello.worker_id)
+        self._check_epoch(hello, known.epoch if known is not None else 0)
+        if known is None:
+            if len(self._workers) >= WORKER_LIMIT:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
+                    f"{WORKER_LIMIT} workers are known, which is the limit: "
+                    "`leasehold forget worker` those that are gone",
+                )
+        elif self.is_taken(hello, now) and _host(known.hello) == _host(hello):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+                f"another instance of worker {hello.worker_id} is connected: stop one of the two",
+                worker=hello.worker_id,
+            )
+        elif self.is_taken(hello, now) or _has_other_gpus(known.hello, hello):
+            host = known.hello.host.hostname[:64]
             raise FleetError(
                 errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
-                f"worker {hello.worker_id} is connected from host {known.hello.host.hostname}: "
-                f"give host {hello.host.hostname} a state directory of its own, not a copy",
+                f"the id {hello.worker_id} belongs to another worker, on host {host}: give "
+                f"{hello.host.hostname[:64]} a state directory of its own, not a copy; or, if all its GPUs "
+                f"were replaced, `leasehold forget worker {hello.worker_id}`",
+                worker=hello.worker_id,
             )
+        self.check_unique(hello, now)
+
+    def _check_epoch(self, hello: Hello, known_epoch: int) -> None:
+        if hello.last_epoch > known_epoch + EPOCH_JUMP_LIMIT:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
+            )
+
+    def check_unique(self, hello: Hello, now: float) -> None:
+        """Refuses a name or a GPU that another worker has, which is in contact or may be about to return.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_NAME or DUPLICATE_WORKER_GPU.
+        """
+        for known in self._workers.values():
+            is_other = known.hello.worker_id != hello.worker_id
+            if is_other and known.hello.name == hello.name and known.reported and self._is_in_use(known, now):
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
+                    f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} is named "
+                    f"{hello.name} too: give this worker another name (`leasehold worker --name`), or "
+                    f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
+                    worker=known.hello.worker_id,
+                )
+        for gpu in hello.gpu_pool:
+            owner = self._workers.get(self._by_gpu.get(gpu.uuid, ""))
+            if owner is None or owner.hello.worker_id == hello.worker_id or not self._is_in_use(owner, now):
+                continue
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
+                f"GPU {gpu.uuid} belongs to worker {owner.hello.name} ({owner.hello.worker_id}): run one "
+                f"worker per host, or `leasehold forget worker {owner.hello.worker_id}` once that one has "
+                "stopped",
+                gpu_uuid=gpu.uuid,
+                worker=owner.hello.worker_id,
+            )
+
+    def _is_in_use(self, known: KnownWorker, now: float) -> bool:
+        return self.state(known, now) in IN_USE
+
+    def take_gpus(self, hello: Hello) -> list[KnownWorker]:
+        """Takes the GPUs of a hello from the workers that had them and are gone.
+
+        Returns:
+            Those workers. After a start of the coordinator they must not count as the GPUs' owners.
+        """
+        uuids = {gpu.uuid for gpu in hello.gpu_pool}
+        owners = {self._by_gpu.get(uuid, hello.worker_id) for uuid in uuids} - {hello.worker_id}
+        robbed = [self._workers[worker_id] for worker_id in owners if worker_id in self._workers]
+        for known in robbed:
+            left = [gpu for gpu in known.hello.gpu_pool if gpu.uuid not in uuids]
+            known.hello = description(known.hello)
+            del known.hello.gpu_pool[:]
+            known.hello.gpu_pool.extend(left)
+            known.take_leases(known.leases)
+        return robbed
 
     def next_epoch(self, hello: Hello) -> int:
         """The epoch for a new session: above every one that either side remembers."""
@@ -163,24 +298,25 @@ class Registry:
         before = self._workers.get(hello.worker_id)
         same_instance = before is not None and before.hello.instance_id == hello.instance_id
         known = KnownWorker(
-            hello,
+            description(hello),
             epoch,
             session_id,
             reported=True,
             last_seen=now,
             last_seen_time=time,
             load_sequence=before.load_sequence if before and same_instance else 0,
-            leases=list(hello.gpu_leases),
         )
+        known.take_leases(hello.gpu_leases)
         known.take_machine(hello)
-        self._workers[hello.worker_id] = known
+        self.add(known)
         return known
 
     def describe(self, known: KnownWorker, hello: Hello) -> None:
         """Takes in a hello that came again, with another inventory or other capabilities."""
-        known.hello = hello
-        known.leases = list(hello.gpu_leases)
+        known.hello = description(hello)
+        known.take_leases(hello.gpu_leases)
         known.take_machine(hello)
+        self._note_gpus(hello)
 
     def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
         """Notes that a frame came: any is proof of life."""
@@ -197,7 +333,7 @@ class Registry:
         before = _holdings(known)
         known.load_sequence = load.sequence
         known.loads_since_silence += 1
-        known.leases = list(load.gpu_pool)
+        known.take_leases(load.gpu_pool)
         known.load = load
         known.take_machine(load)
         return _holdings(known) != before
@@ -282,6 +418,21 @@ class Registry:
                 lease=leases.get(gpu.uuid),
                 report_time=known.last_seen_time,
             )
+
+
+def _host(hello: Hello) -> tuple[str, str]:
+    return hello.host.hostname, hello.boot_id
+
+
+def _has_other_gpus(known: Hello, hello: Hello) -> bool:
+    """Whether two hellos name GPUs, and share none: they are of two hosts. A host's name may change."""
+    before, now = ({gpu.uuid for gpu in one.gpu_pool} for one in (known, hello))
+    return bool(before and now) and not before & now
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_LIMIT
+    return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
 
 
 def _holdings(known: KnownWorker) -> tuple[object, ...]:

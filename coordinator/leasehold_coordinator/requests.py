@@ -1,6 +1,7 @@
 """What clients may ask of workloads and workers: checked, and turned into commands."""
 
 import asyncio
+import logging
 import re
 import secrets
 import uuid
@@ -14,6 +15,7 @@ from leasehold.v1.fleet_pb2 import (
     CordonRequest,
     CreateWorkloadRequest,
     DeleteCheckpointsRequest,
+    ForgetWorkerResponse,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
@@ -38,6 +40,8 @@ from leasehold_coordinator.operations import (
 from leasehold_coordinator.placement import place
 from leasehold_coordinator.specs import check_spec
 from leasehold_coordinator.targets import find_target
+
+logger = logging.getLogger(__name__)
 
 SHORT_TIMEOUT_S: Final = 60.0
 """Default of commands that move no memory."""
@@ -178,6 +182,23 @@ class Requests:
                 return command
 
         return await finish(create())
+
+    async def forget_worker(self, worker: str) -> ForgetWorkerResponse:
+        """Forgets a worker that is not connected, with its workloads and commands.
+
+        Raises:
+            FleetError: UNKNOWN_WORKER, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
+        """
+
+        async def forget() -> ForgetWorkerResponse:
+            async with self._lock:
+                known = self._fleet.registry.find(worker)
+                last = self._fleet.worker(known)
+                failed = await self._fleet.forget_worker(known)
+                logger.info("worker %s (%s) was forgotten", last.name, last.worker_id)
+                return ForgetWorkerResponse(worker=last, failed_workload_ids=failed)
+
+        return await finish(forget())
 
     async def operate(
         self,

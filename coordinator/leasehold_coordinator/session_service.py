@@ -1,6 +1,7 @@
 """The stream of a worker: hello, welcome, then frames both ways until one side leaves."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -29,11 +30,18 @@ from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, abort
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.hello_rules import check_hello, check_times
 from leasehold_coordinator.sessions import Session
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=2)
+TRANSIENT: Final = (
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+)
+"""Reasons that may be over soon: a disk that is full, a stream that is cut and has not ended yet."""
+
 HELLO_TIMEOUT_S: Final = 5.0
 FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12
@@ -45,8 +53,8 @@ HEARTBEAT_LOADS: Final = 3
 STORAGE_PAUSE_S: Final = (2.0, 6.0)
 """How long a worker stays away, at least and at most, whose reports can't be stored."""
 
-EPOCH_LIMIT: Final = 2**62
-"""More sessions than there can have been, and a number that every database takes."""
+TAKEOVER_WAIT_S: Final = 2.0
+"""How long a new instance of a worker waits for the end of the stream of the one before, which was killed."""
 
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
@@ -79,7 +87,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             await self._converse(session, context)
         except FleetError as error:
             logger.error("worker %s can't be let in: %s", hello.name, error.message)
-            if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+            if error.reason in TRANSIENT:
                 await abort(context, error)  # no refusal: the worker tries again, and again less often
             self._fleet.events.refused(error, hello.worker_id, hello.name)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
@@ -101,15 +109,6 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
 
     def _check(self, hello: Hello) -> None:
-        if not hello.worker_id or not hello.instance_id:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "hello lacks worker_id or instance_id: send both"
-            )
-        if hello.last_epoch >= EPOCH_LIMIT:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
-            )
         theirs = hello.protocol_version
         if theirs.major != PROTOCOL_VERSION.major:
             ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
@@ -119,6 +118,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 worker=theirs_text,
                 coordinator=ours_text,
             )
+        check_times(hello)
+        check_hello(hello)
 
     async def _welcome(self, session: Session) -> None:
         """Lets the worker in, one stream of it after the other.
@@ -128,10 +129,19 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         Raises:
             FleetError: DUPLICATE_WORKER_ID; or STORAGE_UNAVAILABLE.
         """
+        await self._wait_for_older(session.hello)
         turn = self._turns.setdefault(session.hello.worker_id, asyncio.Lock())
         async with turn:
             if not session.ended.is_set():
                 await self._let_in(session)
+
+    async def _wait_for_older(self, hello: Hello) -> None:
+        """Gives the stream of an instance that was killed some time to end."""
+        older = self._fleet.sessions.get(hello.worker_id)
+        if older is not None and self._fleet.registry.is_taken(hello, time.monotonic()):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TAKEOVER_WAIT_S):
+                    await older.ended.wait()
 
     async def _let_in(self, session: Session) -> None:
         """The epoch is stored first, and an older stream of the worker is superseded."""
@@ -140,6 +150,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
         older = fleet.sessions.get(hello.worker_id)
+        robbed = fleet.registry.take_gpus(hello)
         session.known = fleet.registry.welcome(
             hello, session.epoch, session.session_id, time.monotonic(), now_timestamp()
         )
@@ -149,11 +160,14 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
-        await fleet.save_worker(hello, session.epoch)
+        await fleet.save_worker(hello, session.epoch, robbed)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
-        await self._dispatcher.reconcile_workloads(session)
+        await self._dispatcher.reconcile_workloads(session, hello.workloads)
         await self._dispatcher.welcome(session)
+        session.hello = session.known.hello  # the rest of it is kept elsewhere by now
+        for known in robbed:
+            fleet.publish_worker(known)
         if fleet.is_current(session):
             fleet.publish_worker(session.known)
         crash_point("welcomed")
@@ -211,6 +225,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             session.end()
 
     async def _take(self, session: Session, frame: ConnectRequest) -> None:
+        check_times(frame)
         match frame.WhichOneof("frame"):
             case "worker_load":
                 self._take_load(session, frame.worker_load)
@@ -255,8 +270,11 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
                 f"hello came again with other ids than {ids[0]} and {ids[1]}: connect anew for that",
             )
+        check_hello(hello)
+        self._fleet.registry.check_unique(hello, time.monotonic())
+        robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch)
+        await self._fleet.save_worker(hello, session.epoch, robbed)
         if self._fleet.is_current(session):
             self._fleet.publish_worker(session.known)
 

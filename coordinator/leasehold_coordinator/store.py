@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
@@ -25,6 +25,7 @@ from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.database import Database
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.hello_rules import description
 from leasehold_coordinator.workload_states import is_ended
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ QUEUE_LIMIT: Final = 10_000
 """Writes that may wait. More means a disk that does not keep up: new requests are refused."""
 
 BATCH_LIMIT: Final = 100
+KEY_LIMIT: Final = 500
+"""Keys that one query names."""
+
 DELETE_LIMIT: Final = 500
 """Rows that are deleted at once, so that others do not wait for long."""
 
@@ -61,16 +65,21 @@ class OldRows:
     created_before_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """One row to delete, by its key."""
+
+    table: sa.Table
+    key: str
+
+
+Change: TypeAlias = Row | OldRows | Gone
+
+
 def worker_row(epoch: int, hello: Hello) -> Row:
     """A worker's row."""
-    kept = Hello()
-    kept.CopyFrom(hello)
-    for field in ("gpu_leases", "workloads", "commands_in_flight", "commands_unacknowledged"):
-        kept.ClearField(field)
-    return Row(
-        schema.workers,
-        {"worker_id": hello.worker_id, "epoch": epoch, "hello": kept.SerializeToString()},
-    )
+    record = description(hello).SerializeToString()
+    return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
 
 
 def workload_row(workload: Workload) -> Row:
@@ -124,7 +133,7 @@ def event_row(event: Event) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    rows: Sequence[Row | OldRows]
+    rows: Sequence[Change]
     done: "Future[None]"
 
 
@@ -150,7 +159,7 @@ class Store:
         """
         return cls(Database.open(database))
 
-    async def write(self, *rows: Row | OldRows) -> None:
+    async def write(self, *rows: Change) -> None:
         """Writes or deletes the rows in one transaction, and returns once they are on disk.
 
         Raises:
@@ -189,7 +198,7 @@ class Store:
             with self._database.write() as connection:
                 for write in batch:
                     for row in write.rows:
-                        _delete(connection, row) if isinstance(row, OldRows) else _put(connection, row)
+                        _apply(connection, row)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
             if len(batch) > 1:  # one bad write must not fail the others
@@ -249,6 +258,16 @@ class Store:
         )
         return Workload.FromString(rows[0].record) if rows else None
 
+    async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
+        """The workloads with these ids."""
+        table = schema.workloads
+        found: list[Workload] = []
+        for first in range(0, len(workload_ids), KEY_LIMIT):
+            keys = workload_ids[first : first + KEY_LIMIT]
+            rows = await self._select(sa.select(table.c.record).where(table.c.workload_id.in_(keys)))
+            found += [Workload.FromString(row.record) for row in rows]
+        return found
+
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id."""
         table = schema.commands
@@ -303,6 +322,17 @@ def _unavailable(done: str) -> FleetError:
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         f"the coordinator's store can't be {done}: look at its log and at the disk",
     )
+
+
+def _apply(connection: sa.Connection, change: Change) -> None:
+    match change:
+        case Row():
+            _put(connection, change)
+        case OldRows():
+            _delete(connection, change)
+        case Gone(table, key):
+            (column,) = table.primary_key.columns
+            connection.execute(sa.delete(table).where(column == key))
 
 
 def _delete(connection: sa.Connection, rows: OldRows) -> None:

@@ -24,6 +24,7 @@ VERBS = [
     "cordon",
     "uncordon",
     "gpu",
+    "forget",
     "cancel",
     "logs",
     "demo",

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.session_service import WorkerSessionService
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import OldRows, Row, Store
+from leasehold_coordinator.store import Change, Store
 
 from .scripted_worker import make_hello
 
@@ -84,7 +84,7 @@ class Bench:
         """All writes fail from now on, or so many."""
         write_now, left = self.store.write, itertools.count() if times is None else iter(range(times))
 
-        async def write(*rows: Row | OldRows) -> None:
+        async def write(*rows: Change) -> None:
             if next(left, None) is not None:
                 raise FULL
             await write_now(*rows)
@@ -97,8 +97,8 @@ class Bench:
         """Writes to a table wait for a gate, and then fail if an error is given."""
         gate, write_now = Gate(), self.store.write
 
-        async def write(*rows: Row | OldRows) -> None:
-            if rows[0].table is table:
+        async def write(*rows: Change) -> None:
+            if any(row.table is table for row in rows):
                 await gate()
                 if error is not None:
                     raise error
@@ -109,13 +109,13 @@ class Bench:
 
     def hold_reads(self, monkeypatch: pytest.MonkeyPatch) -> Gate:
         """Whoever looks for a workload waits for a gate."""
-        gate, find_now = Gate(), self.store.find_workload
+        gate, find_now = Gate(), self.store.find_workloads
 
-        async def find(id_or_name: str) -> Workload | None:
+        async def find(workload_ids: Sequence[str]) -> list[Workload]:
             await gate()
-            return await find_now(id_or_name)
+            return await find_now(workload_ids)
 
-        monkeypatch.setattr(self.store, "find_workload", find)
+        monkeypatch.setattr(self.store, "find_workloads", find)
         return gate
 
 

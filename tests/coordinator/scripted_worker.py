@@ -103,10 +103,14 @@ class ScriptedWorker:
             assert self.arrived.wait_for(look, TIMEOUT_S), self.frames
         return found[0]
 
-    def wait_end(self) -> ConnectResponse:
-        """The last frame before the coordinator ended the stream."""
+    def wait_ended(self) -> None:
+        """Waits until the coordinator has ended the stream."""
         with self.arrived:
             assert self.arrived.wait_for(lambda: self.ended, TIMEOUT_S)
+
+    def wait_end(self) -> ConnectResponse:
+        """The last frame before the coordinator ended the stream."""
+        self.wait_ended()
         return self.frames[-1]
 
     def welcome(self) -> worker_session_pb2.Welcome:

@@ -157,6 +157,7 @@ def test_a_command_that_was_accepted_and_is_not_in_the_journal_is_interrupted(
     worker.command("suspend")
     worker.update(command.command_id, ACCEPTED)
     wait_command(coordinator, command.command_id, ACCEPTED)
+    worker.close()
     coordinator.connect(make_hello(instance_id="instance-2")).welcome()
     outcome = ended(coordinator, command.command_id)
     assert (outcome.state, outcome.error.reason) == (FAILED, 39)

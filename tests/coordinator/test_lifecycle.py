@@ -175,8 +175,10 @@ def test_a_workload_that_came_up_again_on_its_worker_is_the_same(
     assert state_of(coordinator) == workload_pb2.WORKLOAD_STATE_RUNNING, "unconfirmed is not gone"
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED, generation=2)
     parked = Workload(workload_id=started.workload_id, name="one", status=status)
-    coordinator.connect(make_hello(workloads=[parked])).welcome()
+    back = coordinator.connect(make_hello(workloads=[parked]))
+    back.welcome()
     until(lambda: state_of(coordinator) == workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    back.close()
     coordinator.connect(make_hello(instance_id="instance-2")).welcome()
     until(lambda: state_of(coordinator) == workload_pb2.WORKLOAD_STATE_FAILED)
 

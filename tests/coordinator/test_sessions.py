@@ -77,7 +77,10 @@ def test_a_newer_stream_supersedes_the_older(coordinator: CoordinatorProcess, wo
             make_hello("beta", protocol_version=ProtocolVersion(major=2)),
             errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
         ),
-        (worker_session_pb2.Hello(), errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION),
+        (
+            worker_session_pb2.Hello(protocol_version=ProtocolVersion(major=1)),
+            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+        ),
     ],
 )
 def test_who_is_not_let_in_is_told_why(

@@ -22,6 +22,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("= nonsense", "not valid"),
         ('coordinator = "nowhere"', "HOST:PORT"),
         ('coordinator = "host:99999"', "HOST:PORT"),
+        ('name = "rack/1"', "invalid worker name"),
+        ('name = ""', "invalid worker name"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, match: str) -> None:

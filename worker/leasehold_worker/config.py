@@ -1,6 +1,7 @@
 """The worker's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -16,6 +17,9 @@ from leasehold_worker.sizes import parse_size
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""As the coordinator lets in: the name stands in `worker/slot`."""
+
 StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
 
 
@@ -135,6 +139,11 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
         raise StartError(
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
+        )
+    if not WORKER_NAME.fullmatch(config.name):
+        raise StartError(
+            f"invalid worker name {config.name!r}: use 1 to 64 letters, digits, '-', '_' or '.', and start "
+            "with a letter or digit (--name)"
         )
     for name in (
         *("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"),

@@ -163,6 +163,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A parked workload needs the checkpoint."""
     ERROR_REASON_INSUFFICIENT_DISK: _ErrorReason.ValueType  # 67
     """Not enough disk, or too little of the budget, for what would be kept there."""
+    ERROR_REASON_DUPLICATE_WORKER_NAME: _ErrorReason.ValueType  # 68
+    """Another worker in contact has this name."""
+    ERROR_REASON_DUPLICATE_WORKER_GPU: _ErrorReason.ValueType  # 69
+    """Another worker in contact has this GPU."""
+    ERROR_REASON_TOO_MANY_WORKERS: _ErrorReason.ValueType  # 70
+    """The coordinator knows as many workers as it can."""
+    ERROR_REASON_WORKER_CONNECTED: _ErrorReason.ValueType  # 71
+    """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
+    ERROR_REASON_WORKER_FORGOTTEN: _ErrorReason.ValueType  # 72
+    """An operator had the coordinator forget the worker; what became of this is not known."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -308,6 +318,16 @@ ERROR_REASON_CHECKPOINT_IN_USE: ErrorReason.ValueType  # 66
 """A parked workload needs the checkpoint."""
 ERROR_REASON_INSUFFICIENT_DISK: ErrorReason.ValueType  # 67
 """Not enough disk, or too little of the budget, for what would be kept there."""
+ERROR_REASON_DUPLICATE_WORKER_NAME: ErrorReason.ValueType  # 68
+"""Another worker in contact has this name."""
+ERROR_REASON_DUPLICATE_WORKER_GPU: ErrorReason.ValueType  # 69
+"""Another worker in contact has this GPU."""
+ERROR_REASON_TOO_MANY_WORKERS: ErrorReason.ValueType  # 70
+"""The coordinator knows as many workers as it can."""
+ERROR_REASON_WORKER_CONNECTED: ErrorReason.ValueType  # 71
+"""The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
+ERROR_REASON_WORKER_FORGOTTEN: ErrorReason.ValueType  # 72
+"""An operator had the coordinator forget the worker; what became of this is not known."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19leasehold/v1/events.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x01\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.EventKind\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x13\n\x0bworker_name\x18\x05 \x01(\t\x12\x13\n\x0bworkload_id\x18\x06 \x01(\t\x12\x15\n\rworkload_name\x18\x07 \x01(\t\x12\x12\n\ncommand_id\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\"\\\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\"R\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xa8\x03\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45VENT_KIND_WORKER_CONNECTED\x10\x01\x12\x1b\n\x17\x45VENT_KIND_WORKER_STALE\x10\x02\x12\x1a\n\x16\x45VENT_KIND_WORKER_LOST\x10\x03\x12\x1a\n\x16\x45VENT_KIND_WORKER_LEFT\x10\x04\x12\x1d\n\x19\x45VENT_KIND_WORKER_REFUSED\x10\x05\x12\x1d\n\x19\x45VENT_KIND_PROTOCOL_ERROR\x10\x06\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_CHANGED\x10\x07\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_CREATED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_COMMAND_ENDED\x10\t\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_UNKNOWN\x10\n\x12\x19\n\x15\x45VENT_KIND_GPU_HEALTH\x10\x0b\x12\x15\n\x11\x45VENT_KIND_CORDON\x10\x0c\x12\x1a\n\x16\x45VENT_KIND_GPU_FOREIGN\x10\r2_\n\x0c\x45ventService\x12O\n\nListEvents\x12\x1f.leasehold.v1.ListEventsRequest\x1a .leasehold.v1.ListEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19leasehold/v1/events.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x01\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.EventKind\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x13\n\x0bworker_name\x18\x05 \x01(\t\x12\x13\n\x0bworkload_id\x18\x06 \x01(\t\x12\x15\n\rworkload_name\x18\x07 \x01(\t\x12\x12\n\ncommand_id\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\"\\\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\"R\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xc9\x03\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45VENT_KIND_WORKER_CONNECTED\x10\x01\x12\x1b\n\x17\x45VENT_KIND_WORKER_STALE\x10\x02\x12\x1a\n\x16\x45VENT_KIND_WORKER_LOST\x10\x03\x12\x1a\n\x16\x45VENT_KIND_WORKER_LEFT\x10\x04\x12\x1d\n\x19\x45VENT_KIND_WORKER_REFUSED\x10\x05\x12\x1d\n\x19\x45VENT_KIND_PROTOCOL_ERROR\x10\x06\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_CHANGED\x10\x07\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_CREATED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_COMMAND_ENDED\x10\t\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_UNKNOWN\x10\n\x12\x19\n\x15\x45VENT_KIND_GPU_HEALTH\x10\x0b\x12\x15\n\x11\x45VENT_KIND_CORDON\x10\x0c\x12\x1a\n\x16\x45VENT_KIND_GPU_FOREIGN\x10\r\x12\x1f\n\x1b\x45VENT_KIND_WORKER_FORGOTTEN\x10\x0e\x32_\n\x0c\x45ventService\x12O\n\nListEvents\x12\x1f.leasehold.v1.ListEventsRequest\x1a .leasehold.v1.ListEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.events_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVENTKIND']._serialized_start=485
-  _globals['_EVENTKIND']._serialized_end=909
+  _globals['_EVENTKIND']._serialized_end=942
   _globals['_EVENT']._serialized_start=77
   _globals['_EVENT']._serialized_end=304
   _globals['_LISTEVENTSREQUEST']._serialized_start=306
   _globals['_LISTEVENTSREQUEST']._serialized_end=398
   _globals['_LISTEVENTSRESPONSE']._serialized_start=400
   _globals['_LISTEVENTSRESPONSE']._serialized_end=482
-  _globals['_EVENTSERVICE']._serialized_start=911
-  _globals['_EVENTSERVICE']._serialized_end=1006
+  _globals['_EVENTSERVICE']._serialized_start=944
+  _globals['_EVENTSERVICE']._serialized_end=1039
 # @@protoc_insertion_point(module_scope)

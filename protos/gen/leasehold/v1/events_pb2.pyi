@@ -54,6 +54,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A GPU or a worker was taken out of service, or put back."""
     EVENT_KIND_GPU_FOREIGN: _EventKind.ValueType  # 13
     """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
+    EVENT_KIND_WORKER_FORGOTTEN: _EventKind.ValueType  # 14
+    """An operator had a worker forgotten."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing has happened."""
@@ -86,6 +88,8 @@ EVENT_KIND_CORDON: EventKind.ValueType  # 12
 """A GPU or a worker was taken out of service, or put back."""
 EVENT_KIND_GPU_FOREIGN: EventKind.ValueType  # 13
 """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
+EVENT_KIND_WORKER_FORGOTTEN: EventKind.ValueType  # 14
+"""An operator had a worker forgotten."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final

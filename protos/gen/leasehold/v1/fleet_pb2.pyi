@@ -1589,6 +1589,58 @@ class ResetGpuHealthResponse(_message.Message):
 Global___ResetGpuHealthResponse: _TypeAlias = ResetGpuHealthResponse  # noqa: Y015
 
 @_typing.final
+class ForgetWorkerRequest(_message.Message):
+    """Request of ForgetWorker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Id or unique name."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetWorkerRequest: _TypeAlias = ForgetWorkerRequest  # noqa: Y015
+
+@_typing.final
+class ForgetWorkerResponse(_message.Message):
+    """Response of ForgetWorker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    FAILED_WORKLOAD_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker(self) -> Global___Worker:
+        """The worker, as it was last known."""
+
+    @_builtins.property
+    def failed_workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of its workloads that had not ended, and count as FAILED now."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___Worker | None = ...,
+        failed_workload_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_workload_ids", b"failed_workload_ids", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetWorkerResponse: _TypeAlias = ForgetWorkerResponse  # noqa: Y015
+
+@_typing.final
 class AdoptProcessRequest(_message.Message):
     """Request of AdoptProcess."""
 

@@ -75,6 +75,11 @@ class FleetServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.FromString,
                 _registered_method=True)
+        self.ForgetWorker = channel.unary_unary(
+                '/leasehold.v1.FleetService/ForgetWorker',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -137,6 +142,13 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetWorker(self, request, context):
+        """Forgets a worker that is not connected, such as one whose host is gone for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +191,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ResetGpuHealth,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.SerializeToString,
+            ),
+            'ForgetWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetWorker,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +415,33 @@ class FleetService:
             '/leasehold.v1.FleetService/ResetGpuHealth',
             leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthRequest.SerializeToString,
             leasehold_dot_v1_dot_fleet__pb2.ResetGpuHealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.FleetService/ForgetWorker',
+            leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.ForgetWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class FleetServiceStub:
     """Puts them back into service."""
     ResetGpuHealth: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ResetGpuHealthRequest, _fleet_pb2.ResetGpuHealthResponse]
     """Forgets what is known against GPUs of a worker."""
+    ForgetWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ForgetWorkerRequest, _fleet_pb2.ForgetWorkerResponse]
+    """Forgets a worker that is not connected, such as one whose host is gone for good."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -71,6 +73,8 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Puts them back into service."""
     ResetGpuHealth: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ResetGpuHealthRequest, _fleet_pb2.ResetGpuHealthResponse]  # type: ignore[assignment]
     """Forgets what is known against GPUs of a worker."""
+    ForgetWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ForgetWorkerRequest, _fleet_pb2.ForgetWorkerResponse]  # type: ignore[assignment]
+    """Forgets a worker that is not connected, such as one whose host is gone for good."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """The workers and their GPUs."""
@@ -138,6 +142,14 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ResetGpuHealthResponse, _abc.Awaitable[_fleet_pb2.ResetGpuHealthResponse]]:
         """Forgets what is known against GPUs of a worker."""
+
+    @_abc_1.abstractmethod
+    def ForgetWorker(
+        self,
+        request: _fleet_pb2.ForgetWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ForgetWorkerResponse, _abc.Awaitable[_fleet_pb2.ForgetWorkerResponse]]:
+        """Forgets a worker that is not connected, such as one whose host is gone for good."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,0 +1,32 @@
+"""``leasehold forget``: what the coordinator is to know no longer."""
+
+import click
+
+from leasehold_client import render
+from leasehold_client.client import Client
+from leasehold_client.standard_output import echo
+from leasehold_client.verb import output_option, verb
+
+
+@click.group()
+def forget() -> None:
+    """Make the coordinator forget a worker that is gone for good."""
+
+
+@forget.command()
+@click.argument("name", metavar="NAME|ID")
+@output_option
+@verb
+def worker(client: Client, name: str, output: str) -> None:
+    """Forget a worker that is not connected.
+
+    Its workloads and commands that have not ended count as FAILED. Nothing on its host changes: a worker that
+    connects again is known again, with the workloads that it still has.
+    """
+    forgotten = client.forget_worker(name)
+    if output == "json":
+        render.echo_json(render.to_dict(forgotten))
+        return
+    failed = len(forgotten.failed_workload_ids)
+    workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
+    echo(f"{forgotten.worker.name} ({forgotten.worker.worker_id}): forgotten{workloads}")

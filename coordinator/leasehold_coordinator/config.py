@@ -29,7 +29,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
-    """How long commands and workloads that have ended are kept, from their creation."""
+    """How long events, ended commands and ended workloads are kept, in seconds of service after their end.
+    The host's clock has no part in it."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

@@ -45,7 +45,7 @@ class Database:
             try:
                 is_path = "://" not in database
                 url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
-                engine = sa.create_engine(url or database)
+                engine = sa.create_engine(url or database, hide_parameters=True)  # records have secrets
                 undone.callback(engine.dispose)
                 path = _file_of(engine.url)
                 lock = undone.enter_context(_lock_file(path)) if path is not None else None

@@ -27,7 +27,16 @@ from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.registration import is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import Change, Gone, OldRows, Store, command_row, worker_row, workload_row
+from leasehold_coordinator.store import (
+    Change,
+    Gone,
+    OldRows,
+    Store,
+    clock_row,
+    command_row,
+    worker_row,
+    workload_row,
+)
 from leasehold_coordinator.watch import Hub
 from leasehold_coordinator.workload_states import is_ended
 
@@ -84,10 +93,9 @@ class Fleet:
         self.ledger = CommandLedger(await self.store.open_commands())
 
     async def prune(self, retention_s: float) -> None:
-        """Deletes some of the events, ended commands and ended workloads that were created that long ago."""
-        before_ns = time.time_ns() - round(retention_s * 1e9)
+        """Deletes some of the events, commands and workloads that ended that many seconds of service ago."""
         tables = (schema.commands, schema.workloads, schema.events)
-        await self.store.write(*(OldRows(table, before_ns) for table in tables))
+        await self.store.write(clock_row(), *(OldRows(table, retention_s) for table in tables))
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""

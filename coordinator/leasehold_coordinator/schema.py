@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0003"
+NEWEST: Final = "0004"
 """The newest migration, whose tables these are."""
 
 workers: Final = Table(
@@ -30,7 +30,9 @@ workloads: Final = Table(
     Column("ended", Boolean, nullable=False),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
+    Column("served_s", BigInteger),
     Index("workloads_by_end_and_time", "ended", "create_time_ns"),
+    Index("workloads_by_served_s", "served_s"),
 )
 """Workloads as ``leasehold.v1.Workload``."""
 
@@ -47,7 +49,9 @@ commands: Final = Table(
     Column("ended", Boolean, nullable=False),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
+    Column("served_s", BigInteger),
     Index("commands_by_end_and_time", "ended", "create_time_ns"),
+    Index("commands_by_served_s", "served_s"),
 )
 """Commands as ``leasehold.v1.Command``.
 
@@ -63,8 +67,22 @@ events: Final = Table(
     Column("workload_id", String, nullable=False, index=True),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
+    Column("served_s", BigInteger),
+    Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""
+
+clock: Final = Table(
+    "clock",
+    METADATA,
+    Column("clock_id", String, primary_key=True),
+    Column("served_s", BigInteger),
+)
+"""For how long the store has been served in all, by one row.
+
+Retention counts by this clock, since the host's may jump by weeks. ``served_s`` of another table is its value
+at the end of the row's command, workload or event. Absent: not ended.
+"""
 
 
 def event_id_at(time_ns: int) -> str:

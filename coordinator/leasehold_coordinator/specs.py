@@ -64,7 +64,7 @@ def check_spec(spec: WorkloadSpec) -> None:
 
 
 def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
-    """Refuses a policy that leads nowhere, and more hooks than a worker calls.
+    """Refuses a policy that leads nowhere, more hooks than a worker calls, and times that no hook may take.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -78,6 +78,9 @@ def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
         check_policy(f"{field}.eviction", wanted.eviction)
     if len(wanted.hooks) > HOOK_LIMIT:
         raise invalid(f"{field}.hooks", f"{len(wanted.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
+    for hook in wanted.hooks:
+        if hook.HasField("timeout"):
+            check_duration(f"{field}.hooks.timeout", hook.timeout)
 
 
 def check_helper(helper: HelperTerms) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -59,10 +60,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """Rows to delete, a few at a time: those that were created before, and have ended if they can."""
+    """Rows to delete, a few at a time: those that had ended so many seconds of service ago."""
 
     table: sa.Table
-    created_before_ns: int
+    retention_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ def worker_row(epoch: int, hello: Hello) -> Row:
     """A worker's row."""
     record = description(hello).SerializeToString()
     return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
+
+
+def clock_row() -> Row:
+    """The row that keeps for how long the store has been served."""
+    return Row(schema.clock, {"clock_id": "served"})
 
 
 def workload_row(workload: Workload) -> Row:
@@ -143,6 +149,8 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._opened_s = time.monotonic()
+        self._served_before_s = _served_s(database)
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
@@ -176,6 +184,11 @@ class Store:
         # Shielded: a caller that goes away must not cancel a write that others wait behind.
         await asyncio.shield(asyncio.wrap_future(done))
 
+    @property
+    def served_s(self) -> int:
+        """For how many seconds the store has been served in all, as long as somebody writes now and then."""
+        return self._served_before_s + int(time.monotonic() - self._opened_s)
+
     def close(self) -> None:
         """Waits until everything is written."""
         self._writes.put(None)
@@ -198,7 +211,7 @@ class Store:
             with self._database.write() as connection:
                 for write in batch:
                     for row in write.rows:
-                        _apply(connection, row)
+                        _apply(connection, row, self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
             if len(batch) > 1:  # one bad write must not fail the others
@@ -324,33 +337,41 @@ def _unavailable(done: str) -> FleetError:
     )
 
 
-def _apply(connection: sa.Connection, change: Change) -> None:
+def _served_s(database: Database) -> int:
+    """For how long the store had been served when it was last written."""
+    with database.read() as connection:
+        return connection.scalar(sa.select(schema.clock.c.served_s)) or 0
+
+
+def _apply(connection: sa.Connection, change: Change, served_s: int) -> None:
     match change:
         case Row():
-            _put(connection, change)
+            _put(connection, change, served_s)
         case OldRows():
-            _delete(connection, change)
+            _delete(connection, change, served_s)
         case Gone(table, key):
             (column,) = table.primary_key.columns
             connection.execute(sa.delete(table).where(column == key))
 
 
-def _delete(connection: sa.Connection, rows: OldRows) -> None:
+def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
     (key,) = rows.table.primary_key.columns
-    connection.execute(sa.delete(rows.table).where(key.in_(_old_keys(rows).limit(DELETE_LIMIT))))
+    old_keys = _old_keys(rows, served_s).limit(DELETE_LIMIT)
+    connection.execute(sa.delete(rows.table).where(key.in_(old_keys)))
 
 
-def _old_keys(rows: OldRows) -> sa.Select[tuple[str]]:
+def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
     """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
     (key,) = rows.table.primary_key.columns
-    if rows.table is schema.events:
-        return sa.select(key).where(key < schema.event_id_at(rows.created_before_ns))
-    return sa.select(key).where(rows.table.c.ended, rows.table.c.create_time_ns < rows.created_before_ns)
+    return sa.select(key).where(rows.table.c.served_s < served_s - rows.retention_s)
 
 
-def _put(connection: sa.Connection, row: Row) -> None:
+def _put(connection: sa.Connection, row: Row, served_s: int) -> None:
     """Replaces the row with this key, or inserts it: in words that every database knows."""
     (key,) = row.table.primary_key.columns
-    updated = connection.execute(sa.update(row.table).where(key == row.values[key.name]).values(row.values))
+    values = row.values
+    if "served_s" in row.table.columns:
+        values = values | {"served_s": served_s if values.get("ended", True) else None}
+    updated = connection.execute(sa.update(row.table).where(key == values[key.name]).values(values))
     if updated.rowcount == 0:
-        connection.execute(sa.insert(row.table).values(row.values))
+        connection.execute(sa.insert(row.table).values(values))

@@ -22,7 +22,7 @@ from leasehold_coordinator import command_states, schema, server
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish, settle
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
-from leasehold_coordinator.store import OldRows, Row
+from leasehold_coordinator.store import Change
 
 from .bench import FULL, Bench, on_bench, workload
 from .scripted_worker import make_hello
@@ -192,7 +192,7 @@ def test_a_workload_that_was_not_started_fails_in_the_same_write(tmp_path: Path)
         with pytest.MonkeyPatch.context() as monkeypatch:
             write_now = bench.store.write
 
-            async def write(*rows: Row | OldRows) -> None:
+            async def write(*rows: Change) -> None:
                 writes.append({row.table.name for row in rows})
                 await write_now(*rows)
 

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,8 @@ def test_events_that_cannot_be_stored_wait_and_the_oldest_are_dropped(
     assert messages(tmp_path / "store.sqlite3") == ["second", "third"]
 
 
-async def fill(store: Store, count: int) -> None:
-    for number in range(count):
+async def fill(store: Store, numbers: Iterable[int]) -> None:
+    for number in numbers:
         for state in (command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_PENDING):
             command = command_pb2.Command(command_id=f"c{number}-{state}", state=state)
             command.create_time.FromNanoseconds(number + 1)
@@ -127,13 +128,16 @@ async def fill(store: Store, count: int) -> None:
             await store.write(command_row(StoredCommand(command)), event_row(event))
 
 
-def test_what_is_old_and_has_ended_is_let_go(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite3"
+def test_what_is_old_and_has_ended_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, served_s = tmp_path / "store.sqlite3", [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: served_s[0])
 
     async def scenario() -> None:
         store = Store.open(str(path))
-        await fill(store, 4)
-        await store.write(OldRows(schema.commands, 3), OldRows(schema.events, 3))
+        await fill(store, range(2))
+        served_s[0] += 100
+        await fill(store, range(2, 4))
+        await store.write(OldRows(schema.commands, 50), OldRows(schema.events, 50))
         store.close()
 
     asyncio.run(scenario())

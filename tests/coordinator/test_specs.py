@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import (
     CheckpointOperation,
@@ -127,3 +128,10 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
         assert f"workload one is {name}" in error.value.message
         if operation.HasField("release") and state in PARKED:
             assert "restore it first" in error.value.message
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 10**14, 8 * 86_400])
+def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
+    hook = Hook(name="one", timeout=Duration(seconds=seconds))
+    field, _ = refused(lambda: check_spec(WorkloadSpec(arguments=["program"], hooks=[hook])))
+    assert field == "spec.hooks.timeout"

@@ -1,6 +1,7 @@
 """The store on real SQLite: what was written is there, whatever happens in between."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from leasehold_coordinator import schema
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.migrating import migrate
 from leasehold_coordinator.schema import METADATA, NEWEST
 from leasehold_coordinator.store import OldRows, Store, command_row, worker_row, workload_row
@@ -162,7 +164,11 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(tmp_path: Path) ->
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE events"))
+        for table in ("events", "clock"):
+            connection.execute(sa.text(f"DROP TABLE {table}"))
+        for table in ("workloads", "commands"):
+            connection.execute(sa.text(f"DROP INDEX {table}_by_served_s"))
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN served_s"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))
     Store.open(str(path)).close()
     with engine.connect() as connection:
@@ -182,7 +188,7 @@ def test_what_is_old_is_found_without_looking_at_every_row(tmp_path: Path, table
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
-    statement = store_module._old_keys(OldRows(table, 5)).compile(
+    statement = store_module._old_keys(OldRows(table, 5), 9).compile(
         engine, compile_kwargs={"literal_binds": True}
     )
     with engine.connect() as connection:
@@ -199,3 +205,76 @@ def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:
             Store.open(same)
     first.close()
     Store.open(f"sqlite:///{path}").close()
+
+
+class Clock:
+    """The clocks of the host, as a test sets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.served_s, self.wall_s = 0.0, 0.0
+        monotonic_s, wall_ns = time.monotonic, time.time_ns
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic_s() + self.served_s)
+        monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + round(self.wall_s * 1e9))
+
+
+ENDED = (workload_row(workload(1, EXITED)), command_row(StoredCommand(command(1, SUCCEEDED))))
+RETENTION_S = 30 * 86_400.0
+
+
+def test_retention_counts_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5)
+        await store.write(workload_row(workload(1, RUNNING)), command_row(StoredCommand(command(1, PENDING))))
+        clock.served_s += 2 * RETENTION_S
+        await fleet.prune(RETENTION_S)
+        await store.write(*ENDED)
+        clock.served_s += RETENTION_S - 60
+        await fleet.prune(RETENTION_S)
+        assert await store.find_workload("w-1") is not None
+        assert await store.find_command("c-1") is not None
+        clock.served_s += 120
+        await fleet.prune(RETENTION_S)
+        assert await store.find_workload("w-1") is None
+        assert await store.find_command("c-1") is None
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, path = Clock(monkeypatch), tmp_path / "store.sqlite3"
+
+    async def begin(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5)
+        await store.write(*ENDED)
+        fleet.events.workload(workload(1, EXITED))
+        await fleet.events.flush()
+        clock.served_s += 86_400
+        await fleet.prune(RETENTION_S)
+
+    async def go_on(store: Store) -> None:
+        assert 86_400 <= store.served_s < 90_000
+        fleet = Fleet(store, load_interval_s=5)
+        for jump_s in (31 * 86_400, -62 * 86_400):
+            clock.wall_s += jump_s
+            await fleet.prune(RETENTION_S)
+            assert await store.find_workload("w-1") is not None
+            assert await store.find_command("c-1") is not None
+        clock.served_s += RETENTION_S
+        await fleet.prune(RETENTION_S)
+        assert not await store.list_events(worker_id=None, workload_id=None, offset=0, limit=9)
+
+    with_store(path, begin)
+    with_store(path, go_on)
+
+
+def test_the_log_has_no_parameters_of_statements(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(store: Store) -> None:
+        await store.write(command_row(StoredCommand(command(1, PENDING, "same"))))
+        with pytest.raises(FleetError):
+            await store.write(command_row(StoredCommand(command(2, PENDING, "same"), "secret-of-mine")))
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+    assert "can't be written" in caplog.text
+    assert "secret-of-mine" not in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def _run(config: CoordinatorConfig) -> None:
 
     from leasehold_coordinator.server import serve
 
+    os.umask(0o077)  # the store has what workloads were given as secrets
     logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

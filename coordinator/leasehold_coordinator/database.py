@@ -4,8 +4,10 @@ All is written on one connection. Two coordinators on one database would give ou
 """
 
 import fcntl
+import os
+import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, final
@@ -29,7 +31,7 @@ class Database:
 
     engine: sa.Engine
     writer: sa.Connection
-    lock: IO[str] | None
+    lock: IO[bytes] | None
 
     @classmethod
     def open(cls, database: str) -> "Database":
@@ -48,7 +50,7 @@ class Database:
                 engine = sa.create_engine(url or database, hide_parameters=True)  # records have secrets
                 undone.callback(engine.dispose)
                 path = _file_of(engine.url)
-                lock = undone.enter_context(_lock_file(path)) if path is not None else None
+                lock = undone.enter_context(_take_file(path)) if path is not None else None
                 if engine.dialect.name == "sqlite":
                     sa.event.listen(engine, "connect", _set_pragmas)
                 opened = cls(engine, _prepare(engine), lock)
@@ -116,19 +118,57 @@ def _take_for_us(connection: sa.Connection) -> None:
             raise sa.exc.InvalidRequestError(IN_USE)
 
 
-def _lock_file(path: Path) -> IO[str]:
-    """Takes the store for this process alone: two coordinators on one would give out the same epochs."""
+def _take_file(path: Path) -> IO[bytes]:
+    """Takes the file of a store for this process alone, and keeps everybody else from reading it.
+
+    The lock is on the file itself, whatever its name: two coordinators on one store would give out the same
+    epochs. It is flock(2), which SQLite's own locks do not touch. The file is closed last, since a close
+    releases SQLite's locks.
+
+    Raises:
+        StartError: It can't be made or locked, or others may change it.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(path.name + ".lock").open("w")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise _unusable(path, error.strerror) from error
+    file = os.fdopen(descriptor, "rb")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _check_file(path, os.fstat(descriptor))
+        os.fchmod(descriptor, 0o600)
+        for suffix in ("-wal", "-shm"):  # an older release made them readable
+            with suppress(FileNotFoundError):
+                Path(f"{path.resolve()}{suffix}").chmod(0o600)
     except BlockingIOError:
-        lock.close()
+        file.close()
         raise _unusable(path, IN_USE) from None
-    return lock
+    except OSError as error:
+        file.close()
+        raise _unusable(path, error.strerror) from error
+    except StartError:
+        file.close()
+        raise
+    return file
+
+
+def _check_folder(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise _unusable(folder, f"the directory belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        raise _unusable(folder, "other users may write to the directory (chmod go-w)")
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise _unusable(path, "it is not a regular file")
+    if found.st_uid != os.geteuid():
+        raise _unusable(path, f"it belongs to user {found.st_uid}")
+    if found.st_nlink != 1:  # SQLite would look for its journal under one name only
+        raise _unusable(path, f"it has {found.st_nlink} names (hard links); keep one of them")
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

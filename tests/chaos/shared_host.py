@@ -136,7 +136,7 @@ class SharedHost:
                 "--listen",
                 self.address,
                 "--database",
-                str(self.folder / "store.sqlite3"),
+                str(self.folder / "coordinator" / "store.sqlite3"),
                 "--load-interval",
                 str(LOAD_INTERVAL_S),
             ],

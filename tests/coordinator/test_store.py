@@ -1,6 +1,8 @@
 """The store on real SQLite: what was written is there, whatever happens in between."""
 
 import asyncio
+import os
+import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -200,10 +202,18 @@ def test_what_is_old_is_found_without_looking_at_every_row(tmp_path: Path, table
 def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:
     path = str(tmp_path / "store.sqlite3")
     first = Store.open(path)
-    for same in (path, f"sqlite:///{path}", f"sqlite+pysqlite:///file:{path}?uri=true"):
+    link, name = tmp_path / "link.sqlite3", tmp_path / "name.sqlite3"
+    link.symlink_to(path)
+    name.hardlink_to(path)
+    same = (path, f"sqlite:///{path}", f"sqlite+pysqlite:///file:{path}?uri=true", str(link), str(name))
+    for one in same:
         with pytest.raises(StartError, match="another coordinator uses it"):
-            Store.open(same)
+            Store.open(one)
     first.close()
+    with pytest.raises(StartError, match="2 names"):
+        Store.open(path)
+    name.unlink()
+    Store.open(str(link)).close()
     Store.open(f"sqlite:///{path}").close()
 
 
@@ -278,3 +288,46 @@ def test_the_log_has_no_parameters_of_statements(tmp_path: Path, caplog: pytest.
     with_store(tmp_path / "store.sqlite3", scenario)
     assert "can't be written" in caplog.text
     assert "secret-of-mine" not in caplog.text
+
+
+def test_nobody_else_can_read_or_lock_a_store(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    path = folder / "store.sqlite3"
+    before = os.umask(0o022)
+    try:
+        Store.open(str(path)).close()
+        path.chmod(0o644)  # as an older release left it
+        store = Store.open(str(path))
+    finally:
+        os.umask(before)
+    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()}
+    store.close()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes == {f"store.sqlite3{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
+
+
+def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(StartError, match="other users may write"):
+        Store.open(str(tmp_path / "store.sqlite3"))
+    tmp_path.chmod(0o1777)
+    Store.open(str(tmp_path / "store.sqlite3")).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    os.chown(path, 65534, 65534)
+    with pytest.raises(StartError, match="belongs to user 65534"):
+        Store.open(str(path))
+    os.chown(path, 0, 0)
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(StartError, match="belongs to user 65534"):
+        Store.open(str(path))
+
+
+def test_a_fifo_is_no_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(StartError, match="can't be used"):
+        Store.open(str(tmp_path / "fifo"))

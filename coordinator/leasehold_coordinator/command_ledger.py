@@ -23,6 +23,7 @@ from leasehold_coordinator.command_states import (
     FAILED,
     OUTCOMES,
     PENDING,
+    REJECTED,
     RUNNING,
     UNKNOWN,
     is_terminal,
@@ -67,10 +68,11 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the command to its worker, or its cancellation."""
+    """Send the command to its worker, or its cancellation, or only the question how it stands."""
 
     stored: StoredCommand
     cancel: bool = False
+    ask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,9 @@ class CommandLedger:
         held: set[str],
         now: Timestamp,
         earlier: Container[str] | None = None,
+        *,
+        is_restored: bool = False,
+        can_ask: bool = False,
     ) -> list[Effect]:
         """What is to be done when a worker connects, whose frames of older sessions count no more.
 
@@ -198,13 +203,18 @@ class CommandLedger:
             now: The time.
             earlier: Ids of the commands that were on disk when the session began. The others are sent on this
                 very session by whoever creates them, and its hello says nothing of them. None: all.
+            is_restored: The store is older than what the worker remembers, as a backup is. A command that the
+                worker does not name may have ended since, and is not sent again.
+            can_ask: The worker understands the question how a command stands.
         """
         effects: list[Effect] = []
         for stored in self.of_worker(worker_id):
             if earlier is not None and stored.command.command_id not in earlier:
                 continue
             unknown_there = stored.command.command_id not in held
-            if stored.accepted and unknown_there:
+            if unknown_there and can_ask and (stored.accepted or is_restored):
+                effects.append(Send(stored, ask=True))  # its journal remembers outcomes for a day
+            elif stored.accepted and unknown_there:
                 effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
             elif unknown_there and _is_overdue(stored.command, now):
                 effects += self._end(stored, EXPIRED, now, _NEVER_RECEIVED.to_proto())
@@ -234,6 +244,8 @@ class CommandLedger:
         was_sent = stored.command.worker_id == worker_id and update.command_id in self.on_disk
         if not was_sent or not may_follow(stored.command.state, update.state):
             return []
+        if update.state == REJECTED and update.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_COMMAND:
+            return self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
         if is_terminal(update.state):
             error = update.error if update.HasField("error") else None
             result = update.result if update.HasField("result") else None
@@ -323,9 +335,10 @@ class CommandLedger:
                 yield [Store(self._put(replace(stored, command=unknown)))]
 
 
-def frame_of(stored: StoredCommand, epoch: int, now: Timestamp, *, cancel: bool) -> CommandFrame:
+def frame_of(sent: Send, epoch: int, now: Timestamp) -> CommandFrame:
     """The command as it goes down. Its timeout is what is left of it, since the worker counts anew."""
-    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=cancel)
+    stored = sent.stored
+    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=sent.cancel, ask=sent.ask)
     for field in ("result", "error"):
         frame.command.ClearField(field)
     timeout_ns = stored.command.timeout.ToNanoseconds()
@@ -356,8 +369,8 @@ def _is_overdue(command: Command, now: Timestamp) -> bool:
 
 _JOURNAL_LOST: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "the worker had accepted the command, and its journal does not have it any more: what became of it is "
-    "not known, so look at the workload",
+    "the worker's journal does not have the command any more: what became of it is not known, so look at the "
+    "workload",
 )
 _NEVER_RECEIVED: Final = FleetError(
     errors_pb2.ERROR_REASON_EXPIRED,

@@ -29,6 +29,9 @@ from leasehold_coordinator.store import Row, workload_row
 
 logger = logging.getLogger(__name__)
 
+ASK_MINOR: Final = 3
+"""Minor version of the protocol from which on a worker can be asked how a command stands."""
+
 OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
 
 
@@ -94,7 +97,17 @@ class Dispatcher:
         hello = session.hello
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
         ledger = self._fleet.ledger
-        effects = ledger.welcome(hello.worker_id, hello.instance_id, held, now_timestamp(), session.earlier)
+        if session.is_restored:
+            logger.warning("the store is older than what worker %s remembers: a backup?", hello.name)
+        effects = ledger.welcome(
+            hello.worker_id,
+            hello.instance_id,
+            held,
+            now_timestamp(),
+            session.earlier,
+            is_restored=session.is_restored,
+            can_ask=hello.protocol_version.minor >= ASK_MINOR,
+        )
         session.welcomed = True
         await self._carry_out(effects)
 
@@ -189,10 +202,10 @@ class Dispatcher:
                                 self._fleet.ledger.revert(left)
                         raise
                     rows = ()
-                case Send(stored, cancel):
+                case Send(stored):
                     to = self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
-                        frame = frame_of(stored, to.epoch, now_timestamp(), cancel=cancel)
+                        frame = frame_of(effect, to.epoch, now_timestamp())
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):

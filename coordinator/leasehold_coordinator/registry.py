@@ -281,6 +281,11 @@ class Registry:
             known.take_leases(known.leases)
         return robbed
 
+    def is_restored(self, hello: Hello) -> bool:
+        """Whether a worker that the store knows remembers later sessions than the store does."""
+        known = self._workers.get(hello.worker_id)
+        return known is not None and hello.last_epoch > known.epoch
+
     def next_epoch(self, hello: Hello) -> int:
         """The epoch for a new session: above every one that either side remembers."""
         known = self._workers.get(hello.worker_id)

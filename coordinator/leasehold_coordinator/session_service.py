@@ -35,7 +35,7 @@ from leasehold_coordinator.sessions import Session
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=2)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=3)
 TRANSIENT: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
@@ -149,6 +149,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         fleet.registry.check_newcomer(hello, time.monotonic())
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
+        session.is_restored = fleet.registry.is_restored(hello)
         older = fleet.sessions.get(hello.worker_id)
         robbed = fleet.registry.take_gpus(hello)
         session.known = fleet.registry.welcome(

@@ -38,6 +38,8 @@ class Session:
         self.known: KnownWorker | None = None
         """The worker, once it was welcomed."""
         self.epoch = 0
+        self.is_restored = False
+        """Whether the worker remembers later sessions than the store does, which may be a backup."""
         self.left = False
         """Whether the worker said goodbye."""
         self.earlier: frozenset[str] = frozenset()

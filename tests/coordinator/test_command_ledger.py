@@ -20,6 +20,7 @@ from leasehold_coordinator.command_states import (
     EXPIRED,
     FAILED,
     PENDING,
+    REJECTED,
     RUNNING,
     SUCCEEDED,
     UNKNOWN,
@@ -134,10 +135,33 @@ def test_what_was_accepted_and_is_gone_from_the_journal_is_never_sent_again() ->
     assert (ended.state, ended.error.reason) == (FAILED, errors_pb2.ERROR_REASON_INTERRUPTED)
 
 
+def test_a_worker_is_asked_for_what_its_hello_lacks_where_it_may_have_ended() -> None:
+    ledger = sent()
+    (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(90), is_restored=True, can_ask=True)
+    assert isinstance(effect, Send)
+    frame = frame_of(effect, 7, at(90))
+    assert (frame.ask, frame.cancel, state(ledger)) == (True, False, DISPATCHED)
+    told(ledger, ACCEPTED)
+    (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(90), can_ask=True)
+    assert isinstance(effect, Send)
+    assert effect.ask, "it was accepted, so it is never sent again"
+    *_, effect = ledger.welcome(ALPHA, INSTANCE, {"c1"}, at(90), is_restored=True, can_ask=True)
+    assert isinstance(effect, Send)
+    assert not effect.ask
+
+
+def test_a_command_that_the_journal_does_not_have_is_interrupted() -> None:
+    ledger = sent()
+    update = CommandUpdate(command_id="c1", state=REJECTED)
+    update.error.reason = errors_pb2.ERROR_REASON_UNKNOWN_COMMAND
+    ended = outcome(ledger.update(ALPHA, update, at(3)))
+    assert (ended.state, ended.error.reason) == (FAILED, errors_pb2.ERROR_REASON_INTERRUPTED)
+
+
 def test_the_timeout_that_is_sent_is_what_is_left() -> None:
     stored = sent().commands["c1"]
     for now_s, left_s in ((0, 60), (45, 15), (100, 0.001)):
-        frame = frame_of(stored, 7, at(now_s), cancel=False)
+        frame = frame_of(Send(stored), 7, at(now_s))
 
         assert frame.command.timeout.ToNanoseconds() == round(left_s * 1e9)
         assert frame.epoch == 7

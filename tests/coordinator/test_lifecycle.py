@@ -12,9 +12,11 @@ from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperat
 from leasehold.v1.fleet_pb2 import (
     CancelCommandRequest,
     CreateWorkloadRequest,
+    GetCommandRequest,
     GetWorkloadRequest,
     WatchCommandRequest,
 )
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, ProtocolVersion
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.command_states import is_terminal
@@ -24,12 +26,13 @@ from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
 from .test_commands import ended, start, suspend
 
-PENDING, DISPATCHED, ACCEPTED, RUNNING, SUCCEEDED, CANCELLED, EXPIRED = (
+PENDING, DISPATCHED, ACCEPTED, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = (
     command_pb2.COMMAND_STATE_PENDING,
     command_pb2.COMMAND_STATE_DISPATCHED,
     command_pb2.COMMAND_STATE_ACCEPTED,
     command_pb2.COMMAND_STATE_RUNNING,
     command_pb2.COMMAND_STATE_SUCCEEDED,
+    command_pb2.COMMAND_STATE_FAILED,
     command_pb2.COMMAND_STATE_CANCELLED,
     command_pb2.COMMAND_STATE_EXPIRED,
 )
@@ -190,3 +193,46 @@ def test_what_a_worker_brings_along_is_known_afterwards(coordinator: Coordinator
     ).welcome()
     found = coordinator.workloads.GetWorkload(GetWorkloadRequest(workload="nine")).workload
     assert (found.worker_id, found.status.generation) == ("worker-alpha", 4)
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_store_from_a_backup_asks_what_became_of_its_commands(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, remembers: bool
+) -> None:
+    started = start(coordinator, worker)
+    command_id = suspend(coordinator).command_id
+    worker.command("suspend")
+    worker.update(command_id, ACCEPTED)
+    until(lambda: command_of(coordinator, command_id).state == ACCEPTED)
+    coordinator.end(signal.SIGKILL)
+    files = [one for one in coordinator.folder.iterdir() if one.name.startswith("store.sqlite3")]
+    backup = {one: one.read_bytes() for one in files}
+    coordinator.start()
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED, generation=2)
+    parked = Workload(workload_id=started.workload_id, name="one", status=status)
+    version = ProtocolVersion(major=1, minor=3)
+    hello = make_hello(workloads=[parked], protocol_version=version, commands_in_flight=[command_id])
+    hello.last_epoch = 1
+    again = coordinator.connect(hello)
+    assert again.welcome().epoch == 2
+    again.update(command_id, SUCCEEDED)
+    assert ended(coordinator, command_id).state == SUCCEEDED
+    coordinator.end(signal.SIGKILL)
+    for file, data in backup.items():
+        file.write_bytes(data)
+    coordinator.start()
+    back = coordinator.connect(make_hello(workloads=[parked], protocol_version=version, last_epoch=2))
+    assert back.command("suspend").ask
+    if remembers:
+        back.update(command_id, SUCCEEDED)
+        assert ended(coordinator, command_id).state == SUCCEEDED
+        return
+    unknown = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_UNKNOWN_COMMAND)
+    rejected = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_REJECTED, error=unknown)
+    back.up.put(ConnectRequest(command_update=rejected))
+    over = ended(coordinator, command_id)
+    assert (over.state, over.error.reason) == (FAILED, errors_pb2.ERROR_REASON_INTERRUPTED)
+
+
+def command_of(coordinator: CoordinatorProcess, command_id: str) -> Command:
+    return coordinator.commands.GetCommand(GetCommandRequest(command_id=command_id)).command

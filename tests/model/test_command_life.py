@@ -90,10 +90,10 @@ class CommandLife(RuleBasedStateMachine):
                 if stored is not None:
                     self.coordinator_disk.rows[stored.command.command_id] = stored
                     self.coordinator.kept(stored)
-            case coordinator.Send(stored, cancel):
+            case coordinator.Send(stored):
                 assert stored.command.command_id in self.coordinator_disk.rows, "sent, and not on disk"
                 if self.stream is not None and stored.command.command_id in self.coordinator.commands:
-                    frame = coordinator.frame_of(stored, self.stream.epoch, self.timestamp(), cancel=cancel)
+                    frame = coordinator.frame_of(effect, self.stream.epoch, self.timestamp())
                     self.stream.down.append(frame)
             case coordinator.Acknowledge(_, command_id):
                 on_disk = self.coordinator_disk.rows[command_id].command
@@ -277,7 +277,8 @@ class CommandLife(RuleBasedStateMachine):
         self.stream = Stream(epoch)
         self.stream.up.extend(self.worker.unacknowledged)
         instance = f"i{self.instance}"
-        self.coordinator_effects.extend(self.coordinator.welcome(WORKER, instance, held, self.timestamp()))
+        effects = self.coordinator.welcome(WORKER, instance, held, self.timestamp(), can_ask=True)
+        self.coordinator_effects.extend(effects)
 
     # What must hold.
 
@@ -392,7 +393,13 @@ def expires_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     welcome = coordinator.CommandLedger.welcome
 
     def mutant(
-        self: coordinator.CommandLedger, worker_id: str, instance_id: str, held: set[str], now: Timestamp
+        self: coordinator.CommandLedger,
+        worker_id: str,
+        instance_id: str,
+        held: set[str],
+        now: Timestamp,
+        *,
+        can_ask: bool,
     ) -> list[coordinator.Effect]:
         return welcome(self, worker_id, instance_id, set(), now)
 

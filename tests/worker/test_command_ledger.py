@@ -46,6 +46,10 @@ def frame(
     return CommandFrame(epoch=epoch, command=command, cancel=cancel)
 
 
+def question(command_id: str = "c1") -> CommandFrame:
+    return CommandFrame(epoch=EPOCH, command=Command(command_id=command_id), ask=True)
+
+
 def told(effects: list[Effect]) -> list[tuple[int, int]]:
     """States and reasons that are told."""
     return [(e.update.state, e.update.error.reason) for e in effects if isinstance(e, Tell | Refuse)]
@@ -241,3 +245,15 @@ def test_commands_of_the_workers_own_need_no_acknowledgement() -> None:
     assert told(ledger.receive(frame("c-new"), EPOCH, 1.0))[0][0] == REJECTED
     own = ledger.receive(frame(f"{LOCAL_PREFIX}new", epoch=0), 0, 1.0)
     assert told(own) == [(ACCEPTED, 0)], "a coordinator that stores nothing does not stop the worker's own"
+
+
+def test_a_question_begins_nothing() -> None:
+    ledger = CommandLedger()
+    unknown = [(REJECTED, errors_pb2.ERROR_REASON_UNKNOWN_COMMAND)]
+    assert told(ledger.receive(question(), EPOCH, 0.0)) == unknown
+    assert told(ledger.receive(frame(), EPOCH, 0.0)) == [(ACCEPTED, 0)], "the answer is not remembered"
+    assert told(ledger.receive(question(), EPOCH, 0.0)) == [(ACCEPTED, 0)]
+    ledger.progress("c1", "lock")
+    ledger.finish(outcome())
+    ledger.acknowledge("c1", 1.0)
+    assert told(ledger.receive(question(), EPOCH, 2.0)) == [(SUCCEEDED, 0)]

@@ -188,6 +188,8 @@ class CommandLedger:
             return [Refuse(self._refused[command_id])]
         if is_stale:
             return [Refuse(rejection(command_id, _stale(frame.epoch, epoch)))]
+        if frame.ask:
+            return [Refuse(rejection(command_id, _UNKNOWN))]
         return self._take_in(frame, now_s, refusal)
 
     def _take_in(self, frame: CommandFrame, now_s: float, refusal: OperationError | None) -> list[Effect]:
@@ -299,6 +301,11 @@ def _cancelled(command_id: str) -> CommandUpdate:
 
 def _running(command_id: str, phase: str) -> CommandUpdate:
     return CommandUpdate(command_id=command_id, state=RUNNING, phase=phase)
+
+
+_UNKNOWN: Final = OperationError(
+    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND, "the worker's journal does not have the command"
+)
 
 
 def _stale(epoch: int, highest: int) -> OperationError:

@@ -665,10 +665,13 @@ class CommandFrame(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The coordinator's epoch for this worker."""
     cancel: _builtins.bool
     """It is to be cancelled: nothing is begun, and what was begun is undone where that is still possible."""
+    ask: _builtins.bool
+    """Only tell how it stands: nothing is begun. One that the worker doesn't know is REJECTED (UNKNOWN_COMMAND)."""
     @_builtins.property
     def command(self) -> _command_pb2.Command:
         """The command, with its operation; result and error are absent."""
@@ -679,10 +682,11 @@ class CommandFrame(_message.Message):
         epoch: _builtins.int = ...,
         command: _command_pb2.Command | None = ...,
         cancel: _builtins.bool = ...,
+        ask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "command", b"command", "epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ class LeaseholdError(Exception):
         message: One sentence for a person.
         metadata: Facts for programs.
         code: The call's status. None: no call was made.
+        retry_after_s: When the same request may be served. None: it is refused for good.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class LeaseholdError(Exception):
         reason: str = "",
         metadata: dict[str, str] | None = None,
         code: grpc.StatusCode | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.message = message
         self.reason = reason
         self.metadata = metadata or {}
@@ -82,19 +85,15 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
 def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:
     """What a call was refused with. None: it was not refused with a reason."""
     call = cast("grpc.Call", error)  # every error of a stub is its call too
-    info = _error_info(call)
-    if info is None:
-        return None
-    return LeaseholdError(call.details() or "", info.reason, dict(info.metadata), call.code())
-
-
-def _error_info(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
         status = rpc_status.from_call(call)
         for detail in status.details if status is not None else ():
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.domain == DOMAIN:
-                return info
-    except (ValueError, DecodeError):
+            detail.Unpack(info) or detail.Unpack(retry)
+        delay_s = retry.retry_delay.ToTimedelta().total_seconds()
+    except (ValueError, OverflowError, DecodeError):
         return None  # details that contradict the status, or are none: the status speaks for itself
-    return None
+    if info.domain != DOMAIN:
+        return None
+    retry_after_s = delay_s if retry.HasField("retry_delay") and delay_s >= 0 else None
+    return LeaseholdError(call.details() or "", info.reason, dict(info.metadata), call.code(), retry_after_s)

@@ -1,5 +1,6 @@
 """Calls and streams that outlive a restart of the coordinator."""
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
@@ -16,6 +17,9 @@ REPEAT_LIMIT_S: Final = 3.0
 
 RETRY_INTERVAL_S: Final = 0.2
 
+BUSY_LIMIT_S: Final = 30.0
+"""How long a call is made again that the coordinator has no room for."""
+
 CONNECT_TIMEOUT_S: Final = 5.0
 """How long one attempt to connect may take."""
 
@@ -31,16 +35,22 @@ def repeat(call: Callable[[], Response]) -> Response:
     The call must be one that is safe to repeat: one that only asks, or whose request has a request_id.
 
     Raises:
-        LeaseholdError: A refusal at once, or the outage once it has lasted 3 s.
+        LeaseholdError: A refusal at once; the outage once it has lasted 3 s; or a refusal that says when to
+            try again, once that has lasted 30 s.
     """
-    deadline = time.monotonic() + REPEAT_LIMIT_S
+    began = time.monotonic()
     while True:
         try:
             return call()
         except LeaseholdError as error:
-            if not is_outage(error) or time.monotonic() >= deadline:
+            limit_s, wait_s = REPEAT_LIMIT_S, RETRY_INTERVAL_S
+            if error.retry_after_s is not None:
+                limit_s, wait_s = BUSY_LIMIT_S, error.retry_after_s * random.uniform(0.5, 1.5)
+            elif not is_outage(error):
                 raise
-        time.sleep(RETRY_INTERVAL_S)
+            if time.monotonic() + wait_s >= began + limit_s:
+                raise
+        time.sleep(wait_s)
 
 
 def resume(

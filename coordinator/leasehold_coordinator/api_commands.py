@@ -31,7 +31,7 @@ class CommandService(CommandServiceServicer):
     """Serves commands from memory and store."""
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._dispatcher = dispatcher
 
     @unary
@@ -43,8 +43,8 @@ class CommandService(CommandServiceServicer):
         offset, size = page_of(request.page_size, request.page_token)
         workload_id = None
         if request.workload:
-            workload_id = (await self._fleet.find_workload(request.workload)).workload_id
-        found = await self._fleet.store.list_commands(workload_id=workload_id, offset=offset, limit=size + 1)
+            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        found = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, limit=size + 1)
         return ListCommandsResponse(
             commands=found[:size], next_page_token=next_token(offset, size, len(found))
         )
@@ -53,7 +53,7 @@ class CommandService(CommandServiceServicer):
     async def WatchCommand(
         self, request: WatchCommandRequest, context: Context
     ) -> AsyncIterator[WatchCommandResponse]:
-        with self._fleet.command_hub.subscribe(request.command_id) as subscription:
+        with self.fleet.command_hub.subscribe(request.command_id) as subscription:
             command = await self._find(request.command_id)
             yield WatchCommandResponse(command=command)
             if is_terminal(command.state):
@@ -75,7 +75,7 @@ class CommandService(CommandServiceServicer):
         return CancelCommandResponse(command=await finish(self._dispatcher.cancel(command)))
 
     async def _find(self, command_id: str) -> Command:
-        command = await self._fleet.find_command(command_id)
+        command = await self.fleet.find_command(command_id)
         if command is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_COMMAND,

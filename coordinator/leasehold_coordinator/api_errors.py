@@ -1,14 +1,22 @@
-"""Turns refusals of the client services into gRPC statuses, at their border."""
+"""The border of the client services: counts their calls, and turns refusals into gRPC statuses."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 
+from leasehold_coordinator.callers import note_caller
 from leasehold_coordinator.errors import FleetError, abort
+from leasehold_coordinator.fleet import Fleet
 
-Service = TypeVar("Service")
+
+class _OfFleet(Protocol):
+    @property
+    def fleet(self) -> Fleet: ...
+
+
+Service = TypeVar("Service", bound=_OfFleet)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[object, object]
@@ -22,7 +30,9 @@ def unary(
     @wraps(method)
     async def call(self: Service, request: Request, context: Context) -> Response:
         try:
-            return await method(self, request, context)
+            note_caller(context.peer())
+            with self.fleet.calls.entered(context.peer()):
+                return await method(self, request, context)
         except FleetError as error:
             await abort(context, error)
 
@@ -37,8 +47,9 @@ def streaming(
     @wraps(method)
     async def call(self: Service, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
-            async for response in method(self, request, context):
-                yield response
+            with self.fleet.streams.entered(context.peer()):
+                async for response in method(self, request, context):
+                    yield response
         except FleetError as error:
             await abort(context, error)
 

@@ -15,17 +15,17 @@ class EventService(EventServiceServicer):
     """Serves events from the store."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
 
     @unary
     async def ListEvents(self, request: ListEventsRequest, context: Context) -> ListEventsResponse:
         offset, size = page_of(request.page_size, request.page_token)
-        worker_id = self._fleet.registry.find(request.worker).hello.worker_id if request.worker else None
+        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
         workload_id = None
         if request.workload:
-            workload_id = (await self._fleet.find_workload(request.workload)).workload_id
-        await self._fleet.events.flush()
-        found = await self._fleet.store.list_events(
+            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        await self.fleet.events.flush()
+        found = await self.fleet.store.list_events(
             worker_id=worker_id, workload_id=workload_id, offset=offset, limit=size + 1
         )
         return ListEventsResponse(events=found[:size], next_page_token=next_token(offset, size, len(found)))

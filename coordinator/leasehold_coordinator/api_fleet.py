@@ -42,20 +42,20 @@ class FleetService(FleetServiceServicer):
     """Serves what the registry knows, and creates commands about workers and their GPUs."""
 
     def __init__(self, fleet: Fleet, requests: Requests) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._requests = requests
 
     @unary
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
-        known = self._fleet.registry.find(request.worker)
-        return GetWorkerResponse(worker=self._fleet.worker(known))
+        known = self.fleet.registry.find(request.worker)
+        return GetWorkerResponse(worker=self.fleet.worker(known))
 
     @unary
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
         offset, size = page_of(request.page_size, request.page_token)
-        found = self._fleet.registry.all()[offset : offset + size + 1]
+        found = self.fleet.registry.all()[offset : offset + size + 1]
         return ListWorkersResponse(
-            workers=[self._fleet.worker(known) for known in found[:size]],
+            workers=[self.fleet.worker(known) for known in found[:size]],
             next_page_token=next_token(offset, size, len(found)),
         )
 
@@ -73,9 +73,9 @@ class FleetService(FleetServiceServicer):
     @unary
     async def ListGpus(self, request: ListGpusRequest, context: Context) -> ListGpusResponse:
         offset, size = page_of(request.page_size, request.page_token)
-        registry = self._fleet.registry
+        registry = self.fleet.registry
         workers = [registry.find(request.worker)] if request.worker else registry.all()
-        found = [gpu for known in workers for gpu in self._fleet.gpus(known)][offset : offset + size + 1]
+        found = [gpu for known in workers for gpu in self.fleet.gpus(known)][offset : offset + size + 1]
         return ListGpusResponse(
             gpus=found[:size],
             next_page_token=next_token(offset, size, len(found)),
@@ -86,15 +86,15 @@ class FleetService(FleetServiceServicer):
     async def WatchFleet(
         self, request: WatchFleetRequest, context: Context
     ) -> AsyncIterator[WatchFleetResponse]:
-        hub = self._fleet.fleet_hub
+        hub = self.fleet.fleet_hub
         with hub.subscribe() as subscription:
             token = hub.token(hub.revision)
             if request.resume_token:
                 for change in hub.since(request.resume_token):
                     yield _response(change.message, hub.token(change.revision))
             else:
-                for known in self._fleet.registry.all():
-                    yield _response(self._fleet.worker(known), token)
+                for known in self.fleet.registry.all():
+                    yield _response(self.fleet.worker(known), token)
                 for gpu in self._all_gpus():
                     yield _response(gpu, token)
                 yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
@@ -127,7 +127,7 @@ class FleetService(FleetServiceServicer):
         return await self._requests.forget_worker(request.worker)
 
     def _all_gpus(self) -> list[FleetGpu]:
-        return [gpu for known in self._fleet.registry.all() for gpu in self._fleet.gpus(known)]
+        return [gpu for known in self.fleet.registry.all() for gpu in self.fleet.gpus(known)]
 
 
 def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:

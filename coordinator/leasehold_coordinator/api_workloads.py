@@ -62,7 +62,7 @@ class WorkloadService(WorkloadServiceServicer):
     """Serves workloads from memory and store, checkpoints from the workers, and creates commands for them."""
 
     def __init__(self, fleet: Fleet, requests: Requests, plans: Plans) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._requests = requests
         self._plans = plans
 
@@ -75,13 +75,13 @@ class WorkloadService(WorkloadServiceServicer):
 
     @unary
     async def GetWorkload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
-        return GetWorkloadResponse(workload=await self._fleet.find_workload(request.workload))
+        return GetWorkloadResponse(workload=await self.fleet.find_workload(request.workload))
 
     @unary
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
         offset, size = page_of(request.page_size, request.page_token)
-        worker_id = self._fleet.registry.find(request.worker).hello.worker_id if request.worker else None
-        found = await self._fleet.store.list_workloads(
+        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
+        found = await self.fleet.store.list_workloads(
             include_ended=request.include_ended, worker_id=worker_id, offset=offset, limit=size + 1
         )
         return ListWorkloadsResponse(
@@ -92,7 +92,7 @@ class WorkloadService(WorkloadServiceServicer):
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
-        hub = self._fleet.workload_hub
+        hub = self.fleet.workload_hub
         with hub.subscribe() as subscription:
             token = hub.token(hub.revision)
             if request.resume_token:
@@ -101,7 +101,7 @@ class WorkloadService(WorkloadServiceServicer):
                         workload=change.message, resume_token=hub.token(change.revision)
                     )
             else:
-                for workload in list(self._fleet.workloads.values()):
+                for workload in list(self.fleet.workloads.values()):
                     yield WatchWorkloadsResponse(workload=workload, resume_token=token)
                 yield WatchWorkloadsResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
             async for next_change in subscription.changes():
@@ -143,7 +143,7 @@ class WorkloadService(WorkloadServiceServicer):
     async def ListCheckpoints(
         self, request: ListCheckpointsRequest, context: Context
     ) -> ListCheckpointsResponse:
-        return await list_checkpoints(self._fleet, request.worker, request.workload)
+        return await list_checkpoints(self.fleet, request.worker, request.workload)
 
     @unary
     async def DeleteCheckpoints(
@@ -197,6 +197,6 @@ class WorkloadService(WorkloadServiceServicer):
     async def ReadWorkloadOutput(
         self, request: ReadWorkloadOutputRequest, context: Context
     ) -> AsyncIterator[ReadWorkloadOutputResponse]:
-        workload = await self._fleet.find_workload(request.workload)
-        async for piece in read_output(self._fleet, workload, request.offset, follow=request.follow):
+        workload = await self.fleet.find_workload(request.workload)
+        async for piece in read_output(self.fleet, workload, request.offset, follow=request.follow):
             yield piece

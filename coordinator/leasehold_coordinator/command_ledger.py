@@ -6,6 +6,7 @@ stored: :meth:`CommandLedger.kept` says that a step is on disk, and where the st
 :meth:`CommandLedger.revert` takes it back.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
@@ -32,8 +33,11 @@ from leasehold_coordinator.command_states import (
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.operations import workload_ids
 
-UNFINISHED_LIMIT: Final = 8
-"""Commands of one worker that may be unfinished."""
+SENT_LIMIT: Final = 8
+"""Commands of one worker that are sent and have not ended. Others wait until it is their turn."""
+
+UNFINISHED_LIMIT: Final = 256
+"""Commands of one worker that have not ended, sent or not."""
 
 REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
 """The states that workers report."""
@@ -102,6 +106,8 @@ class CommandLedger:
         self._by_worker: dict[str, dict[str, None]] = {}
         self._by_workload: dict[str, dict[str, None]] = {}
         self._by_request: dict[str, str] = {}
+        self._clients: dict[str, str] = {}
+        """Whose a command is, for those that were created since the start."""
         for one in stored:
             self.kept(self._put(one))
 
@@ -121,6 +127,7 @@ class CommandLedger:
         if self.commands.pop(command.command_id, None) is None:
             return
         self._by_request.pop(command.request_id, None)
+        self._clients.pop(command.command_id, None)
         places = [(self._by_worker, command.worker_id)]
         places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
         for index, key in places:
@@ -167,21 +174,57 @@ class CommandLedger:
         elif self.commands.get(command.command_id) is (None if is_terminal(command.state) else effect.after):
             self._put(before)
 
-    def create(self, command: Command, now: Timestamp, instance_id: str | None) -> list[Effect]:
+    def has_room(self, worker_id: str, client: str) -> bool:
+        """Whether a client may have one more command of a worker: at most as many as are still free."""
+        unfinished = self._by_worker.get(worker_id, {})
+        of_client = sum(self._clients.get(command_id) == client for command_id in unfinished)
+        return of_client < UNFINISHED_LIMIT - len(unfinished)
+
+    def _next(self, worker_id: str) -> StoredCommand | None:
+        """The command of a worker whose turn it is. None: none waits, or enough are sent.
+
+        The client that has the fewest sent goes first, and of its commands the oldest.
+        """
+        unfinished = self.of_worker(worker_id)
+        waiting = [
+            stored
+            for stored in unfinished
+            if stored.command.state == PENDING and stored.command.command_id in self.on_disk
+        ]
+        sent = Counter(
+            self._clients.get(stored.command.command_id, "")
+            for stored in unfinished
+            if stored.command.state != PENDING
+        )
+        if not waiting or sent.total() >= SENT_LIMIT:
+            return None
+        return min(waiting, key=lambda stored: sent[self._clients.get(stored.command.command_id, "")])
+
+    def advance(self, worker_id: str, instance_id: str, now: Timestamp) -> Iterator[list[Effect]]:
+        """Sends the commands of a worker whose turn it is. Each step is taken when it is asked for."""
+        while (stored := self._next(worker_id)) is not None:
+            yield self._send(stored, instance_id, now)
+
+    def create(
+        self, command: Command, now: Timestamp, instance_id: str | None, client: str = ""
+    ) -> list[Effect]:
         """Takes in a new command.
 
         Args:
             command: The command, without state.
             now: The time.
             instance_id: Of its worker, which is connected. None: it isn't, so the command waits.
+            client: Who asked for it.
         """
-        command.state = PENDING if instance_id is None else DISPATCHED
+        waits = instance_id is None or len(self._by_worker.get(command.worker_id, ())) >= SENT_LIMIT
+        command.state = PENDING if waits else DISPATCHED
+        self._clients[command.command_id] = client
         command.revision = 1
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)
-        stored = self._put(StoredCommand(command, instance_id or ""))
+        stored = self._put(StoredCommand(command, "" if waits else instance_id or ""))
         kept: list[Effect] = [Store(stored)]
-        return kept if instance_id is None else [*kept, Send(stored)]
+        return kept if waits else [*kept, Send(stored)]
 
     def welcome(
         self,
@@ -212,6 +255,8 @@ class CommandLedger:
             if earlier is not None and stored.command.command_id not in earlier:
                 continue
             unknown_there = stored.command.command_id not in held
+            if stored.command.state == PENDING and not (is_restored or _is_overdue(stored.command, now)):
+                continue  # it was never sent, and waits for its turn
             if unknown_there and can_ask and (stored.accepted or is_restored):
                 effects.append(Send(stored, ask=True))  # its journal remembers outcomes for a day
             elif stored.accepted and unknown_there:
@@ -323,8 +368,8 @@ class CommandLedger:
             if command.state == PENDING:
                 if overdue:
                     yield self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto())
-                elif instance_id is not None:  # it could not be stored as sent
-                    yield self._send(stored, instance_id, now)
+                elif instance_id is not None:
+                    yield from self.advance(command.worker_id, instance_id, now)
             elif (
                 command.state != UNKNOWN
                 and instance_id is None
@@ -378,7 +423,8 @@ _NEVER_RECEIVED: Final = FleetError(
 )
 _NEVER_SENT: Final = FleetError(
     errors_pb2.ERROR_REASON_EXPIRED,
-    "its worker was not in contact in time: it was certainly not executed",
+    "it was not sent in time, since its worker was out of contact or other commands of it came first: it was "
+    "certainly not executed",
 )
 _CANCELLED_UNSENT: Final = FleetError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before it was sent")
 _OUT_OF_CONTACT: Final = FleetError(

@@ -10,6 +10,7 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator.callers import caller
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import (
     REPORTED,
@@ -67,10 +68,11 @@ class Dispatcher:
                 f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
                 command_id=command_id,
             )
-        if len(ledger.of_worker(worker_id)) >= UNFINISHED_LIMIT:
+        if not ledger.has_room(worker_id, caller()):
             yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
-                f"the worker has {UNFINISHED_LIMIT} unfinished commands, which is its limit: try again later",
+                f"{len(ledger.of_worker(worker_id))} commands of the worker have not ended, of at most "
+                f"{UNFINISHED_LIMIT} of all clients: try again later",
             )
 
     async def create(self, command: Command, workload: Workload | None = None) -> None:
@@ -78,7 +80,7 @@ class Dispatcher:
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
-        effects = self._fleet.ledger.create(command, now_timestamp(), instance_id)
+        effects = self._fleet.ledger.create(command, now_timestamp(), instance_id, caller())
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         try:
@@ -110,6 +112,18 @@ class Dispatcher:
         )
         session.welcomed = True
         await self._carry_out(effects)
+        await self._advance(hello.worker_id)
+
+    async def _advance(self, worker_id: str) -> None:
+        """Sends the commands of a worker whose turn it is.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+        """
+        instance_id = self._instance_of(worker_id)
+        if instance_id is not None:
+            for effects in self._fleet.ledger.advance(worker_id, instance_id, now_timestamp()):
+                await self._carry_out(effects)
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
@@ -137,6 +151,8 @@ class Dispatcher:
                 worker_id,
             )
         await self._carry_out(effects)
+        if is_terminal(update.state):
+            await self._advance(worker_id)
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""

@@ -3,7 +3,8 @@
 from typing import Any, Final, NoReturn
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
@@ -28,6 +29,7 @@ _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_TOO_MANY_WORKERS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
@@ -35,6 +37,13 @@ _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
 }
 """The rest are FAILED_PRECONDITION. UNAVAILABLE is none of ours: it means that there is no coordinator."""
+
+
+RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
+    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: duration_pb2.Duration(seconds=1),
+    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: duration_pb2.Duration(seconds=1),
+}
+"""When the same request may be served, as google.rpc.RetryInfo. Other refusals don't pass by themselves."""
 
 
 class FleetError(Exception):
@@ -79,19 +88,23 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
     return name.name.removeprefix("ERROR_REASON_") if name else str(reason)
 
 
+def _packed(message: Message) -> any_pb2.Any:
+    detail = any_pb2.Any()
+    detail.Pack(message)
+    return detail
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
     """Ends a call with the error and its details."""
     code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
-    detail = any_pb2.Any()
-    detail.Pack(
-        error_details_pb2.ErrorInfo(
-            reason=reason_name(error.reason),
-            domain=DOMAIN,
-            metadata=error.metadata,
-        )
+    info = error_details_pb2.ErrorInfo(
+        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
     )
+    details = [_packed(info)]
+    if error.reason in RETRY_AFTER:
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=RETRY_AFTER[error.reason])))
     status = rpc_status.to_status(
-        status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+        status_pb2.Status(code=code.value[0], message=error.message, details=details)
     )
     context.set_trailing_metadata(status.trailing_metadata)
     await context.abort(status.code, status.details)

@@ -16,6 +16,7 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator import schema
+from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
@@ -80,6 +81,8 @@ class Fleet:
         self.command_hub: Hub[Command] = Hub(history_bytes=0)
         """Nobody resumes: a watch of a command begins with how it stands."""
         self.events = Events(store)
+        self.calls, self.streams = Calls(CALL_LIMIT), Calls(STREAM_LIMIT)
+        """Calls and streams of clients that are under way."""
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_gpus: dict[str, set[str]] = {}
         self._told_conditions: dict[str, Conditions] = {}

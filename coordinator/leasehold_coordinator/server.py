@@ -26,7 +26,7 @@ from leasehold_coordinator.finishing import settle
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
-from leasehold_coordinator.server_options import OPTIONS
+from leasehold_coordinator.server_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.session_service import WorkerSessionService
 from leasehold_coordinator.store import Store
 
@@ -100,7 +100,7 @@ def _send_away(fleet: Fleet) -> None:
 
 
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     requests = Requests(fleet, dispatcher)
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), server)
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))

@@ -5,6 +5,9 @@ from typing import Final
 MESSAGE_LIMIT_BYTES: Final = 262_144
 """Frames are about 1 KB. A larger message would end the whole stream, so sizes are checked before sending."""
 
+RPC_LIMIT: Final = 16_384
+"""Calls and streams of workers and clients at once; more than workers and clients may have together."""
+
 OPTIONS: Final[list[tuple[str, int]]] = [
     # Both sides ping: a partition can be one way.
     ("grpc.keepalive_time_ms", 10_000),
@@ -17,6 +20,8 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     # Bandwidth probing lets a sender buffer 4 MB for a receiver that stalls.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    # One connection can't take all of what is served: a client waits by itself for a free stream.
+    ("grpc.max_concurrent_streams", 128),
     # Two coordinators on one port must fail, not share.
     ("grpc.so_reuseport", 0),
 ]

@@ -5,6 +5,7 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Move, Operation, RemapOperation, SuspendOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_coordinator.command_ledger import (
+    UNFINISHED_LIMIT,
     Acknowledge,
     CommandLedger,
     Effect,
@@ -92,8 +93,54 @@ def test_a_command_without_its_worker_waits() -> None:
     ledger = CommandLedger()
     assert kinds(kept(ledger, ledger.create(command(), at(0), None))) == [Store]
     assert state(ledger) == PENDING
-    assert kinds(ledger.welcome(ALPHA, INSTANCE, set(), at(1))) == [Store, Send]
+    assert ledger.welcome(ALPHA, INSTANCE, set(), at(1)) == []
+    assert [kinds(effects) for effects in ledger.advance(ALPHA, INSTANCE, at(1))] == [[Store, Send]]
     assert state(ledger) == DISPATCHED
+
+
+def queued(ledger: CommandLedger, numbers: range, client: str) -> None:
+    for number in numbers:
+        made = command(f"{client}{number}")
+        made.workload_id = f"w-{client}{number}"
+        kept(ledger, ledger.create(made, at(number), INSTANCE, client))
+
+
+def next_sent(ledger: CommandLedger, *ended: str) -> list[str]:
+    """Ids of the commands that are sent once others have ended."""
+    for command_id in ended:
+        done = CommandUpdate(command_id=command_id, state=SUCCEEDED)
+        kept(ledger, ledger.update(ALPHA, done, at(100)))
+    steps = [kept(ledger, effects) for effects in ledger.advance(ALPHA, INSTANCE, at(100))]
+    return [effect.stored.command.command_id for step in steps for effect in step if isinstance(effect, Send)]
+
+
+def test_commands_wait_for_their_turn_in_order() -> None:
+    ledger = CommandLedger()
+    queued(ledger, range(12), "a")
+    states = [stored.command.state for stored in ledger.of_worker(ALPHA)]
+    assert states == [DISPATCHED] * 8 + [PENDING] * 4
+    assert next_sent(ledger) == []
+    assert next_sent(ledger, "a3", "a5") == ["a8", "a9"]
+    assert next_sent(ledger, "a0", "a1", "a2") == ["a10", "a11"]
+
+
+def test_the_client_that_has_the_fewest_sent_goes_first() -> None:
+    ledger = CommandLedger()
+    queued(ledger, range(20), "a")
+    queued(ledger, range(3), "b")
+    assert next_sent(ledger, "a0", "a1") == ["b0", "b1"]
+    assert next_sent(ledger, "a2", "a3", "a4") == ["b2", "a8", "a9"]
+
+
+def test_a_client_leaves_room_for_others() -> None:
+    ledger = CommandLedger()
+    count = 0
+    while ledger.has_room(ALPHA, "a"):
+        queued(ledger, range(count, count + 1), "a")
+        count += 1
+    assert count == UNFINISHED_LIMIT // 2
+    assert ledger.has_room(ALPHA, "b")
+    assert ledger.has_room("worker-beta", "a")
 
 
 def test_an_outcome_is_stored_before_it_is_acknowledged_and_only_once() -> None:

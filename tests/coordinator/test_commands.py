@@ -13,9 +13,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 from leasehold.v1 import command_pb2, fleet_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, Move, RemapOperation, RestoreOperation
+from leasehold.v1.command_pb2 import Command, CordonOperation, Move, RemapOperation, RestoreOperation
 from leasehold.v1.fleet_pb2 import (
     CancelCommandRequest,
+    CordonRequest,
     CreateWorkloadRequest,
     GetCommandRequest,
     GetWorkloadRequest,
@@ -31,7 +32,13 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, OutputChunk, WorkerLoad, WorkloadEvent
+from leasehold.v1.worker_session_pb2 import (
+    ConnectRequest,
+    OutputChunk,
+    ProtocolVersion,
+    WorkerLoad,
+    WorkloadEvent,
+)
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
 
 from .conftest import CoordinatorProcess
@@ -253,16 +260,43 @@ def test_refusals_carry_their_code_and_reason_and_change_nothing(
     assert len(calls.ListWorkloads(ListWorkloadsRequest(include_ended=True)).workloads) == 1
 
 
-def test_one_command_per_workload_and_eight_per_worker(
+def test_one_command_per_workload_and_eight_at_a_time(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     cpu = WorkloadSpec(arguments=["program"])
-    for number in range(9):
+    for number in range(10):
         start(coordinator, worker, f"w{number}", cpu)
-    for number in range(8):
-        suspend(coordinator, f"w{number}")
+    commands = [suspend(coordinator, f"w{number}").command_id for number in range(10)]
     assert refusal(lambda: suspend(coordinator, "w0")) == (grpc.StatusCode.ABORTED, "WORKLOAD_BUSY")
-    assert refusal(lambda: suspend(coordinator, "w8"))[1] == "TOO_MANY_COMMANDS"
+    assert wait_command(coordinator, commands[7], DISPATCHED)
+    assert wait_command(coordinator, commands[8], command_pb2.COMMAND_STATE_PENDING)
+    worker.update(commands[5], SUCCEEDED)
+    wait_command(coordinator, commands[8], DISPATCHED)
+    coordinator.restart()
+    version = ProtocolVersion(major=1, minor=3)
+    held = [one for one in commands[:9] if one != commands[5]]
+    back = coordinator.connect(make_hello(commands_in_flight=held, protocol_version=version))
+    back.update(commands[0], SUCCEEDED)
+    back.wait(lambda frame: frame.command.command.command_id == commands[9])
+
+
+def test_there_is_room_for_many_commands_and_a_refusal_says_when_to_try_again(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    def cordon() -> object:
+        operation = CordonOperation(reason="x", cordoned_by="me")
+        return coordinator.fleet.Cordon(CordonRequest(worker="alpha", operation=operation))
+
+    for _ in range(128):
+        cordon()
+    with pytest.raises(grpc.RpcError) as error:
+        cordon()
+    status = rpc_status.from_call(cast("grpc.Call", error.value))
+    assert status is not None
+    retry = error_details_pb2.RetryInfo()
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.seconds == 1
+    assert refusal(cordon) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_COMMANDS")
 
 
 def test_gpus_that_a_command_may_still_take_are_not_promised_twice(

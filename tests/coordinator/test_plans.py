@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2
 from leasehold.v1.command_pb2 import (
+    CordonOperation,
     Move,
     Operation,
     RemapOperation,
@@ -18,6 +19,7 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.errors_pb2 import Error, ErrorReason
 from leasehold.v1.fleet_pb2 import (
+    CordonRequest,
     CreateWorkloadRequest,
     ListCommandsRequest,
     PlanRequest,
@@ -135,13 +137,11 @@ def test_every_busy_workload_of_a_remap_is_told_and_a_command_that_names_both_on
 def test_a_worker_with_many_commands(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
-    cpu = CreateWorkloadRequest().spec
-    cpu.arguments.append("program")
-    for number in range(9):
-        start(coordinator, worker, f"w{number}", cpu)
-    for number in range(8):
-        suspend(coordinator, f"w{number}")
-    asked = ask(coordinator, aside, "w8", SUSPEND)
+    start(coordinator, worker)
+    operation = CordonOperation(reason="x", cordoned_by="me")
+    for _ in range(128):
+        coordinator.fleet.Cordon(CordonRequest(worker="alpha", operation=operation))
+    asked = ask(coordinator, aside, "one", SUSPEND)
     worker.answer_plan(PlanAnswer(plan=Plan()))
     assert reasons(asked.result(20)) == ["TOO_MANY_COMMANDS"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ DISPATCHED, ACCEPTED, SUCCEEDED = (
 
 
 async def watch(bench: Bench, told: "asyncio.Queue[Command]") -> None:
-    context: Any = None  # only a refusal needs it
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")  # more of it is for refusals
     request = WatchCommandRequest(command_id="c-1")
     async for response in CommandService(bench.fleet, bench.dispatcher).WatchCommand(request, context):
         told.put_nowait(response.command)

@@ -280,6 +280,12 @@ class CommandLife(RuleBasedStateMachine):
         effects = self.coordinator.welcome(WORKER, instance, held, self.timestamp(), can_ask=True)
         self.coordinator_effects.extend(effects)
 
+    @precondition(lambda self: self.stream is not None and not self.coordinator_effects)
+    @rule()
+    def it_is_the_turn_of_a_command_that_waits(self) -> None:
+        steps = self.coordinator.advance(WORKER, f"i{self.instance}", self.timestamp())
+        self.coordinator_effects.extend(next(steps, []))
+
     # What must hold.
 
     @invariant()
@@ -302,6 +308,10 @@ class CommandLife(RuleBasedStateMachine):
                 self.worker_connects()
             while self.coordinator_effects:
                 self.step_coordinator()
+            if self.stream is not None:
+                self.it_is_the_turn_of_a_command_that_waits()
+                while self.coordinator_effects:
+                    self.step_coordinator()
             while self.worker_effects:
                 self.step_worker()
             for command_id in sorted(self.running):

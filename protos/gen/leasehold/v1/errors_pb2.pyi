@@ -50,7 +50,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WORKER_DRAINING: _ErrorReason.ValueType  # 11
     """The worker is draining and takes no new work."""
     ERROR_REASON_TOO_MANY_COMMANDS: _ErrorReason.ValueType  # 12
-    """The worker has as many unfinished commands as it takes."""
+    """As many commands wait for the worker as can, or as this client may have; or the worker has as many unfinished
+    ones as it takes.
+    """
     ERROR_REASON_NO_FREE_GPU: _ErrorReason.ValueType  # 13
     """Too few GPUs are free, or a wanted one is not."""
     ERROR_REASON_INCOMPATIBLE_GPU: _ErrorReason.ValueType  # 14
@@ -173,6 +175,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
     ERROR_REASON_WORKER_FORGOTTEN: _ErrorReason.ValueType  # 72
     """An operator had the coordinator forget the worker; what became of this is not known."""
+    ERROR_REASON_TOO_MANY_CALLS: _ErrorReason.ValueType  # 73
+    """The caller's host has its share of the calls or streams that the coordinator serves at once."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -205,7 +209,9 @@ ERROR_REASON_WORKER_UNAVAILABLE: ErrorReason.ValueType  # 10
 ERROR_REASON_WORKER_DRAINING: ErrorReason.ValueType  # 11
 """The worker is draining and takes no new work."""
 ERROR_REASON_TOO_MANY_COMMANDS: ErrorReason.ValueType  # 12
-"""The worker has as many unfinished commands as it takes."""
+"""As many commands wait for the worker as can, or as this client may have; or the worker has as many unfinished
+ones as it takes.
+"""
 ERROR_REASON_NO_FREE_GPU: ErrorReason.ValueType  # 13
 """Too few GPUs are free, or a wanted one is not."""
 ERROR_REASON_INCOMPATIBLE_GPU: ErrorReason.ValueType  # 14
@@ -328,6 +334,8 @@ ERROR_REASON_WORKER_CONNECTED: ErrorReason.ValueType  # 71
 """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
 ERROR_REASON_WORKER_FORGOTTEN: ErrorReason.ValueType  # 72
 """An operator had the coordinator forget the worker; what became of this is not known."""
+ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73
+"""The caller's host has its share of the calls or streams that the coordinator serves at once."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

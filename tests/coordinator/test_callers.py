@@ -1,0 +1,103 @@
+"""What is under way for each host, and that no host takes all of it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from leasehold.v1 import errors_pb2
+from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold_coordinator.callers import STREAM_LIMIT, Calls, host_of
+from leasehold_coordinator.errors import FleetError
+
+from .conftest import CoordinatorProcess
+from .scripted_worker import ScriptedWorker
+from .test_commands import refusal
+from .test_lifecycle import until
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [("ipv4:10.0.0.1:7400", "ipv4:10.0.0.1"), ("ipv6:%5B::1%5D:7400", "ipv6:%5B::1%5D"), ("", "")],
+)
+def test_a_host_has_many_ports(peer: str, host: str) -> None:
+    assert host_of(peer) == host
+
+
+def test_a_host_has_as_many_calls_as_are_free() -> None:
+    calls = Calls(10)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(calls.entered("ipv4:a:1"))
+        with pytest.raises(FleetError) as error, calls.entered("ipv4:a:2"):
+            pass
+        assert error.value.reason == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
+        for _ in range(3):
+            stack.enter_context(calls.entered("ipv4:b:1"))
+        with pytest.raises(FleetError), calls.entered("ipv4:b:1"):
+            pass
+    for _ in range(3):
+        with calls.entered("ipv4:a:1"):
+            pass
+
+
+def test_watches_are_bounded_and_their_places_taken_back(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    channels = [
+        grpc.insecure_channel(coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(6)
+    ]
+    calls = []
+    for number in range(STREAM_LIMIT // 2):
+        watch: grpc.UnaryStreamMultiCallable[WatchFleetRequest, bytes] = channels[number % 6].unary_stream(
+            "/leasehold.v1.FleetService/WatchFleet", WatchFleetRequest.SerializeToString
+        )
+        calls.append(watch(WatchFleetRequest(), timeout=60))
+        next(calls[-1])
+    assert refusal(lambda: next(coordinator.fleet.WatchFleet(WatchFleetRequest())))[1] == "TOO_MANY_CALLS"
+    assert coordinator.fleet.ListWorkers(ListWorkersRequest()).workers, "other calls have places of their own"
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        channel.close()
+    until(lambda: watches(coordinator))
+
+
+def watches(coordinator: CoordinatorProcess) -> bool:
+    call = coordinator.fleet.WatchFleet(WatchFleetRequest())
+    try:
+        return bool(next(call).worker.name)
+    except grpc.RpcError:
+        return False
+    finally:
+        call.cancel()
+
+
+def test_one_connection_has_a_bounded_number_of_streams(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """Calls without their message hold no place of others: the connection's own streams are used up first."""
+    over = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        over.wait(20)
+        yield from ()
+
+    with grpc.insecure_channel(
+        coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        hold: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+            "/leasehold.v1.FleetService/ListWorkers"
+        )
+        held = [hold.future(never(), timeout=20) for _ in range(140)]
+        crowded: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/leasehold.v1.FleetService/ListWorkers"
+        )
+        with pytest.raises(grpc.RpcError):
+            crowded(b"", timeout=1)
+        assert coordinator.fleet.ListWorkers(ListWorkersRequest(), timeout=5).workers
+        for one in held:
+            one.cancel()
+        over.set()

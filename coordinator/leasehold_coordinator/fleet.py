@@ -6,6 +6,7 @@ here runs on the event loop's thread, and no state changes across an await but b
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -83,6 +84,8 @@ class Fleet:
         self.events = Events(store)
         self.calls, self.streams = Calls(CALL_LIMIT), Calls(STREAM_LIMIT)
         """Calls and streams of clients that are under way."""
+        self.readers: Counter[str] = Counter()
+        """How many read output of a worker, by its id."""
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_gpus: dict[str, set[str]] = {}
         self._told_conditions: dict[str, Conditions] = {}

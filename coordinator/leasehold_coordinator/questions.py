@@ -22,35 +22,57 @@ class UnansweredError(Exception):
 
 @final
 class Questions(Generic[Answer]):
-    """The questions of one kind to one peer."""
+    """The questions of one kind to one peer.
 
-    def __init__(self) -> None:
+    Args:
+        places: Questions that the peer may have at once. Others wait here, so that those nobody waits for any
+            more are never sent.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = asyncio.Semaphore(places)
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._ended = False
 
     async def ask(self, send: Callable[[str], None], timeout_s: float) -> Answer:
         """Asks, and waits for the answer. Whoever is cancelled meanwhile is no longer answered.
 
+        A question that was sent keeps its place until its answer comes or its time is over, also where the
+        caller is cancelled: the peer is at work on it.
+
         Args:
             send: Sends the question with the id that it is given.
-            timeout_s: How long the answer may take.
+            timeout_s: How long the answer may take, the wait for a place included.
 
         Raises:
             UnansweredError: There is none.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError:
+            raise UnansweredError(ended=self._ended) from None
         if self._ended:
+            self._places.release()
             raise UnansweredError(ended=True)
         question_id = uuid.uuid4().hex
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting[question_id] = answer
-        try:
-            send(question_id)
-            done, _ = await asyncio.wait({answer}, timeout=timeout_s)
-            if not done or answer.cancelled():
-                raise UnansweredError(ended=answer.cancelled())
-            return answer.result()
-        finally:
-            del self._waiting[question_id]
+        over = loop.call_at(deadline, answer.cancel)
+
+        def leave(_: "asyncio.Future[Answer]") -> None:
+            over.cancel()
+            self._waiting.pop(question_id, None)
+            self._places.release()
+
+        answer.add_done_callback(leave)
+        send(question_id)
+        await asyncio.wait({answer})
+        if answer.cancelled():
+            raise UnansweredError(ended=self._ended)
+        return answer.result()
 
     def answer(self, question_id: str, answer: Answer) -> None:
         """Hands an answer to whoever asked; one that came too late is dropped."""
@@ -61,5 +83,5 @@ class Questions(Generic[Answer]):
     def end(self) -> None:
         """The peer is gone: whoever waits is told so, and so is who asks later."""
         self._ended = True
-        for waiting in self._waiting.values():
+        for waiting in list(self._waiting.values()):
             waiting.cancel()

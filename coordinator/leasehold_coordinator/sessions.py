@@ -24,6 +24,14 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.questions import Questions, UnansweredError
 from leasehold_coordinator.registry import KnownWorker, SessionId
 
+READ_PLACES: Final = 4
+FOLLOW_PLACES: Final = 12
+"""Reads of output that a worker has at once: of those who read what there is, and of those who follow."""
+
+PLAN_PLACES: Final = 4
+LIST_PLACES: Final = 2
+"""Questions for plans and for checkpoints that a worker has at once."""
+
 FRAME_LIMIT: Final = 256
 """Frames that may wait for a worker. More means that it doesn't read: its session ends."""
 
@@ -51,9 +59,10 @@ class Session:
         self.ended = asyncio.Event()
         self.frames: asyncio.Queue[ConnectResponse | None] = asyncio.Queue(FRAME_LIMIT + 2)
         """Frames to send; None ends the stream."""
-        self._reads: Questions[OutputChunk] = Questions()
-        self._plans: Questions[PlanAnswer] = Questions()
-        self._checkpoints: Questions[CheckpointAnswer] = Questions()
+        self._reads: Questions[OutputChunk] = Questions(READ_PLACES)
+        self._follows: Questions[OutputChunk] = Questions(FOLLOW_PLACES)
+        self._plans: Questions[PlanAnswer] = Questions(PLAN_PLACES)
+        self._checkpoints: Questions[CheckpointAnswer] = Questions(LIST_PLACES)
 
     def send(self, frame: ConnectResponse) -> None:
         """Queues a frame. A worker that doesn't read loses its session, never a command: it is sent again."""
@@ -74,6 +83,7 @@ class Session:
         self.frames.put_nowait(None)
         self.ended.set()
         self._reads.end()
+        self._follows.end()
         self._plans.end()
         self._checkpoints.end()
 
@@ -83,8 +93,10 @@ class Session:
         self.send(ConnectResponse(drain=drain))
         self.end(reason)
 
-    async def read_output(self, request: ReadOutput, timeout_s: float) -> OutputChunk:
-        """Asks the worker for a piece of output.
+    async def read_output(
+        self, request: ReadOutput, timeout_s: float, *, follow: bool = False
+    ) -> OutputChunk:
+        """Asks the worker for a piece of output. Who follows waits for more, and holds up no other reader.
 
         Raises:
             FleetError: OUTPUT_UNAVAILABLE, the worker did not answer.
@@ -95,7 +107,7 @@ class Session:
             self.send(ConnectResponse(read_output=request))
 
         try:
-            return await self._reads.ask(send, timeout_s)
+            return await (self._follows if follow else self._reads).ask(send, timeout_s)
         except UnansweredError as error:
             raise FleetError(
                 errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
@@ -105,6 +117,7 @@ class Session:
     def answer_read(self, chunk: OutputChunk) -> None:
         """Hands a piece of output to whoever asked."""
         self._reads.answer(chunk.read_id, chunk)
+        self._follows.answer(chunk.read_id, chunk)
 
     async def plan(self, query: PlanQuery, timeout_s: float) -> PlanAnswer:
         """Asks the worker what an operation would do.

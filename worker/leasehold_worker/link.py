@@ -62,6 +62,7 @@ COALESCE_S: Final = 0.05
 POLL_INTERVAL_S: Final = 0.02
 READS_AT_ONCE: Final = 16
 PLANS_AT_ONCE: Final = 1
+LISTS_AT_ONCE: Final = 1
 
 BACKOFF_MIN_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
@@ -207,7 +208,7 @@ class Link:
         nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._report_loads, outbox, welcome)
         reads = trio.CapacityLimiter(READS_AT_ONCE)
-        plans = trio.CapacityLimiter(PLANS_AT_ONCE)
+        plans, lists = trio.CapacityLimiter(PLANS_AT_ONCE), trio.CapacityLimiter(LISTS_AT_ONCE)
         silence_limit_s = welcome.silence_limit.ToTimedelta().total_seconds()
         while True:
             frame = await _receive(frames, silence_limit_s)
@@ -221,7 +222,7 @@ class Link:
                 case "plan_query":
                     nursery.start_soon(self._answer_plan, frame.plan_query, plans)
                 case "checkpoint_query":
-                    nursery.start_soon(self._answer_checkpoints, frame.checkpoint_query, plans)
+                    nursery.start_soon(self._answer_checkpoints, frame.checkpoint_query, lists)
                 case "goodbye":
                     raise _farewell(frame.goodbye)
                 case "drain":

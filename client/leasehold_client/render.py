@@ -62,7 +62,17 @@ def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
 
 
 def workload_state(workload: Workload) -> str:
-    """The state of a workload, with how it ended, what is wrong with it, or that a helper waits for GPUs."""
+    """The state of a workload, with how it ended, what is wrong with it, or that a helper waits for GPUs.
+
+    Where its worker is out of contact, the state is that of the worker's last report.
+    """
+    if not workload.out_of_contact:
+        return _reported_state(workload)
+    seen = f"as of {time_text(workload.report_time)}" if workload.HasField("report_time") else "not heard of"
+    return f"{_reported_state(workload)}({seen})"
+
+
+def _reported_state(workload: Workload) -> str:
     status = workload.status
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
     if status.state == workload_pb2.WORKLOAD_STATE_RUNNING and status.HasField("error"):

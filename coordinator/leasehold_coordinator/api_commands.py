@@ -23,7 +23,8 @@ from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.paging import next_token, page_of, page_within
+from leasehold_coordinator.views import command_view
 
 
 @final
@@ -36,7 +37,7 @@ class CommandService(CommandServiceServicer):
 
     @unary
     async def GetCommand(self, request: GetCommandRequest, context: Context) -> GetCommandResponse:
-        return GetCommandResponse(command=await self._find(request.command_id))
+        return GetCommandResponse(command=command_view(await self._find(request.command_id)))
 
     @unary
     async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
@@ -45,9 +46,8 @@ class CommandService(CommandServiceServicer):
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
         found = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, limit=size + 1)
-        return ListCommandsResponse(
-            commands=found[:size], next_page_token=next_token(offset, size, len(found))
-        )
+        page = page_within([command_view(command) for command in found], size)
+        return ListCommandsResponse(commands=page, next_page_token=next_token(offset, len(page), len(found)))
 
     @streaming
     async def WatchCommand(
@@ -55,7 +55,7 @@ class CommandService(CommandServiceServicer):
     ) -> AsyncIterator[WatchCommandResponse]:
         with self.fleet.command_hub.subscribe(request.command_id) as subscription:
             command = await self._find(request.command_id)
-            yield WatchCommandResponse(command=command)
+            yield WatchCommandResponse(command=command_view(command))
             if is_terminal(command.state):
                 return
             async for change in subscription.changes():
@@ -65,14 +65,15 @@ class CommandService(CommandServiceServicer):
                 if not is_news:
                     continue
                 command = change.message
-                yield WatchCommandResponse(command=command)
+                yield WatchCommandResponse(command=command_view(command))
                 if is_terminal(command.state):
                     return
 
     @unary
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
-        return CancelCommandResponse(command=await finish(self._dispatcher.cancel(command)))
+        cancelled = await finish(self._dispatcher.cancel(command))
+        return CancelCommandResponse(command=command_view(cancelled))
 
     async def _find(self, command_id: str) -> Command:
         command = await self.fleet.find_command(command_id)

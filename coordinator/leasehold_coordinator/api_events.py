@@ -7,7 +7,7 @@ from leasehold.v1.events_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api_errors import Context, unary
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.paging import next_token, page_of, page_within
 
 
 @final
@@ -28,4 +28,5 @@ class EventService(EventServiceServicer):
         found = await self.fleet.store.list_events(
             worker_id=worker_id, workload_id=workload_id, offset=offset, limit=size + 1
         )
-        return ListEventsResponse(events=found[:size], next_page_token=next_token(offset, size, len(found)))
+        page = page_within(found, size)
+        return ListEventsResponse(events=page, next_page_token=next_token(offset, len(page), len(found)))

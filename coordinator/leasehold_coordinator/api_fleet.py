@@ -33,7 +33,7 @@ from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
 from leasehold_coordinator.api_errors import Context, streaming, unary
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.paging import next_token, page_of, page_within
 from leasehold_coordinator.requests import Requests
 
 
@@ -54,10 +54,8 @@ class FleetService(FleetServiceServicer):
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
         offset, size = page_of(request.page_size, request.page_token)
         found = self.fleet.registry.all()[offset : offset + size + 1]
-        return ListWorkersResponse(
-            workers=[self.fleet.worker(known) for known in found[:size]],
-            next_page_token=next_token(offset, size, len(found)),
-        )
+        page = page_within([self.fleet.worker(known) for known in found], size)
+        return ListWorkersResponse(workers=page, next_page_token=next_token(offset, len(page), len(found)))
 
     @unary
     async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
@@ -76,9 +74,10 @@ class FleetService(FleetServiceServicer):
         registry = self.fleet.registry
         workers = [registry.find(request.worker)] if request.worker else registry.all()
         found = [gpu for known in workers for gpu in self.fleet.gpus(known)][offset : offset + size + 1]
+        page = page_within(found, size)
         return ListGpusResponse(
-            gpus=found[:size],
-            next_page_token=next_token(offset, size, len(found)),
+            gpus=page,
+            next_page_token=next_token(offset, len(page), len(found)),
             unreachable=[known.hello.worker_id for known in workers if not known.reported],
         )
 

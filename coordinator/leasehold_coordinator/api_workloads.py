@@ -43,9 +43,10 @@ from leasehold_coordinator.api_errors import Context, streaming, unary
 from leasehold_coordinator.checkpoints import list_checkpoints
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.outputs import read_output
-from leasehold_coordinator.paging import next_token, page_of
+from leasehold_coordinator.paging import next_token, page_of, page_within
 from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
+from leasehold_coordinator.views import command_view
 
 OperationRequest: TypeAlias = (
     SuspendWorkloadRequest
@@ -71,11 +72,13 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: CreateWorkloadRequest, context: Context
     ) -> CreateWorkloadResponse:
         workload, command = await self._requests.create_workload(request)
-        return CreateWorkloadResponse(workload=workload, command=command)
+        return CreateWorkloadResponse(
+            workload=self.fleet.view(workload), command=command and command_view(command)
+        )
 
     @unary
     async def GetWorkload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
-        return GetWorkloadResponse(workload=await self.fleet.find_workload(request.workload))
+        return GetWorkloadResponse(workload=self.fleet.view(await self.fleet.find_workload(request.workload)))
 
     @unary
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
@@ -84,8 +87,9 @@ class WorkloadService(WorkloadServiceServicer):
         found = await self.fleet.store.list_workloads(
             include_ended=request.include_ended, worker_id=worker_id, offset=offset, limit=size + 1
         )
+        page = page_within([self.fleet.view(workload) for workload in found], size)
         return ListWorkloadsResponse(
-            workloads=found[:size], next_page_token=next_token(offset, size, len(found))
+            workloads=page, next_page_token=next_token(offset, len(page), len(found))
         )
 
     @streaming
@@ -102,7 +106,7 @@ class WorkloadService(WorkloadServiceServicer):
                     )
             else:
                 for workload in list(self.fleet.workloads.values()):
-                    yield WatchWorkloadsResponse(workload=workload, resume_token=token)
+                    yield WatchWorkloadsResponse(workload=self.fleet.view(workload), resume_token=token)
                 yield WatchWorkloadsResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
             async for next_change in subscription.changes():
                 if next_change is None:
@@ -160,7 +164,7 @@ class WorkloadService(WorkloadServiceServicer):
     @unary
     async def AdoptProcess(self, request: AdoptProcessRequest, context: Context) -> AdoptProcessResponse:
         workload, command = await self._requests.adopt(request)
-        return AdoptProcessResponse(workload=workload, command=command)
+        return AdoptProcessResponse(workload=self.fleet.view(workload), command=command)
 
     @unary
     async def ReleaseWorkload(

@@ -90,7 +90,7 @@ class Dispatcher:
                 self._fleet.workloads.pop(workload.workload_id, None)
             raise
         if workload is not None:
-            self._fleet.workload_hub.publish(workload.workload_id, workload)
+            self._fleet.workload_hub.publish(workload.workload_id, self._fleet.view(workload))
 
     async def welcome(self, session: Session) -> None:
         """Ends what the worker does not have and should, and sends everything that is open."""

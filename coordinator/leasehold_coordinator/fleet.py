@@ -39,6 +39,7 @@ from leasehold_coordinator.store import (
     worker_row,
     workload_row,
 )
+from leasehold_coordinator.views import workload_view
 from leasehold_coordinator.watch import Hub
 from leasehold_coordinator.workload_states import is_ended
 
@@ -115,6 +116,12 @@ class Fleet:
             if holder is not None:
                 gpu.workload_name = holder.name
         return found
+
+    def view(self, workload: Workload) -> Workload:
+        """A workload as clients see it."""
+        known = self.registry.get(workload.worker_id)
+        in_contact = self.is_in_contact(workload.worker_id)
+        return workload_view(workload, in_contact=in_contact, seen=known.last_seen_time if known else None)
 
     def publish_worker(self, known: KnownWorker) -> None:
         """Tells watchers of a worker and its GPUs."""
@@ -317,7 +324,7 @@ class Fleet:
                         self.workloads[workload_id] = earlier
             raise
         for workload in workloads:
-            self.workload_hub.publish(workload.workload_id, workload)
+            self.workload_hub.publish(workload.workload_id, self.view(workload))
             earlier = before[workload.workload_id]
             if earlier is None or earlier.status.state != workload.status.state:
                 self.events.workload(workload)

@@ -2,14 +2,21 @@
 
 import base64
 import binascii
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
+from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.errors import FleetError, invalid
 
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_SIZE_LIMIT: Final = 1000
+PAGE_LIMIT_BYTES: Final = 3_500_000
+"""What a page holds at most: gRPC's clients take 4 MiB unless they are told otherwise."""
+
+Item = TypeVar("Item", bound=Message)
+
 OFFSET_LIMIT: Final = 2**62
 """Far above every list, and a number that every database takes."""
 
@@ -35,6 +42,18 @@ def page_of(page_size: int, page_token: str) -> tuple[int, int]:
             field="page_token",
         ) from None
     return offset, page_size or DEFAULT_PAGE_SIZE
+
+
+def page_within(found: Sequence[Item], size: int) -> list[Item]:
+    """The items of a page: as many as are asked for, and fit into an answer; one at least."""
+    page: list[Item] = []
+    used_bytes = 0
+    for item in found[:size]:
+        used_bytes += item.ByteSize()
+        if page and used_bytes > PAGE_LIMIT_BYTES:
+            break
+        page.append(item)
+    return page
 
 
 def next_token(offset: int, size: int, found: int) -> str:

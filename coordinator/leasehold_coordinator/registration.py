@@ -12,6 +12,8 @@ def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
     workload = Workload()
     workload.CopyFrom(reported)
     workload.worker_id = worker_id
+    for field in ("out_of_contact", "report_time"):
+        workload.ClearField(field)
     workload.name = reported.name or reported.workload_id
     if not reported.HasField("create_time"):
         began = reported.status.HasField("start_time")

@@ -83,6 +83,8 @@ class KnownWorker:
     @property
     def free_gpu_uuids(self) -> list[str]:
         """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
+        if self.cordon is not None:
+            return []
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
 
     @property
@@ -420,7 +422,7 @@ class Registry:
                 worker_id=known.hello.worker_id,
                 worker_name=known.hello.name,
                 gpu=gpu,
-                lease=leases.get(gpu.uuid),
+                lease=_seen_lease(leases.get(gpu.uuid), known.cordon),
                 report_time=known.last_seen_time,
             )
 
@@ -438,6 +440,18 @@ def _has_other_gpus(known: Hello, hello: Hello) -> bool:
 def _some(names: list[str]) -> str:
     more = len(names) - NAMED_LIMIT
     return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
+
+
+def _seen_lease(lease: GpuLease | None, cordon: Cordon | None) -> GpuLease | None:
+    """A lease as clients see it: nothing is free on a worker that is out of service."""
+    if lease is None or cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
+        return lease
+    seen = GpuLease()
+    seen.CopyFrom(lease)
+    seen.state = lease_pb2.SLOT_STATE_CORDONED
+    if not seen.HasField("cordon"):
+        seen.cordon.CopyFrom(cordon)
+    return seen
 
 
 def _holdings(known: KnownWorker) -> tuple[object, ...]:

@@ -111,3 +111,12 @@ def test_a_helper_that_gave_its_gpus_back_says_so(capsys: pytest.CaptureFixture[
 def test_no_workloads_are_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
     echo_workloads([], GPUS)
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.CaptureFixture[str]) -> None:
+    seen, unheard = workload("one"), workload("two")
+    seen.out_of_contact = unheard.out_of_contact = True
+    seen.report_time.FromSeconds(1_800_000_000)
+    echo_workloads([seen, unheard], GPUS)
+    _, *rows = columns(capsys.readouterr().out)
+    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00)", "RUNNING(not heard of)"]

@@ -49,6 +49,9 @@ class LocalAnswers:
             resources=parts.resources.fetch_machine_resources(),
             cordon=wire.cordon(parts.pool.slots.worker_cordon),
         )
+        for workload in found.workloads:  # values may be secrets, and any user may list
+            for name in workload.spec.environment:
+                workload.spec.environment[name] = ""
         if found.ByteSize() > LIST_LIMIT_BYTES:
             for workload in found.workloads:
                 for field in ("arguments", "environment", "labels"):

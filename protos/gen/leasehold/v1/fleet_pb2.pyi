@@ -238,7 +238,7 @@ class FleetGpu(_message.Message):
 
     @_builtins.property
     def lease(self) -> _lease_pb2.GpuLease:
-        """Its lease state, as last reported."""
+        """Its lease state, as last reported. A GPU that is free is CORDONED where the whole worker is."""
 
     @_builtins.property
     def report_time(self) -> _timestamp_pb2.Timestamp:

@@ -365,6 +365,8 @@ class Workload(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
+    OUT_OF_CONTACT_FIELD_NUMBER: _builtins.int
+    REPORT_TIME_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     """Made by the coordinator (or by the worker for one that is registered there); unique in the fleet."""
     name: _builtins.str
@@ -375,6 +377,8 @@ class Workload(_message.Message):
     """How Leasehold came to know it."""
     user: _builtins.str
     """Name of the user that its first process runs as. Empty: unknown."""
+    out_of_contact: _builtins.bool
+    """Its worker is out of contact: the status is as the worker last reported it. Set where the coordinator answers."""
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec:
         """What was asked for."""
@@ -387,6 +391,10 @@ class Workload(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was created."""
 
+    @_builtins.property
+    def report_time(self) -> _timestamp_pb2.Timestamp:
+        """When its worker was last heard of, if it is out of contact. Absent: not since the coordinator started."""
+
     def __init__(
         self,
         *,
@@ -398,10 +406,12 @@ class Workload(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         origin: Global___WorkloadOrigin.ValueType = ...,
         user: _builtins.str = ...,
+        out_of_contact: _builtins.bool = ...,
+        report_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "spec", b"spec", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "report_time", b"report_time", "spec", b"spec", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "origin", b"origin", "spec", b"spec", "status", b"status", "user", b"user", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "origin", b"origin", "out_of_contact", b"out_of_contact", "report_time", b"report_time", "spec", b"spec", "status", b"status", "user", b"user", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,7 +526,9 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables added to the worker's environment. CUDA_VISIBLE_DEVICES is set by the worker."""
+        """Variables added to the worker's environment. CUDA_VISIBLE_DEVICES is set by the worker. Where they are read
+        back the values are empty: they may be secrets.
+        """
 
     @_builtins.property
     def resources(self) -> Global___Resources:

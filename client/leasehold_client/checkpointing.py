@@ -11,6 +11,8 @@ from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.render import echo_json, echo_table, enum_name, size, time_text, to_dict
+from leasehold_client.standard_output import echo
+from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
 from leasehold_client.watching import Waiting
 
@@ -97,9 +99,7 @@ def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
     listed = client.list_checkpoints(workload=workload)
     if listed.unreachable:
         silent = ", ".join(_worker_names(client).get(one, one) for one in listed.unreachable)
-        click.echo(
-            f"leasehold: these workers did not answer: {silent}; their checkpoints are not known", err=True
-        )
+        echo_error(f"leasehold: these workers did not answer: {silent}; their checkpoints are not known")
     return list(listed.checkpoints)
 
 
@@ -139,7 +139,7 @@ def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) ->
         echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
     else:
         echo_checkpoints(chosen, client)
-        click.echo(f"would free {size(freed_bytes)} on disk")
+        echo(f"would free {size(freed_bytes)} on disk")
 
 
 def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[Checkpoint]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
-import click
 from leasehold.v1.command_pb2 import COMMAND_STATE_CANCELLED, COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.plan_pb2 import Plan
@@ -17,6 +16,7 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError, StillOpe
 from leasehold_client.exit_codes import EXIT_FAILED, EXIT_STILL_OPEN, error_line, interrupted
 from leasehold_client.plans_view import echo_plan
 from leasehold_client.progress import follow
+from leasehold_client.terminal_text import echo_error
 from leasehold_client.watching import Patience, Waiting, has_ended
 
 LAST_LOOK_S: Final = 0.5
@@ -85,7 +85,7 @@ def conclude_all(
         elif not waiting.wanted and output != "json":
             _echo_stored(command, label)
     for refusal in errors:
-        click.echo(error_line(refusal.message, refusal.reason), err=True)
+        echo_error(error_line(refusal.message, refusal.reason))
     if has_failed or not all(isinstance(refusal, StillOpenError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
@@ -99,7 +99,7 @@ def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, outpu
     else:
         echo_plan(plan, workload, verb, _gpus_if_known(client), _names_if_several(client, plan))
     for refusal in plan.refusals:
-        click.echo(error_line(refusal.message, render.reason_name(refusal.reason)), err=True)
+        echo_error(error_line(refusal.message, render.reason_name(refusal.reason)))
     if plan.refusals:
         sys.exit(EXIT_FAILED)
 
@@ -131,7 +131,7 @@ def _fail(lines: list[str]) -> NoReturn:
 
 def _echo_failure(lines: list[str]) -> None:
     first, *others = lines
-    click.echo("\n".join([f"leasehold: {first}", *others]), err=True)
+    echo_error("\n".join([f"leasehold: {first}", *others]))
 
 
 def _echo_stored(command: Command, what: str) -> None:

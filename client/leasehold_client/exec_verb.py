@@ -24,6 +24,7 @@ from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError
 from leasehold_client.operations import duration
 from leasehold_client.resource_options import helper_options, resource_options
+from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import YEAR_S, Seconds
 
 EXIT_REFUSED: Final = 125
@@ -104,10 +105,10 @@ def exec_command(
     try:
         worker, granted = _wait_granted(socket, ClaimRequest(open=opened))
     except LeaseholdError as error:
-        click.echo(error_line(error.message, error.reason), err=True)
+        echo_error(error_line(error.message, error.reason))
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
-        click.echo("leasehold: interrupted; it waits no longer", err=True)
+        echo_error("leasehold: interrupted; it waits no longer")
         sys.exit(EXIT_INTERRUPTED)
     with worker:  # gRPC ends in threads of its own, which an execve would cut off with a message
         _become(program, arguments, {**_inherited(), **granted.environment})
@@ -120,7 +121,7 @@ def _find(name: str) -> str:
         return path
     there = Path(name).exists() and os.sep in name
     why = "can't be run: make it executable" if there else "is no command here: give its path"
-    click.echo(f"leasehold: {name!r} {why}", err=True)
+    echo_error(f"leasehold: {name!r} {why}")
     sys.exit(EXIT_CANNOT_RUN if there else EXIT_NOT_FOUND)
 
 
@@ -147,7 +148,7 @@ def _wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWork
                         lines.show(response.waiting)
         except NoWorkerError:
             if lines.any:
-                click.echo("leasehold: the worker restarts; waiting anew", err=True)
+                echo_error("leasehold: the worker restarts; waiting anew")
                 give_up_at = time.monotonic() + RESTART_TIMEOUT_S
             if time.monotonic() > give_up_at:
                 raise
@@ -209,7 +210,7 @@ class _WaitingLines:
             self._shown = (waiting.position, waiting.reason)
             self._next_at = time.monotonic() + LINE_INTERVAL_S
             place = f"{waiting.position} of {waiting.pending_claimers} in line"
-            click.echo(f"leasehold: waiting, {place}: {waiting.reason}", err=True)
+            echo_error(f"leasehold: waiting, {place}: {waiting.reason}")
 
 
 def _told(arguments: Sequence[str]) -> list[str]:
@@ -242,5 +243,5 @@ def _become(program: str, arguments: Sequence[str], environment: Mapping[str, st
     try:
         os.execve(program, list(arguments), dict(environment))  # noqa: S606 - what the caller asked for
     except OSError as error:
-        click.echo(f"leasehold: {arguments[0]!r} can't be run: {error.strerror}", err=True)
+        echo_error(f"leasehold: {arguments[0]!r} can't be run: {error.strerror}")
         sys.exit(EXIT_CANNOT_RUN)

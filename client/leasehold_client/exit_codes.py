@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import click
+from leasehold_client.terminal_text import echo_error
 
 if TYPE_CHECKING:
     from leasehold_client.errors import LeaseholdError
@@ -27,7 +27,7 @@ def fail(error: "LeaseholdError") -> NoReturn:
     # Imported late: `leasehold --help` needs no gRPC.
     from leasehold_client.errors import NoCoordinatorError, StillOpenError, UsageError
 
-    click.echo(error_line(error.message, error.reason), err=True)
+    echo_error(error_line(error.message, error.reason))
     match error:
         case NoCoordinatorError():
             sys.exit(EXIT_NO_COORDINATOR)
@@ -46,5 +46,5 @@ def error_line(message: str, reason: str) -> str:
 
 def interrupted(what_goes_on: str) -> NoReturn:
     """Says what goes on without us, and exits as a program that Ctrl-C ended."""
-    click.echo(f"leasehold: interrupted; {what_goes_on}", err=True)
+    echo_error(f"leasehold: interrupted; {what_goes_on}")
     sys.exit(EXIT_INTERRUPTED)

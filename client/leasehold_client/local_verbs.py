@@ -16,6 +16,7 @@ from leasehold_client.errors import LeaseholdError
 from leasehold_client.exec_verb import socket_option
 from leasehold_client.exit_codes import fail
 from leasehold_client.local import LocalWorker
+from leasehold_client.standard_output import echo
 from leasehold_client.verb import output_option
 
 Arguments = ParamSpec("Arguments")
@@ -58,7 +59,7 @@ def leases(worker: LocalWorker, output: str) -> None:
     parked = [workload for workload in found.workloads if not workload.status.HasField("lease")]
     for workload in parked:
         state = WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
-        click.echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
+        echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
     _echo_waiting(found)
 
 
@@ -68,7 +69,7 @@ def leases(worker: LocalWorker, output: str) -> None:
 def release(worker: LocalWorker, workload: str) -> None:
     """Let a claim or an adopted process go, by WORKLOAD's name or id, or by its lease's id. It runs on."""
     released = worker.release(workload)
-    click.echo(f"{released.name}: released")
+    echo(f"{released.name}: released")
 
 
 def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
@@ -95,8 +96,8 @@ def _why(gpu: GpuLease) -> str:
 
 def _echo_waiting(found: ListResponse) -> None:
     if found.HasField("cordon"):
-        click.echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
+        echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
     for place, claim in enumerate(found.waiting, 1):
         gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
         kind = ", a helper" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
-        click.echo(f"{place} in line: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")
+        echo(f"{place} in line: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")

@@ -8,6 +8,7 @@ import click
 
 from leasehold_client import rooms
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.terminal_text import echo_error
 
 EPILOG: Final = """\b
 Exit codes:
@@ -124,13 +125,13 @@ def main() -> None:
     except ModuleNotFoundError as error:  # what a daemon imports only when it starts
         _fail(NotInstalledError(sys.argv[1], error))
     except click.Abort:
-        click.echo("leasehold: interrupted", err=True)
+        echo_error("leasehold: interrupted")
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _fail(error: click.ClickException) -> NoReturn:
-    click.echo(_describe(error), err=True)
+    echo_error(_describe(error))
     sys.exit(error.exit_code)
 
 

@@ -8,6 +8,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_plan
 from leasehold_client.moves import check_options, find_moves
+from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import (
     dry_run_option,
     lock_timeout_option,
@@ -68,9 +69,8 @@ def known_gpus(client: Client) -> list[FleetGpu]:
     """The GPUs that are known; says which workers have not told theirs: that is not "none"."""
     listed = client.list_gpus()
     if listed.unreachable:
-        click.echo(
+        echo_error(
             f"leasehold: not heard from since the coordinator started: {', '.join(listed.unreachable)}; "
             "the GPUs of these workers are not known",
-            err=True,
         )
     return list(listed.gpus)

@@ -7,6 +7,7 @@ from leasehold.v1.command_pb2 import Command
 
 from leasehold_client.client import Client
 from leasehold_client.render import command_state, operation_name
+from leasehold_client.terminal_text import safe_text
 from leasehold_client.watching import Patience
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ def follow(client: Client, command: Command, patience: Patience) -> Command:
     console = terminal()
     if console is None:
         return client.wait(command, patience)
+    from rich.text import Text  # not markup: a phase may be any text
+
     with console.status(operation_name(command)) as status:
         for current in client.watch(command, patience):
             command = current
             phase = command.phase or command_state(command).lower()
-            status.update(f"{operation_name(command)}: {phase}")
+            status.update(Text(safe_text(f"{operation_name(command)}: {phase}")))
     return command
 
 

@@ -16,6 +16,7 @@ from leasehold.v1.workload_pb2 import MemberState, Workload
 
 from leasehold_client.policies import policy_text
 from leasehold_client.standard_output import echo
+from leasehold_client.terminal_text import safe_cell
 
 Value = TypeVar("Value", bound=int)
 
@@ -48,7 +49,7 @@ def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
     """Rows of equally many cells as aligned lines."""
-    cells = [list(row) for row in rows]
+    cells = [[safe_cell(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

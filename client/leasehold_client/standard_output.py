@@ -6,6 +6,7 @@ import sys
 import click
 
 from leasehold_client.errors import LeaseholdError
+from leasehold_client.terminal_text import safe_text
 
 
 def echo(text: str) -> None:
@@ -15,7 +16,7 @@ def echo(text: str) -> None:
         LeaseholdError: It can't be written, as on a full disk.
     """
     try:
-        click.echo(text)
+        click.echo(safe_text(text))
     except OSError as error:
         _give_up(error)
 

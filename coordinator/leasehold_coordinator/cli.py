@@ -11,8 +11,7 @@ import click
 from leasehold_coordinator import __version__
 from leasehold_coordinator.config import LOG_LEVELS, CoordinatorConfig, load_config
 from leasehold_coordinator.errors import StartError
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from leasehold_coordinator.log_format import SafeFormatter
 
 
 @click.command(name="coordinator")
@@ -81,7 +80,9 @@ def _run(config: CoordinatorConfig) -> None:
     from leasehold_coordinator.server import serve
 
     os.umask(0o077)  # the store has what workloads were given as secrets
-    logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter())
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
     def announce(address: str) -> None:

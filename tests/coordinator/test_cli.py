@@ -1,11 +1,17 @@
 """A coordinator that can't start says why in one line."""
 
+import logging
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from leasehold.v1.worker_session_pb2 import HostFacts
+from leasehold_coordinator.log_format import SafeFormatter
 
 from .conftest import COMMAND, CoordinatorProcess
+from .scripted_worker import ScriptedWorker, make_hello
+from .test_lifecycle import until
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,25 @@ def test_a_port_in_use(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the port is in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_log_has_nothing_that_a_terminal_obeys() -> None:
+    formatter = SafeFormatter()
+    hostile = "\x1b]0;owned\x07\nroot: all is well\x9b2J\u202e"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        record = logging.LogRecord("x", logging.INFO, "", 1, "user %s", (hostile,), sys.exc_info())
+    lines = formatter.format(record).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert "user \\x1b]0;owned\\x07\\nroot: all is well\\x9b2J\\u202e" in lines[0]
+    assert lines[1].startswith("Traceback")
+
+
+def test_a_hostile_host_name_is_escaped_in_the_log(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    hello = make_hello(boot_id="boot-2", host=HostFacts(hostname="\x1b[2Jhost"))
+    coordinator.connect(hello).wait_ended()
+    until(lambda: "can't be let in" in coordinator.log())
+    assert "\x1b" not in coordinator.log()

@@ -18,6 +18,12 @@ from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.schema import METADATA, NEWEST
 
 BUSY_TIMEOUT_S: Final = 10
+READERS: Final = 4
+"""Connections that are read on at once; each has a cache of its own."""
+
+CACHE_KIB: Final = 1024
+"""What each connection to a SQLite file keeps in memory of it."""
+
 IN_USE: Final = "another coordinator uses it"
 
 ADVISORY_LOCK: Final = 0x6C65617365686F6C
@@ -46,10 +52,13 @@ class Database:
         with ExitStack() as undone:
             try:
                 is_path = "://" not in database
-                url = sa.URL.create("sqlite", database=str(Path(database).expanduser())) if is_path else None
-                engine = sa.create_engine(url or database, hide_parameters=True)  # records have secrets
+                file = str(Path(database).expanduser())
+                url = sa.URL.create("sqlite", database=file) if is_path else sa.make_url(database)
+                path = _file_of(url)
+                in_memory = path is None and url.get_backend_name() == "sqlite"
+                bounds = {} if in_memory else {"pool_size": READERS + 1, "max_overflow": 0}
+                engine = sa.create_engine(url, hide_parameters=True, **bounds)  # records have secrets
                 undone.callback(engine.dispose)
-                path = _file_of(engine.url)
                 lock = undone.enter_context(_take_file(path)) if path is not None else None
                 if engine.dialect.name == "sqlite":
                     sa.event.listen(engine, "connect", _set_pragmas)
@@ -173,7 +182,12 @@ def _check_file(path: Path, found: os.stat_result) -> None:
 
 def _set_pragmas(connection: Any, _record: object) -> None:
     try:
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
+            f"cache_size=-{CACHE_KIB}",
+        ):
             connection.execute(f"PRAGMA {pragma}").close()
     except BaseException:
         connection.close()  # SQLAlchemy does not know it yet

@@ -27,7 +27,7 @@ from leasehold_coordinator.workload_states import state_name
 
 logger = logging.getLogger(__name__)
 
-WAITING_LIMIT: Final = 10_000
+WAITING_LIMIT: Final = 4_096
 """Events that may wait for the store; beyond that the oldest are dropped."""
 
 _OF_WORKERS: Final = {

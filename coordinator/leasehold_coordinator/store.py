@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -24,7 +24,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import schema
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.command_states import is_terminal
-from leasehold_coordinator.database import Database
+from leasehold_coordinator.database import READERS, Database
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import description
 from leasehold_coordinator.workload_states import is_ended
@@ -152,6 +152,7 @@ class Store:
         self._opened_s = time.monotonic()
         self._served_before_s = _served_s(database)
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
+        self._readers = ThreadPoolExecutor(READERS, "store-reader")
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
 
@@ -193,6 +194,7 @@ class Store:
         """Waits until everything is written."""
         self._writes.put(None)
         self._writer.join()
+        self._readers.shutdown()
         self._database.close()
 
     def _write_batches(self) -> None:
@@ -230,7 +232,7 @@ class Store:
                 return query(connection)
 
         try:
-            return await asyncio.to_thread(run)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except sa.exc.SQLAlchemyError as error:
             logger.error("the store can't be read: %s", error)
             raise _unavailable("read") from error

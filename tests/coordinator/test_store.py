@@ -18,6 +18,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_coordinator import schema
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
+from leasehold_coordinator.database import READERS
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.migrating import migrate
@@ -331,3 +332,15 @@ def test_a_fifo_is_no_store(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(StartError, match="can't be used"):
         Store.open(str(tmp_path / "fifo"))
+
+
+def test_many_reads_use_few_connections(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        await store.write(workload_row(workload(1, RUNNING)))
+        found = await asyncio.gather(*(store.find_workload("w-1") for _ in range(100)))
+        assert all(found)
+        pool = store._database.engine.pool
+        assert isinstance(pool, sa.QueuePool)
+        assert pool.checkedin() + pool.checkedout() <= READERS + 1
+
+    with_store(tmp_path / "store.sqlite3", scenario)

@@ -20,6 +20,8 @@ TEXTS = (
     "../../etc/passwd",
     "'; DROP TABLE",
     "?",
+    "\x1b]0;owned\x07",
+    "line\nfeed",
 )
 """Names that exist, and names that try to hurt."""
 

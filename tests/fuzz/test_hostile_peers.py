@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 
 import grpc
-from google.protobuf import message_factory
+from google.protobuf import json_format, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import events_pb2, fleet_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest
+from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_coordinator.hello_rules import NAME
 
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
 from tests.coordinator.scripted_worker import make_hello
@@ -56,6 +57,26 @@ def damaged(seed: int) -> bytes:
     return bytes(data)
 
 
+def rival(seed: int) -> bytes:
+    """A hello that takes the honest worker's id, name or GPUs. Half have any content besides."""
+    choose = random.Random(seed)
+    honest, hello = make_hello("alpha"), make_hello(f"rival-{seed % 5}", instance_id=f"i-{seed}")
+    match choose.randrange(3):
+        case 0:
+            hello.worker_id = honest.worker_id
+        case 1:
+            hello.name = honest.name
+        case 2:
+            del hello.gpu_pool[:]
+            hello.gpu_pool.extend(honest.gpu_pool)
+    if choose.random() < 0.5:
+        more = fill(Hello, choose)
+        for field in ("worker_id", "instance_id", "name", "protocol_version"):
+            more.ClearField(field)
+        hello.MergeFrom(more)
+    return ConnectRequest(hello=hello).SerializeToString()
+
+
 def speak(
     coordinator: CoordinatorProcess,  # noqa: F811
     frames: list[bytes],
@@ -89,18 +110,27 @@ def test_a_hostile_worker_harms_nobody_else(
     honest.welcome()
 
     @examples
-    @given(SEEDS, st.booleans())
-    def play(seed: int, let_in: bool) -> None:
+    @given(SEEDS, st.sampled_from(["stranger", "let in", "rival"]))
+    def play(seed: int, who: str) -> None:
         frames = [damaged(seed + number) for number in range(4)]
-        if let_in:
+        if who == "let in":
             hello = ConnectRequest(hello=make_hello(f"hostile-{seed % 7}"))
             frames.insert(0, hello.SerializeToString())
+        elif who == "rival":
+            frames.insert(0, rival(seed))
         speak(coordinator, frames)
         honest.report()
         assert not honest.ended
 
     play()
     assert coordinator.process.poll() is None
+    gpus = coordinator.fleet.ListGpus(fleet_pb2.ListGpusRequest(page_size=1000))
+    assert {gpu.worker_id for gpu in gpus.gpus if "alpha" in gpu.gpu.uuid} == {"worker-alpha"}
+    workers = coordinator.fleet.ListWorkers(fleet_pb2.ListWorkersRequest(page_size=1000))
+    assert all(NAME.fullmatch(worker.name) for worker in workers.workers)
+    workloads = coordinator.workloads.ListWorkloads(fleet_pb2.ListWorkloadsRequest(include_ended=True))
+    for message in (gpus, workers, workloads):
+        json_format.MessageToJson(message)
     spec = WorkloadSpec(arguments=["program"])
     request = fleet_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
     coordinator.workloads.CreateWorkload(request)

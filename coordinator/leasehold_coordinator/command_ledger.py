@@ -416,6 +416,7 @@ _JOURNAL_LOST: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
     "the worker's journal does not have the command any more: what became of it is not known, so look at the "
     "workload",
+    concluded_by="coordinator",
 )
 _NEVER_RECEIVED: Final = FleetError(
     errors_pb2.ERROR_REASON_EXPIRED,

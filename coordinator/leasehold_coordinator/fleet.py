@@ -26,7 +26,7 @@ from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, changes
 from leasehold_coordinator.hello_rules import check_workload
 from leasehold_coordinator.operations import creates_workload
-from leasehold_coordinator.registration import is_presumed, registered, reported_again
+from leasehold_coordinator.registration import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import (
@@ -346,6 +346,8 @@ class Fleet:
         command = stored.command
         workload = self.workloads.get(command.workload_id)
         failed = is_terminal(command.state) and command.state != SUCCEEDED
+        if failed and is_concluded(command.error) and workload is not None:  # it may run
+            failed = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
         if workload is not None and failed and creates_workload(command.operation):
             await self.fail_workload(workload, command.error, command_row(stored), *rows)
         else:

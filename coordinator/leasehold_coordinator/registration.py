@@ -29,9 +29,13 @@ def is_presumed(workload: Workload) -> bool:
     """
     error = workload.status.error
     return is_ended(workload.status.state) and (
-        error.metadata.get("concluded_by") == "coordinator"
-        or error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+        is_concluded(error) or error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
     )
+
+
+def is_concluded(error: errors_pb2.Error) -> bool:
+    """Whether the coordinator concluded an end that no worker has told."""
+    return error.metadata.get("concluded_by") == "coordinator"
 
 
 def reported_again(known: Workload, reported: Workload) -> Workload:

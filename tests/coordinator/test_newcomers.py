@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, Operation, RunOperation
 from leasehold.v1.fleet_pb2 import (
     ForgetWorkerRequest,
     GetWorkerRequest,
@@ -16,7 +17,7 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, WorkerLoad
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Hello, HostFacts, WorkerLoad
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_coordinator import registry
 from leasehold_coordinator.errors import FleetError
@@ -362,3 +363,27 @@ def test_a_list_of_known_workers_is_cut(tmp_path: Path) -> None:
         known.find("x" * 5000)
     assert len(error.value.message) < 500
     assert "and 992 more" in error.value.message
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_run_that_the_journal_does_not_have_ends_no_workload_that_runs(
+    tmp_path: Path, reported: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        run = Operation(run=RunOperation(name="one"))
+        command = Command(command_id="c-1", worker_id="worker-alpha", workload_id="w-1", operation=run)
+        pending = running("w-1", "one", 0)
+        pending.worker_id, pending.status.state = "worker-alpha", workload_pb2.WORKLOAD_STATE_PENDING
+        await bench.dispatcher.create(command, pending)
+        if reported:
+            await bench.fleet.apply_workload(running("w-1", "one"), bench.session)
+        update = CommandUpdate(command_id="c-1", state=command_pb2.COMMAND_STATE_REJECTED)
+        update.error.reason = errors_pb2.ERROR_REASON_UNKNOWN_COMMAND
+        await bench.dispatcher.update(bench.session, update)
+        assert (await bench.stored()).state == command_pb2.COMMAND_STATE_FAILED
+        if not reported:
+            assert (await bench.fleet.find_workload("w-1")).status.state == FAILED
+            await bench.fleet.apply_workload(running("w-1", "one"), bench.session)
+        assert bench.fleet.workloads["w-1"].status.state == RUNNING
+
+    on_bench(tmp_path, scenario)

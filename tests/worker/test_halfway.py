@@ -23,15 +23,17 @@ from .conftest import WorkerProcess
 from .counters import counter_run, counters, counts, read_output, unhandled_run, until, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
 
-SUCCEEDED, FAILED, CANCELLED = (
+SUCCEEDED, FAILED, REJECTED, CANCELLED = (
     command_pb2.COMMAND_STATE_SUCCEEDED,
     command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_REJECTED,
     command_pb2.COMMAND_STATE_CANCELLED,
 )
-RUNNING, SUSPENDED, EXITED = (
+RUNNING, SUSPENDED, EXITED, UNKNOWN = (
     workload_pb2.WORKLOAD_STATE_RUNNING,
     workload_pb2.WORKLOAD_STATE_SUSPENDED,
     workload_pb2.WORKLOAD_STATE_EXITED,
+    workload_pb2.WORKLOAD_STATE_UNKNOWN,
 )
 FREE, LEASED = lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_LEASED
 
@@ -91,6 +93,8 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
     ("crash_point", "swapped"),
     [
         ("phase-checkpoint", False),
+        ("phase-verify", False),
+        ("intent-restore", True),
         ("phase-unlock", True),
         ("operation-ended:3", True),
         ("outcome-journaled:3", True),
@@ -134,12 +138,84 @@ def test_a_workload_of_a_move_survives_the_other(
     assert outcome.state == FAILED
     assert "workload one has ended" in outcome.error.message
     status = next(found for found in outcome.workloads if found.workload_id == "w2").status
-    if status.state == SUSPENDED:
-        assert again.run("c4", "w2", restore=RestoreOperation()).state == SUCCEEDED
-    else:
-        assert status.state == RUNNING
-    check_place(again, host, "w2", 3 if crash_point == "phase-unlock" else 1)
+    assert status.state == RUNNING
+    check_place(again, host, "w2", 3 if crash_point in ("intent-restore", "phase-unlock") else 1)
     assert again.run("c5", "w2", suspend=SuspendOperation()).state == SUCCEEDED
+
+
+def test_a_workload_that_a_remap_left_parked_keeps_its_gpu_until_it_runs_again(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    doomed, session = start_two(start_worker, coordinator, host, "phase-verify")
+    session.send(make_command("c3", "w1", remap=move(host, w1=(0, 2))))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    host.hog(0, host.gpus[0].memory_bytes)
+    worker = start_worker(host)
+    again = coordinator.next_session()
+    outcome = again.outcome("c3")
+    assert outcome.state == FAILED
+    status = outcome.workloads[0].status
+    assert (status.state, list(status.lease.gpu_uuids)) == (UNKNOWN, [host.gpus[0].uuid])
+    taker = counter_run("taker")
+    taker.gpu_uuids.append(host.gpus[0].uuid)
+    assert again.run("c4", "w4", run=taker).error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+    refused = again.run("c5", "w1", restore=RestoreOperation(gpu_uuids=[host.gpus[0].uuid]))
+    assert refused.state == REJECTED
+    worker.kill()
+    host.hog(0, 0)
+    start_worker(host)
+    last = coordinator.next_session()
+    until(last, "w1", RUNNING)
+    check_place(last, host, "w1", 0)
+
+
+def test_a_restore_of_what_a_remap_left_parked_that_fails_keeps_its_gpu(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    doomed, session = start_two(start_worker, coordinator, host, "phase-verify")
+    first, _ = pids(session)
+    session.send(make_command("c3", "w1", remap=move(host, w1=(0, 2))))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    host.set_fault("restore", first, error=801)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("c3").workloads[0].status.state == UNKNOWN
+    failed = again.run("c4", "w1", restore=RestoreOperation())
+    assert failed.state == FAILED
+    status = failed.workloads[0].status
+    assert (status.state, list(status.lease.gpu_uuids)) == (UNKNOWN, [host.gpus[0].uuid])
+    host.clear_faults()
+    assert again.run("c5", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    check_place(again, host, "w1", 0)
+
+
+def test_a_refusal_that_passes_does_not_leave_a_workload_parked(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    doomed, session = start_two(start_worker, coordinator, host, "phase-verify")
+    first, _ = pids(session)
+    session.send(make_command("c3", "w1", remap=move(host, w1=(0, 2))))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    host.set_fault("restore", first, error=801, times=1)
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("c3").workloads[0].status.state == RUNNING
+    check_place(again, host, "w1", 0)
+
+
+def test_members_that_were_moved_and_parked_again_before_the_worker_died_are_found(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    # The unlock on the new GPU fails, so it is parked there; the worker dies before it is brought back.
+    doomed, session = start_two(start_worker, coordinator, host, "phase-restore:2")
+    first, _ = pids(session)
+    host.set_fault("unlock", first, error=801, times=2)
+    session.send(make_command("c3", "w1", remap=move(host, w1=(0, 2))))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    start_worker(host)
+    again = coordinator.next_session()
+    assert again.outcome("c3").state == SUCCEEDED
+    check_place(again, host, "w1", 2)
 
 
 def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(

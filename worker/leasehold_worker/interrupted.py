@@ -32,6 +32,7 @@ from leasehold_worker.preconditions import is_sequential
 from leasehold_worker.preflight import home_of
 from leasehold_worker.processes import ProcessIdentity, is_alive
 from leasehold_worker.proof import Occupancy, placed
+from leasehold_worker.remap_recovery import RemapRecovery
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Settlement, settle_state, where_members_are
 from leasehold_worker.strategies import CUDA_SUSPEND
@@ -91,12 +92,18 @@ class Interrupted:
         held = workload.lease.gpu_uuids if workload.lease is not None else home
         destination = () if workload.parked else held
         plan = Plan([party := Party(workload, members=workload.members, home=home, destination=destination)])
+        # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
+        holds = workload.lease is not None and workload.lease.gpu_uuids == home
+        left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
         try:
             found = {workload.workload_id: await self._observe(party, ())}
             crash_point("workload-probed")
             if was_halfway:
                 workload.restored = True  # perhaps: nobody has written down how far it went
                 await self._bring_together(plan, found)
+            elif left_parked and _all_parked(found):
+                workload.restored = True
+                await self._return(plan, found, ())
         except OperationError as refused:
             logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
             if was_halfway and _standing(workload) == before:
@@ -116,7 +123,7 @@ class Interrupted:
         members, occupancies = await where_members_are(self._parts.proof, plan, found, done=False)
         if _standing(workload) == before:  # else somebody has begun something with it
             reserved = self._reserve_occupied(workload, occupancies[workload.workload_id].listed)
-            self._settle(plan, found, reserved, members, occupancies, error)
+            self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Takes the GPUs that a workload without a lease is on, as far as they are free."""
@@ -132,8 +139,9 @@ class Interrupted:
         """Ends an operation that was under way.
 
         Members that are all parked stay parked; where only some are, or some are locked, all are brought to
-        run. That leads to where the operation wanted to be, or back. Those that were to become an image, and
-        ran or slept before, are brought to run too: parked in memory is neither.
+        run. That leads to where the operation wanted to be, or back. Members that ran before a remap are
+        brought to run even if all are parked; their workload keeps its old GPUs until they do. Members that
+        were to become an image, and ran or slept before, are brought to run too: parked in memory is neither.
 
         Args:
             intent: What it was about to do last.
@@ -161,6 +169,7 @@ class Interrupted:
             for found, party in zip(intent.parties, parties, strict=True)
         )
         back = kind == "suspend" and not by_suspend and not were_down
+        ran = kind != "suspend" and not any(found.parked for found in intent.parties)
         problem: OperationError | None = None
         outcomes: dict[str, list[MemberOutcome]] = {}
         try:
@@ -169,7 +178,10 @@ class Interrupted:
                     party, intent.pairs if moving else ()
                 )
             crash_point("workload-probed")
-            await self._bring_together(plan, outcomes, back=back)
+            if ran and _all_parked(outcomes):
+                await self._return(plan, outcomes, intent.pairs if moving else ())
+            else:
+                await self._bring_together(plan, outcomes, back=back)
         except OperationError as error:
             problem = error
         for party in parties:
@@ -181,7 +193,9 @@ class Interrupted:
         done = done and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
         members, occupancies = await where_members_are(self._parts.proof, plan, outcomes, done=done)
-        self._settle(plan, outcomes, intent.reserved, members, occupancies, None if done else failure)
+        self._settle(
+            plan, outcomes, intent.reserved, members, occupancies, None if done else failure, keep=ran
+        )
         if done:
             return None, "the worker restarted meanwhile, and found it done"
         return _interruption(kind, workloads, problem), ""
@@ -248,18 +262,33 @@ class Interrupted:
             raise OperationError(
                 errors_pb2.ERROR_REASON_MEMBER_WEDGED, "its members are on old and on new GPUs: restore it"
             )
+        group = self._group(plan, outcomes)
+        try:
+            await group.restore(plan.pairs if moved else ())
+        finally:
+            _take_over(outcomes, group)
+
+    async def _return(
+        self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...]
+    ) -> None:
+        """Brings members that are all parked, and ran before, to run on their new or their old GPUs.
+
+        Raises:
+            OperationError: It can't be done.
+        """
+        group = self._group(plan, outcomes)
+        try:
+            await RemapRecovery(self._parts.proof, group).restore(pairs)
+        finally:
+            _take_over(outcomes, group)
+
+    def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
+        """The members that live, as they are now."""
         lanes: list[list[Member]] = []
         for party in plan.parties:
             here = [_as_it_is(o) for o in outcomes[party.workload.workload_id] if o.state_after != GONE]
             lanes += [here] if is_sequential(party.workload.spec, here) else [[member] for member in here]
-        group = Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
-        by_identity = {outcome.member.identity: outcome for outcome in everyone}
-        try:
-            await group.restore(plan.pairs if moved else ())
-        finally:
-            for after in group.outcomes:
-                outcome = by_identity[after.member.identity]
-                outcome.state_after, outcome.displacement = after.state_after, after.displacement
+        return Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
 
     async def _is_done(
         self, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...], kind: str
@@ -283,14 +312,19 @@ class Interrupted:
         members: Mapping[str, tuple[Member, ...]],
         occupancies: Mapping[str, Occupancy],
         error: OperationError | None,
+        *,
+        keep: bool = False,
     ) -> None:
-        """Gives every workload the lease and the state that its members say: one record on disk."""
+        """Gives every workload the lease and the state that its members say: one record on disk.
+
+        ``keep`` leaves workloads that stay parked the GPUs that they hold.
+        """
         pool, report = self._parts.pool, Report(lambda _: None)
         settlement = Settlement(pool, plan, outcomes, reserved)
         if error is None:
             settlement.done(report)
         else:
-            settlement.failed(occupancies, report)
+            settlement.failed(occupancies, report, keep=keep)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
         for party in plan.parties:
@@ -306,6 +340,18 @@ def _standing(workload: Workload) -> tuple[object, ...]:
 
 def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:
     return {outcome.state_after for outcome in outcomes} - {GONE}
+
+
+def _all_parked(outcomes: Mapping[str, Sequence[MemberOutcome]]) -> bool:
+    return _states([outcome for mine in outcomes.values() for outcome in mine]) == {CHECKPOINTED}
+
+
+def _take_over(outcomes: Mapping[str, Sequence[MemberOutcome]], group: Group) -> None:
+    """Notes where a group has left the members."""
+    by_identity = {outcome.member.identity: outcome for mine in outcomes.values() for outcome in mine}
+    for after in group.outcomes:
+        outcome = by_identity[after.member.identity]
+        outcome.state_after, outcome.displacement = after.state_after, after.displacement
 
 
 def _as_it_is(outcome: MemberOutcome) -> Member:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, final
 
+from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 
 from leasehold_worker.checkpoint.gpu_pairs import moved
@@ -43,6 +44,8 @@ from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workload import WEDGED as WORKLOAD_WEDGED
 from leasehold_worker.workloads import Workloads
+
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 
@@ -132,7 +135,7 @@ class Settlement:
         """Gives every workload the GPUs that it was to get."""
         self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
 
-    def failed(self, occupancies: Mapping[str, Occupancy], report: Report) -> None:
+    def failed(self, occupancies: Mapping[str, Occupancy], report: Report, *, keep: bool = False) -> None:
         """Leaves every workload the GPUs that its members may be on.
 
         After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
@@ -141,6 +144,7 @@ class Settlement:
         Args:
             occupancies: Where NVML says that members are now, by workload id.
             report: Gets the GPUs that changed hands.
+            keep: Workloads that are parked whole keep the GPUs that they hold: they are to run there again.
         """
         certain: dict[str, set[str]] = {}
         possible: dict[str, set[str]] = {}
@@ -148,7 +152,10 @@ class Settlement:
             workload_id = party.workload.workload_id
             mine = self._outcomes[workload_id]
             certain[workload_id], possible[workload_id] = occupied_gpus(party, mine, occupancies[workload_id])
-            if all(outcome.state_after == GONE for outcome in mine):
+            states = {outcome.state_after for outcome in mine} - {GONE}
+            # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
+            kept = keep or (party.workload.state == RESTORING and party.workload.parked is None)
+            if not states or (kept and states == {CHECKPOINTED}):
                 certain[workload_id] = set(_held(party))
             if party.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
                 certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease

@@ -1,6 +1,7 @@
 """The journal on a real file, and a worker whose disk refuses."""
 
 import resource
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -19,6 +20,7 @@ from leasehold_worker.command_ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal, open_journal
+from leasehold_worker.journal_seal import JournalSeal
 from leasehold_worker.leases import Cordon, Standing
 from trio.testing import wait_all_tasks_blocked
 
@@ -31,7 +33,8 @@ KEY = ("workloads", "w1")
 
 
 def workload(workload_id: str, record: bytes = b"{}") -> list[journal_file.Statement]:
-    return [("INSERT OR REPLACE INTO workloads VALUES (?, ?)", (workload_id, record))]
+    values = (workload_id, record)
+    return [("INSERT OR REPLACE INTO workloads VALUES (?1, ?2, row_digest(?1, ?2))", values)]
 
 
 def rows(path: Path) -> dict[str, bytes]:
@@ -188,8 +191,10 @@ async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_la
         lambda path: path.write_bytes(path.read_bytes()[:5000] + b"\xff" * 3000 + path.read_bytes()[8000:]),
         lambda path: _set_version(path, 99),
         lambda path: _set_record(path, b"{"),
+        lambda path: _set_record(path, b"{}", "digest"),
+        lambda path: path.with_name(f"{path.name}-seal").unlink(),
     ],
-    ids=["foreign", "damaged", "newer", "unreadable record"],
+    ids=["foreign", "damaged", "newer", "unreadable record", "another record", "no seal"],
 )
 def test_a_journal_that_cannot_be_used_is_left_as_it_is(
     path: Path, break_it: Callable[[Path], object]
@@ -210,10 +215,122 @@ def _set_version(path: Path, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {version}")
 
 
-def _set_record(path: Path, record: bytes) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE workloads SET record = ?", (record,))
+def _set_record(path: Path, record: bytes, digest: str = "row_digest(workload_id, ?1)") -> None:
+    with journal_file.connect(path) as connection:
+        connection.execute(f"UPDATE workloads SET record = ?1, digest = {digest}", (record,))
     connection.close()
+
+
+def killed(path: Path) -> Path:
+    """The files of a journal as a killed worker leaves them, with three commits in the log."""
+    file = journal_file.JournalFile(path)
+    for number in range(3):
+        file.commit(standing(number))
+    left = path.with_name("left")
+    left.mkdir()
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-seal"):
+        shutil.copy(path.with_name(name), left)
+    file.close()
+    return left / path.name
+
+
+def standing(number: int) -> list[journal_file.Statement]:
+    return journal_file.keep_standing(f"GPU-{number}", Standing(health_reason="noisy" * 100))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_journal_whose_log_lost_commits_is_left_as_it_is(path: Path) -> None:
+    left = killed(path)
+    log = left.with_name(f"{left.name}-wal")
+    flip(log, log.stat().st_size // 2)
+    before = log.read_bytes()
+    with pytest.raises(StartError, match=r"its last commit is number ., and journal\.sqlite3-seal says 3"):
+        journal_file.JournalFile(left)
+    assert log.read_bytes() == before
+    flip(log, log.stat().st_size // 2)
+    file = journal_file.JournalFile(left)
+    assert file.contents.standings.keys() == {"GPU-0", "GPU-1", "GPU-2"}
+    file.close()
+
+
+def test_a_bit_that_flips_in_a_record_is_noticed(path: Path) -> None:
+    file = journal_file.JournalFile(path)
+    file.commit(standing(1))
+    file.close()
+    flip(path, path.read_bytes().index(b"noisy"))
+    with pytest.raises(StartError, match="1 rows of standings are damaged"):
+        journal_file.JournalFile(path)
+
+
+def test_a_journal_from_an_old_backup_is_noticed(path: Path) -> None:
+    journal_file.JournalFile(path).close()
+    old = path.read_bytes()
+    file = journal_file.JournalFile(path)
+    file.commit(standing(1))
+    file.close()
+    path.write_bytes(old)
+    with pytest.raises(StartError, match=r"number 0, and journal\.sqlite3-seal says 1"):
+        journal_file.JournalFile(path)
+    path.unlink()
+    with pytest.raises(StartError, match="it is gone, and had 1 commits"):
+        journal_file.JournalFile(path)
+    assert not path.exists()
+
+
+def test_a_crash_between_a_commit_and_its_seal_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = journal_file.JournalFile(path)
+    with monkeypatch.context() as crash:
+        crash.setattr(JournalSeal, "write", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            file.commit(standing(1))
+    file.close()
+    again = journal_file.JournalFile(path)
+    assert again.contents.standings.keys() == {"GPU-1"}
+    again.commit(standing(2))
+    again.close()
+    last = journal_file.JournalFile(path)
+    assert last.contents.standings.keys() == {"GPU-1", "GPU-2"}
+    last.close()
+
+
+def test_a_seal_that_can_not_be_written_holds_up_the_next_commit_only(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    file = journal_file.JournalFile(path)
+    with monkeypatch.context() as disk:
+        disk.setattr(JournalSeal, "write", refuse)
+        file.commit(standing(1))
+        with pytest.raises(sqlite3.OperationalError, match="seal: Input/output error"):
+            file.commit(standing(2))
+    file.commit(standing(3))
+    file.close()
+    again = journal_file.JournalFile(path)
+    assert again.contents.standings.keys() == {"GPU-1", "GPU-3"}
+    again.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-seal"])
+async def test_a_journal_that_is_deleted_under_a_worker_takes_nothing_more(path: Path, suffix: str) -> None:
+    async with open_journal(path) as journal:
+        await journal.write(KEY, workload("w1"))
+        gone = path.with_name(f"{path.name}{suffix}")
+        gone.rename(path.with_name("elsewhere"))
+        with pytest.raises(OperationError, match="deleted or replaced") as refused:
+            await journal.write(KEY, workload("w2"))
+        assert refused.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+        path.with_name("elsewhere").rename(gone)  # which is what a user can do
+        await journal.write(KEY, workload("w3"))
+    assert rows(path).keys() == {"w1", "w3"}
 
 
 def test_a_worker_whose_disk_is_full_takes_in_nothing_and_goes_on_afterwards(
@@ -264,8 +381,14 @@ def test_a_journal_of_format_1_is_taken_over(path: Path) -> None:
     file = journal_file.JournalFile(path)
     file.close()
     with sqlite3.connect(path) as connection:
-        connection.executescript("DROP TABLE standings; PRAGMA user_version = 1")
+        without = "".join(
+            f"ALTER TABLE {table} DROP COLUMN digest;" for table in ("commands", "intents", "workloads")
+        )
+        connection.executescript(
+            f"DROP TABLE standings; DROP TABLE commits; {without} PRAGMA user_version = 1"
+        )
     connection.close()
+    path.with_name(f"{path.name}-seal").unlink()
     file = journal_file.JournalFile(path)
     assert file.contents.standings == {}
     file.commit(journal_file.keep_standing("GPU-1", standing))

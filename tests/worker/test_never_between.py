@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RestoreOperation, StopOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.journal_file import connect
 
 from .conftest import end_leftovers
 from .counters import counts, read_output, wait_counting
@@ -48,12 +48,13 @@ ENDS = (workload_pb2.WORKLOAD_STATE_EXITED, workload_pb2.WORKLOAD_STATE_FAILED)
 
 def restart_host(state_directory: Path, session: Session) -> None:
     """Leaves what a worker finds on disk after its host was restarted."""
-    journal = sqlite3.connect(state_directory / "journal.sqlite3")
+    journal = connect(state_directory / "journal.sqlite3")
     with closing(journal), journal:
         journal.execute(
             "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
             (session.hello.boot_id,),
         )
+        journal.execute("UPDATE workloads SET digest = row_digest(workload_id, record)")
     end_leftovers(state_directory)
 
 

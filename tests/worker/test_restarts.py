@@ -1,7 +1,6 @@
 """A worker that is killed and started again on the same state directory."""
 
 import signal
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.journal_file import connect
 
 from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
@@ -139,11 +139,12 @@ def test_after_a_reboot_everything_is_reported_gone(
     wait_counting(session, "w2")
     session.run("c3", "w2", suspend=SuspendOperation())
     worker.kill()
-    with sqlite3.connect(tmp_path / "state/journal.sqlite3") as journal:
+    with connect(tmp_path / "state/journal.sqlite3") as journal:
         journal.execute(
             "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
             (session.hello.boot_id,),
         )
+        journal.execute("UPDATE workloads SET digest = row_digest(workload_id, record)")
     journal.close()
     end_leftovers(tmp_path / "state")  # as the reboot did
     start_worker(host)
@@ -173,11 +174,12 @@ def test_what_is_parked_without_processes_outlives_a_reboot(
         suspend = SuspendOperation(policy=policy, force=True)
         assert session.run(f"park-{workload_id}", workload_id, suspend=suspend).state == SUCCEEDED
     worker.kill()
-    with sqlite3.connect(tmp_path / "state/journal.sqlite3") as journal:
+    with connect(tmp_path / "state/journal.sqlite3") as journal:
         journal.execute(
             "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, 'another') AS BLOB)",
             (session.hello.boot_id,),
         )
+        journal.execute("UPDATE workloads SET digest = row_digest(workload_id, record)")
     journal.close()
     start_worker(host, config=str(settings))
     again = coordinator.next_session()

@@ -1,6 +1,8 @@
 """A worker that is killed and started again on the same state directory."""
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +83,56 @@ def test_workloads_and_leases_outlive_the_worker(
     assert counts(text) == list(range(counts(text)[0], counts(text)[-1] + 1))
     stopped = again.run("c6", "w2", stop=StopOperation())
     assert stopped.workloads[0].status.HasField("exit"), "the launcher has kept it"
+
+
+def test_workloads_outlive_the_loss_of_the_journal(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    session.run("c2", "w2", run=counter_run("two", 2))
+    wait_counting(session, "w1")
+    wait_counting(session, "w2")
+    assert session.run("c3", "w2", suspend=SuspendOperation()).state == SUCCEEDED
+    pair = gpu_pb2.GpuPair(old_uuid=host.gpus[0].uuid, new_uuid=host.gpus[3].uuid)
+    moved = session.run("c4", "w1", remap=RemapOperation(moves=[Move(workload_id="w1", pairs=[pair])]))
+    assert moved.state == SUCCEEDED
+    worker.kill()
+    for path in (tmp_path / "state").glob("journal.sqlite3*"):
+        path.unlink()
+    again_worker = start_worker(host)
+    again = coordinator.next_session()
+    assert workload(again, "w1").spec.arguments[1:] == counter_run("one").spec.arguments[1:]
+    assert slots(again)[3] == LEASED
+    wait_counting(again, "w1", host.gpus[3].uuid)
+    until(again, "w2", SUSPENDED)
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == [FREE, FREE, FREE, LEASED])
+    assert again.run("c5", "w2", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(again, "w2")
+    assert "workload two (w2) lives as process" in again_worker.log.read_text()
+    assert again.run("c6", "w1", stop=StopOperation()).state == SUCCEEDED
+    until(again, "w1", EXITED)
+
+
+def test_marked_processes_that_the_journal_does_not_know_are_reported(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    socket = tmp_path / "state/worker.sock"
+    marks = [
+        {"LEASEHOLD_WORKLOAD_ID": f"lost-{ours}", "LEASEHOLD_SOCKET": ours} for ours in (str(socket), "x")
+    ]
+    processes = [subprocess.Popen(["sleep", "300"], env={**os.environ, **mark}) for mark in marks]
+    try:
+        worker = start_worker(None)
+        coordinator.next_session()
+        log = worker.log.read_text()
+        assert f"process {processes[0].pid} carries the mark of workload 'lost-" in log
+        assert "lost-x" not in log
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_graceful_stop_leaves_the_workloads(

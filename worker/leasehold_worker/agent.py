@@ -33,6 +33,7 @@ from leasehold_worker.processes import boot_id
 from leasehold_worker.recovery import Recovery
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
+from leasehold_worker.strays import Strays
 from leasehold_worker.workload import (
     ENDED,
     FAILED,
@@ -133,6 +134,8 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)
             recovery.rebuild()
+            strays = Strays(parts, workloads_path, config.socket_path)
+            await strays.take_back({entry.command.workload_id for entry in commands.open_entries})
             await trio.to_thread.run_sync(parts.disk.expect_interrupted)
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)

@@ -104,7 +104,11 @@ def _health_change(before: GpuLease, after: GpuLease) -> str:
 def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignProcess]) -> Iterator[str]:
     known, now = {process.pid for process in before}, {process.pid for process in after}
     if come := [process for process in after if process.pid not in known]:
-        yield f"is held by {foreign_text(GpuLease(foreign_processes=come))}, which no workload has"
+        for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
+            some = [process for process in come if process.workload_id == workload_id]
+            whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
+            held_by = foreign_text(GpuLease(foreign_processes=some))
+            yield f"is held by {held_by}, {whose if workload_id else 'which no workload has'}"
     if left := [process for process in before if process.pid not in now]:
         yield f"is no longer held by {foreign_text(GpuLease(foreign_processes=left))}"
 

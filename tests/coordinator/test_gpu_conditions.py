@@ -109,6 +109,11 @@ def test_changes_in_words() -> None:
         "is held by pid 8, which no workload has",
         "is no longer held by pid 7 of bob (python train.py)",
     ]
+    child = ForeignProcess(pid=9, workload_id="w-1", workload_name="one")
+    assert told(entry(), entry(foreign_processes=[STRANGER, child])) == [
+        "is held by pid 7 of bob (python train.py), which no workload has",
+        "is held by pid 9, of workload one, which does not lease it: suspend and restore one",
+    ]
     assert next(iter(changes(Conditions(), Conditions(CORDON)))).gpu is None
     assert list(changes(Conditions(None, {"GPU-a": sick}), Conditions())) == []
 

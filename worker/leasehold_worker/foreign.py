@@ -1,6 +1,7 @@
 """Who else is on this host's GPUs: processes that NVML lists and that belong to no workload with a lease.
 
-A workload's own process is foreign on a GPU that nobody leases: it took no notice of its variables.
+A workload's own process is foreign on a GPU that the workload does not lease: the process took no notice of
+its variables, or the workload was moved and the process began later.
 
 What NVML does not answer is not known: a GPU that a workload leaves while its processes can't be listed is
 nobody's until they can.
@@ -28,7 +29,7 @@ from leasehold_worker.processes import (
     variable_of,
     wait_ended,
 )
-from leasehold_worker.workload import ENDED, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.workload import ENDED, IN_OPERATION, WORKLOAD_ID_VARIABLE, Workload
 from leasehold_worker.workloads import Workloads
 
 logger = logging.getLogger(__name__)
@@ -71,16 +72,37 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
 class _Holder(NamedTuple):
     workload_id: str
     root: ProcessIdentity
+    name: str
+    generation: int
     asleep_on: Collection[str]
     """GPUs on which it keeps a CUDA context though it holds no lease."""
+    settled: bool
+    """No operation moves it, so that its GPUs are those of its lease."""
 
 
 def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
     return [
-        _Holder(each.workload_id, each.root, each.parked.gpu_uuids if each.parked and each.is_asleep else ())
+        _Holder(
+            each.workload_id,
+            each.root,
+            each.name,
+            each.generation,
+            each.parked.gpu_uuids if each.parked and each.is_asleep else (),
+            each.state not in IN_OPERATION,
+        )
         for each in workloads
         if each.state not in ENDED and not each.absent
     ]
+
+
+def _changed(holders: Iterable[_Holder], workloads: Workloads) -> set[str]:
+    """The workloads that something was done with since, or that are not known any more."""
+    return {
+        holder.workload_id
+        for holder in holders
+        if holder.workload_id not in workloads
+        or workloads.get(holder.workload_id).generation != holder.generation
+    }
 
 
 def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) -> str:
@@ -160,18 +182,28 @@ class ForeignWatch:
     async def _look(self, workloads: Workloads, leaving: Workload | None) -> Collection[str]:
         """Looks, and says which GPUs were seen."""
         before = self._leases()
-        idle = {gpu_uuid for gpu_uuid, lease_id in before.items() if lease_id is None}
+        lessees = {
+            slot.gpu_uuid: slot.lease.workload_id if slot.lease else ""
+            for slot in self._pool.snapshot_leases().slots
+        }
         try:
             usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
-            found = await self._sort(usage, ours, idle)
+            found = await self._sort(usage, ours, lessees)
         except OSError as error:  # for want of descriptors or memory
             logger.warning("who is on the GPUs can't be seen for the moment: %s", error)
             usage, found = {}, _Found({}, {})
         now = self._leases()
+        moving = _changed(ours, workloads)
         # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
         same = {gpu_uuid for gpu_uuid in found.foreign if before.get(gpu_uuid) == now.get(gpu_uuid)}
-        seen = {gpu_uuid: who for gpu_uuid, who in found.foreign.items() if gpu_uuid in same}
+        seen = {
+            gpu_uuid: tuple(
+                process for process in who if now[gpu_uuid] is None or process.workload_id not in moving
+            )
+            for gpu_uuid, who in found.foreign.items()
+            if gpu_uuid in same
+        }
         asleep = {gpu_uuid: kept for gpu_uuid, kept in found.asleep_bytes.items() if gpu_uuid in same}
         self._listed |= seen.keys()
         self._kept_back = {uuid: left for uuid, left in self._kept_back.items() if uuid not in seen}
@@ -184,7 +216,7 @@ class ForeignWatch:
         return {slot.gpu_uuid: slot.lease.lease_id if slot.lease else None for slot in slots}
 
     async def _sort(
-        self, usage: Mapping[str, GpuUsage], ours: Collection[_Holder], idle: Collection[str]
+        self, usage: Mapping[str, GpuUsage], ours: Collection[_Holder], lessees: Mapping[str, str]
     ) -> "_Found":
         """Who is foreign on which GPU, and what sleeps there. Empty where that was not to be learned in time.
 
@@ -194,7 +226,7 @@ class ForeignWatch:
         limiter = self._telling if fully else self._sorting
         with trio.move_on_after(TELL_TIMEOUT_S):
             return await trio.to_thread.run_sync(
-                _Sorting(usage, ours, idle, fully).sort, abandon_on_cancel=True, limiter=limiter
+                _Sorting(usage, ours, lessees, fully).sort, abandon_on_cancel=True, limiter=limiter
             )
         logger.warning("the processes on the GPUs can't be read: one of them may be stuck in the kernel")
         return _Found({}, {})
@@ -270,13 +302,13 @@ class _Sorting:
     Attributes:
         usage: Who is on which GPU.
         ours: Whose processes are not foreign.
-        idle: GPUs that nobody leases: there, everybody is foreign.
+        lessees: Id of the workload that leases a GPU, by GPU. Empty: nobody, and there everybody is foreign.
         fully: Read also what can take for ever: the marks of processes, their arguments and users' names.
     """
 
     usage: Mapping[str, GpuUsage]
     ours: Collection[_Holder]
-    idle: Collection[str]
+    lessees: Mapping[str, str]
     fully: bool
 
     def sort(self) -> _Found:
@@ -284,26 +316,36 @@ class _Sorting:
         marked_id = None if self.fully else ""
         pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
         holder_ids = {pid: _holder_id(pid, self.ours, marked_id) for pid in pids}
-        asleep_on = {holder.workload_id: holder.asleep_on for holder in self.ours}
+        holders = {holder.workload_id: holder for holder in self.ours}
         found = _Found({}, {})
         for gpu_uuid, gpu in self.usage.items():
-            sleepers = {holder_id for holder_id, uuids in asleep_on.items() if gpu_uuid in uuids}
+            sleepers = {each.workload_id for each in self.ours if gpu_uuid in each.asleep_on}
             found.asleep_bytes[gpu_uuid] = _kept_bytes(gpu, sleepers, holder_ids)
             foreign = sorted(
-                pid
-                for pid in gpu.processes
-                if not holder_ids[pid]
-                or (gpu_uuid in self.idle and gpu_uuid not in asleep_on[holder_ids[pid]])
+                pid for pid in gpu.processes if not self._may_be_on(gpu_uuid, holders.get(holder_ids[pid]))
             )
-            told = [self._describe(pid, gpu.processes[pid]) for pid in foreign[:PROCESSES_LIMIT]]
+            told = [
+                self._describe(pid, gpu.processes[pid], holders.get(holder_ids[pid]))
+                for pid in foreign[:PROCESSES_LIMIT]
+            ]
             found.foreign[gpu_uuid] = tuple(told)
         return found
 
-    def _describe(self, pid: int, size: int | None) -> ForeignProcess:
+    def _may_be_on(self, gpu_uuid: str, holder: _Holder | None) -> bool:
+        """Whether a process of a workload is on a GPU by right."""
+        if holder is None:
+            return False
+        lessee = self.lessees.get(gpu_uuid, "")
+        by_right = lessee == holder.workload_id or gpu_uuid in holder.asleep_on
+        return by_right or (bool(lessee) and not holder.settled)
+
+    def _describe(self, pid: int, size: int | None, holder: _Holder | None) -> ForeignProcess:
         uid = user_id(pid)
+        workload_id, name = (holder.workload_id, holder.name) if holder is not None else ("", "")
         if not self.fully:
-            return ForeignProcess(pid, "" if uid is None else str(uid), "", size)
-        return ForeignProcess(pid, user_name(uid), " ".join(command_line(pid))[:COMMAND_LIMIT], size)
+            return ForeignProcess(pid, "" if uid is None else str(uid), "", size, workload_id, name)
+        command = " ".join(command_line(pid))[:COMMAND_LIMIT]
+        return ForeignProcess(pid, user_name(uid), command, size, workload_id, name)
 
 
 def _kept_bytes(gpu: GpuUsage, sleepers: Collection[str], holder_ids: Mapping[int, str]) -> int | None:

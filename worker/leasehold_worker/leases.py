@@ -53,12 +53,14 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """A process on a GPU that belongs to no workload. Field names are those of ``lease.proto``."""
+    """A process on a GPU, of no workload that leases the GPU. Field names are those of ``lease.proto``."""
 
     pid: int
     user: str
     command: str
     device_memory_bytes: int | None
+    workload_id: str = ""
+    workload_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.strategies import ladder, policy_text, resolve
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
+from leasehold_worker.trespass import CHILDREN_OF_MOVED
 from leasehold_worker.workload import CHECKPOINTED, PARKED, SLEEPING, STOPPED
 from leasehold_worker.workloads import Workloads
 
@@ -218,6 +219,7 @@ class Operations:
                 await self._imaging.bring_back(plan, reserved, report)
             case _:
                 await self._moving.wake(plan, reserved, report)
+        _warn_of_children(report)
 
     async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
@@ -226,6 +228,7 @@ class Operations:
         if self._is_settled(plan, report):
             return
         await self._moving.remap(plan, self._moving.reserve(plan), report, lock_timeout_s(operation))
+        _warn_of_children(report)
 
     def _is_settled(self, plan: Plan, report: Report) -> bool:
         """Whether there is nothing to do.
@@ -237,3 +240,9 @@ class Operations:
         report.warnings += plan.findings.warnings
         report.already_there = plan.already_there
         return plan.already_there
+
+
+def _warn_of_children(report: Report) -> None:
+    """Says what a move can't change."""
+    if report.applied_pairs:
+        report.warnings.append(CHILDREN_OF_MOVED)

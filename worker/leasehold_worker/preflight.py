@@ -54,6 +54,7 @@ from leasehold_worker.strategies import (
     strategy_of,
 )
 from leasehold_worker.tiers import Tiers
+from leasehold_worker.trespass import displaced, is_elsewhere
 from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workload import (
     PARKED,
@@ -314,7 +315,8 @@ class Preflight:
             self._destinations.complete(plan, wanted)
         if plan.refused:
             return plan
-        if all(party.home == party.destination for party in plan.parties):
+        stays = all(party.home == party.destination for party in plan.parties)
+        if stays and not await self._are_elsewhere(plan):
             plan.already_there = True
             return plan
         await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
@@ -371,7 +373,8 @@ class Preflight:
                 if await will_end(party.workload.root):
                     require_alive(party.workload)
                 raise
-            party.members = await self._proof.measured(found)
+            measured = await self._proof.measured(found)
+            party.members = displaced(measured, _leased(party), self._inventory.chips, findings)
             party.full_bytes = full_bytes(party)
             require_all(processes, found, usage)
 
@@ -399,6 +402,15 @@ class Preflight:
             for member in found
         )
 
+    async def _are_elsewhere(self, plan: Plan) -> bool:
+        """Whether processes of running workloads are on GPUs that these do not lease."""
+        usage = await self._proof.usage()
+        return any(
+            is_elsewhere(party.workload.processes(), _leased(party), usage)
+            for party in plan.parties
+            if party.workload.state == RUNNING
+        )
+
     async def _are_astray(self, plan: Plan) -> bool:
         """Whether members that are not parked are on other GPUs than their workload is to have."""
         resident = [member for member in plan.members if member.state != CHECKPOINTED]
@@ -422,6 +434,10 @@ class Preflight:
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
+
+
+def _leased(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
 
 
 def home_of(workload: Workload) -> tuple[str, ...]:

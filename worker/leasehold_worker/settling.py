@@ -96,7 +96,9 @@ def occupied_gpus(
     certain = possible & occupancy.listed
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
-            certain |= possible.intersection(moved(party.home, outcome.displacement))
+            places = possible.intersection(moved(party.home, outcome.displacement))
+            # A member on a GPU that the workload does not lease still needs those that it does.
+            certain |= places or set(_held(party))
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
         return certain, possible

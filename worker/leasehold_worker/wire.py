@@ -80,6 +80,8 @@ def gpu_lease(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.GpuLease
                 user=process.user,
                 command=process.command,
                 device_memory_bytes=process.device_memory_bytes,
+                workload_id=process.workload_id,
+                workload_name=process.workload_name,
             )
             for process in slot.foreign
         ],

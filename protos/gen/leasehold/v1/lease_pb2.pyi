@@ -153,7 +153,9 @@ class GpuLease(_message.Message):
 
     @_builtins.property
     def foreign_processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignProcess]:
-        """Processes that hold memory on it and belong to no workload, 16 at most. Leasehold never touches them."""
+        """Processes that hold memory on it and belong to no workload that leases it, 16 at most. Leasehold touches
+        only those of a workload, with their workload.
+        """
 
     def __init__(
         self,
@@ -232,7 +234,7 @@ Global___Cordon: _TypeAlias = Cordon  # noqa: Y015
 
 @_typing.final
 class ForeignProcess(_message.Message):
-    """A process that holds memory on a GPU and belongs to no workload."""
+    """A process that holds memory on a GPU and belongs to no workload that leases the GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -240,6 +242,8 @@ class ForeignProcess(_message.Message):
     USER_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_NAME_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     """Process id on the host."""
     user: _builtins.str
@@ -248,6 +252,10 @@ class ForeignProcess(_message.Message):
     """What runs, as far as /proc says. Empty: unknown."""
     device_memory_bytes: _builtins.int
     """Device memory that it holds on the GPU, in bytes. Absent: NVML couldn't say."""
+    workload_id: _builtins.str
+    """Id of the workload that it belongs to, and that does not lease this GPU. Empty: none."""
+    workload_name: _builtins.str
+    """Name of that workload."""
     def __init__(
         self,
         *,
@@ -255,10 +263,12 @@ class ForeignProcess(_message.Message):
         user: _builtins.str = ...,
         command: _builtins.str = ...,
         device_memory_bytes: _builtins.int | None = ...,
+        workload_id: _builtins.str = ...,
+        workload_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes", "device_memory_bytes", b"device_memory_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes", "command", b"command", "device_memory_bytes", b"device_memory_bytes", "pid", b"pid", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes", "command", b"command", "device_memory_bytes", b"device_memory_bytes", "pid", b"pid", "user", b"user", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_memory_bytes: _TypeAlias = _typing.Literal["device_memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_memory_bytes: _TypeAlias = _typing.Literal["_device_memory_bytes", b"_device_memory_bytes"]  # noqa: Y015

@@ -1,0 +1,76 @@
+"""Members of a workload on GPUs that it does not lease.
+
+A move changes where processes run, and can't change their environment: a child that a moved process starts
+reads the CUDA_VISIBLE_DEVICES of the start, and begins on the old GPU. Such a member counts as displaced from
+the GPU that took the place of the one that it uses, so that a restore or a remap brings it there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.checkpoint.members import RUNNING, Member
+from leasehold_worker.errors import OperationError
+from leasehold_worker.inventory import GpuUsage
+from leasehold_worker.plan import Findings
+from leasehold_worker.processes import ProcessIdentity, variable_of
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+CHILDREN_OF_MOVED = (
+    "processes that the workload starts from now on still read the CUDA_VISIBLE_DEVICES of its start: those "
+    "that begin to use CUDA do so on the old GPUs, without a lease"
+)
+
+
+def is_elsewhere(
+    processes: Sequence[ProcessIdentity], held: Collection[str], usage: Mapping[str, GpuUsage]
+) -> bool:
+    """Whether NVML lists one of the processes on a GPU that is not held."""
+    pids = {identity.pid for identity in processes}
+    return any(gpu_uuid not in held and pids & gpu.processes.keys() for gpu_uuid, gpu in usage.items())
+
+
+def displaced(
+    members: Sequence[Member], home: Sequence[str], chips: Mapping[str, str], findings: Findings
+) -> tuple[Member, ...]:
+    """The members, those on GPUs that the workload does not hold as displaced from the ones that it does.
+
+    Args:
+        members: Measured. They may block to be read.
+        home: GPUs that the workload holds, in its order.
+        chips: Chip name by UUID of every GPU of the host.
+        findings: Gets a warning for each member that is displaced.
+
+    Raises:
+        OperationError: REMAP_NOT_APPLIED, it can't be told which GPU has taken the place of one in use.
+    """
+    return tuple(_displaced(member, home, chips, findings) for member in members)
+
+
+def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], findings: Findings) -> Member:
+    used = member.device_memory_bytes
+    strange = [gpu_uuid for gpu_uuid in used if gpu_uuid not in home]
+    if not home or not strange or member.state != RUNNING:
+        return member
+    pid, names = member.identity.pid, ", ".join(strange)
+    started_with = variable_of(pid, VISIBLE_VARIABLE).split(",")
+    if len(started_with) != len(home) or not set(used) <= set(started_with):
+        raise OperationError(
+            errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
+            f"process {pid} uses {names}, which its workload does not lease and did not start with: end it",
+            {"pid": str(pid), "gpu_uuid": strange[0]},
+        )
+    old = dict(zip(started_with, home, strict=True))
+    findings.warn(
+        "leased_gpus",
+        f"process {pid} uses {names}, which its workload does not lease: the next restore or "
+        "remap moves the process to a GPU of the lease",
+    )
+    return replace(
+        member,
+        device_memory_bytes={old[gpu_uuid]: size for gpu_uuid, size in used.items()},
+        displacement=complete_pairs([GpuPair(old[gpu_uuid], gpu_uuid) for gpu_uuid in used], chips),
+    )

@@ -107,6 +107,8 @@ def _foreign_text(process: ForeignProcess) -> str:
     words += [f"({_one_line(process.command)})"] if process.command else []
     if process.HasField("device_memory_bytes"):
         words.append(f"holds {size(process.device_memory_bytes)}")
+    if process.workload_id:
+        words.append(f"of workload {_one_line(process.workload_name)}, which does not lease it")
     return " ".join(words)
 
 

@@ -68,11 +68,12 @@ def test_everything_that_is_known_against_a_gpu_is_told() -> None:
         foreign_processes=[
             ForeignProcess(pid=7, user="bob", command="python train.py", device_memory_bytes=2**30),
             ForeignProcess(pid=8),
+            ForeignProcess(pid=9, workload_id="w-1", workload_name="one"),
         ],
     )
     assert gpu_reason(lease) == (
         "XID_ERROR: Xid 79: fell off the bus; cordoned by ann@host: fan is loud; "
-        "pid 7 of bob (python train.py) holds 1.0 GiB; pid 8"
+        "pid 7 of bob (python train.py) holds 1.0 GiB; pid 8; pid 9 of workload one, which does not lease it"
     )
     assert gpu_reason(GpuLease(health=gpu_pb2.GPU_HEALTH_THROTTLED)) == "THROTTLED"
     assert gpu_reason(GpuLease(health=gpu_pb2.GPU_HEALTH_OK)) == ""

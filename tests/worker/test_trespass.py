@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2
+from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 
@@ -13,6 +13,7 @@ from .counters import counter_run, counters
 from .scripted_coordinator import Session
 from .test_operations import plan_of
 
+TRUE = workload_pb2.CommandHook(arguments=["true"])
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
 
 
@@ -40,12 +41,13 @@ def places(host: SimulatedHost) -> set[str]:
 
 
 @pytest.fixture
-def moved(session: Session, host: SimulatedHost, tmp_path: Path) -> Session:
+def moved(session: Session, host: SimulatedHost, tmp_path: Path, request: pytest.FixtureRequest) -> Session:
     """A workload that was moved from GPU 0 to 2, whose second process then began on GPU 0 of another's."""
     run = counter_run("w1")
     script = '"$@" & while [ ! -e "$GO" ]; do sleep 0.02; done; exec "$@"'
     run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
     run.spec.environment["GO"] = str(tmp_path / "go")
+    run.spec.hooks.extend(getattr(request, "param", ()))
     assert session.run("c1", "w1", run=run).state == SUCCEEDED
     wait_until(lambda: len(counters(host)) == 1, "the first counter uses its GPU")
     outcome = session.run("c2", "w1", remap=remap(host, 0, 2))
@@ -63,6 +65,12 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
     return places(host) == {host.gpus[gpu].uuid for gpu in gpus}
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [[], [workload_pb2.Hook(name="down", phase=workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    ids=["plain", "hooked"],
+    indirect=True,
+)
 def test_a_suspend_and_a_restore_bring_a_child_of_a_moved_process_home(
     moved: Session, host: SimulatedHost
 ) -> None:

@@ -33,12 +33,13 @@ from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.leases import Lease
-from leasehold_worker.plan import Plan
+from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import is_sequential, require_alive
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
+from leasehold_worker.trespass import displaced
 from leasehold_worker.workload import Workload, parked_bytes
 from leasehold_worker.workloads import Workloads
 
@@ -197,7 +198,16 @@ class Moving:
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
         """The members of a workload as they are now, measured."""
         found = await find_members(self._driver, await workload.find_processes())
-        return await self._proof.measured(found)
+        held = workload.lease.gpu_uuids if workload.lease is not None else ()
+        # Members on GPUs without a lease are to come home; the plan has warned of them.
+        return await trio.to_thread.run_sync(
+            displaced,
+            await self._proof.measured(found),
+            held,
+            self._inventory.chips,
+            Findings(),
+            abandon_on_cancel=True,
+        )
 
     async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:
         """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Final, final
 
+import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
@@ -374,7 +375,9 @@ class Preflight:
                     require_alive(party.workload)
                 raise
             measured = await self._proof.measured(found)
-            party.members = displaced(measured, _leased(party), self._inventory.chips, findings)
+            party.members = await trio.to_thread.run_sync(
+                displaced, measured, _leased(party), self._inventory.chips, findings, abandon_on_cancel=True
+            )
             party.full_bytes = full_bytes(party)
             require_all(processes, found, usage)
 

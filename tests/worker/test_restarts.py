@@ -115,6 +115,26 @@ def test_workloads_outlive_the_loss_of_the_journal(
     until(again, "w1", EXITED)
 
 
+def test_a_program_that_lives_though_its_workload_has_ended_is_reported(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    worker.kill()
+    with connect(tmp_path / "state/journal.sqlite3") as journal:
+        states = [f'"state":{state},"generation"' for state in (RUNNING, EXITED)]
+        journal.execute(
+            "UPDATE workloads SET record = CAST(replace(CAST(record AS TEXT), ?, ?) AS BLOB)", states
+        )
+        journal.execute("UPDATE workloads SET digest = row_digest(workload_id, record)")
+    journal.close()
+    again = start_worker(host)
+    assert workload(coordinator.next_session(), "w1").status.state == EXITED
+    assert "workload w1 has ended, by the journal, and its program lives" in again.log.read_text()
+
+
 def test_marked_processes_that_the_journal_does_not_know_are_reported(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

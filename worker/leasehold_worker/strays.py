@@ -32,6 +32,7 @@ from leasehold_worker.processes import (
 )
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.workload import (
+    ENDED,
     OUTPUT_FILE,
     RUNNING,
     UNKNOWN,
@@ -89,11 +90,21 @@ class Strays:
         Args:
             expected: Ids of workloads that are being started: their commands settle them.
         """
-        known = {workload.workload_id for workload in self._parts.workloads.all()} | set(expected)
+        workloads = self._parts.workloads.all()
+        ended = {workload.workload_id for workload in workloads if workload.state in ENDED}
+        known = {workload.workload_id for workload in workloads} | set(expected)
         with trio.move_on_after(SEARCH_TIMEOUT_S) as search:
-            found = await trio.to_thread.run_sync(self._find, known, abandon_on_cancel=True)
+            living = await trio.to_thread.run_sync(self._find, known - ended, abandon_on_cancel=True)
+            found = [stray for stray in living if stray.workload_id not in ended]
             for stray in found:
                 self._register(stray)
+            for stray in living:
+                if stray.workload_id in ended:
+                    logger.error(
+                        "workload %s has ended, by the journal, and its program lives as process %d: end it",
+                        stray.workload_id,
+                        stray.program.pid,
+                    )
             ids = known | {stray.workload_id for stray in found}
             marked = await trio.to_thread.run_sync(self._marked, ids, abandon_on_cancel=True)
             for pid, workload_id in marked:

@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def start_two(session: Session, host: SimulatedHost, go: Path) -> None:
     """A workload of one counter, which another one joins once a file is there."""
     run = counter_run("w1")
-    script = '"$@" & while [ ! -e "$GO" ]; do sleep 0.02; done; exec "$@"'
+    script = '"$@" & while [ ! -e "$GO" ]; do sleep 0.02; done; "$@"; exit'
     run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
     run.spec.environment["GO"] = str(go)
     started = session.run("c1", "w1", run=run)
@@ -76,4 +76,25 @@ def test_a_process_that_begins_to_use_cuda_during_the_lock_undoes_the_suspend(
     assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_RUNNING
     assert [process.state for process in counters(host)] == [ProcessState.RUNNING] * 2
     assert sum(process.calls["checkpoint"] for process in counters(host)) == 0
+    assert session.run("c3", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+def test_a_process_that_begins_to_use_cuda_during_the_checkpoint_undoes_the_suspend(
+    session: Session, host: SimulatedHost, tmp_path: Path
+) -> None:
+    """A checkpoint of 80 GB takes 40 s, and processes without CUDA run on meanwhile."""
+    start_two(session, host, tmp_path / "go")
+    (first,) = counters(host)
+    fault = host.set_fault("checkpoint", first.pid, hang=True, times=1)
+    session.send(make_command("c2", "w1", suspend=SuspendOperation()))
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    (tmp_path / "go").touch()
+    wait_until(lambda: len(counters(host)) == 2, "the second counter uses its GPU")
+    host.clear_faults(fault_id=fault.id)
+    outcome = session.outcome("c2")
+    assert outcome.state == command_pb2.COMMAND_STATE_FAILED, outcome
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_MEMBERS_CHANGED
+    assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_RUNNING
+    assert not outcome.result.released_gpu_uuids
+    assert [process.state for process in counters(host)] == [ProcessState.RUNNING] * 2
     assert session.run("c3", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED

@@ -23,8 +23,8 @@ from leasehold_worker.checkpoint.members import (
     RUNNING,
     Member,
     MemberOutcome,
-    find_members,
     members_after,
+    search_members,
 )
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
@@ -35,7 +35,7 @@ from leasehold_worker.inventory import Inventory
 from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.preconditions import is_sequential, require_alive
+from leasehold_worker.preconditions import is_sequential, require_alive, require_open
 from leasehold_worker.proof import Before, Proof, placed
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
@@ -197,12 +197,13 @@ class Moving:
 
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
         """The members of a workload as they are now, measured."""
-        found = await find_members(self._driver, await workload.find_processes())
+        search = await search_members(self._driver, await workload.find_processes())
+        require_open(search, await self._proof.usage())
         held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
         return await trio.to_thread.run_sync(
             displaced,
-            await self._proof.measured(found),
+            await self._proof.measured(search.members),
             held,
             self._inventory.chips,
             Findings(),
@@ -333,21 +334,39 @@ class Moving:
         intend: Callable[[str], Awaitable[None]],
     ) -> None:
         async def rescan() -> tuple[Member, ...]:
-            found = [await find_members(self._driver, p.workload.processes()) for p in plan.parties]
+            found, _ = await self._search(plan)
             await intend("checkpoint")
-            return tuple(member for members in found for member in members)
+            return found
 
         await intend("lock")
-        pids = {identity.pid for party in plan.parties for identity in party.processes}
-        before = Before(plan.members, pids, await self._proof.usage())
+        usage = await self._proof.usage()
         await group.suspend(lock_timeout_s, rescan)
         with trio.CancelScope(shield=True):
             report.enter("verify")
             try:
-                await self._proof.prove_freed(before)
-            except OperationError:
+                # Processes without CUDA run on during the checkpoint, which can take a minute.
+                found, pids = await self._search(plan)
+                group.refuse_newcomers(found, "checkpointed")
+                await self._proof.prove_freed(Before(plan.members, pids, usage))
+            except BaseException:
                 await group.roll_back()
                 raise
+
+    async def _search(self, plan: Plan) -> tuple[tuple[Member, ...], set[int]]:
+        """The members that the workloads have now, and the pids of all their processes, then and now.
+
+        Raises:
+            OperationError: The driver can't be asked, or a process that may use CUDA can't be traced.
+        """
+        pids: set[int] = {identity.pid for party in plan.parties for identity in party.processes}
+        members: list[Member] = []
+        for party in plan.parties:
+            processes = await party.workload.find_processes()
+            pids |= {identity.pid for identity in processes}
+            search = await search_members(self._driver, processes)
+            require_open(search, await self._proof.usage())
+            members += search.members
+        return tuple(members), pids
 
     async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report, beside: Beside) -> None:
         """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""

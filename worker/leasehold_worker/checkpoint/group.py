@@ -100,7 +100,7 @@ class Group:
         try:
             with trio.CancelScope(shield=True):
                 await self._step(Step(DriverCall.LOCK, lock_timeout_s), RUNNING)
-                self._refuse_newcomers(await rescan())
+                self.refuse_newcomers(await rescan(), "locked")
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 await self._step(Step(DriverCall.CHECKPOINT), LOCKED)
@@ -223,13 +223,19 @@ class Group:
     def _target(self, outcome: MemberOutcome) -> MemberState.ValueType:
         return self._at_begin[id(outcome)][0]
 
-    def _refuse_newcomers(self, found: Sequence[Member]) -> None:
+    def refuse_newcomers(self, found: Sequence[Member], step: str) -> None:
+        """Refuses members that are not of this group, with MEMBERS_CHANGED.
+
+        Args:
+            found: The members that the workloads have now.
+            step: What was done to the group meanwhile, in words.
+        """
         known = {outcome.member.identity for outcome in self.outcomes}
         for member in found:
             if member.identity not in known:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
-                    f"process {member.identity.pid} began to use CUDA while the workload was being locked: "
+                    f"process {member.identity.pid} began to use CUDA while the workload was being {step}: "
                     "try again",
                     {"pid": str(member.identity.pid)},
                 )

@@ -25,6 +25,8 @@ from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
 from .criu_cases import criu_setting, real_criu
 from .scripted_coordinator import ScriptedCoordinator, Session, make_command
+from .test_membership import wait_until
+from .test_operations import calls_of
 
 SUCCEEDED, FAILED, REJECTED = (
     command_pb2.COMMAND_STATE_SUCCEEDED,
@@ -459,3 +461,34 @@ def test_a_worker_that_dies_while_it_settles_settles_at_the_next_start(
     outcome = again.outcome("c3")
     assert outcome.state == FAILED
     check_whole(again, host, outcome, 0)
+
+
+def test_a_workload_that_is_wedged_stays_so(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    """The driver calls it CHECKPOINTED, and a second restore would be made for nothing."""
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    pid = session.run("c1", "w1", run=counter_run("w1")).workloads[0].status.root_pid
+    wait_counting(session, "w1")
+    session.run("c2", "w1", suspend=SuspendOperation())
+    host.set_fault("restore", pid, error=2, times=1)
+    wedged = session.run("c3", "w1", restore=RestoreOperation())
+    assert wedged.error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
+    host.clear_faults()
+    session.acknowledge("c3")
+    worker.kill()
+    queries = calls_of(host, pid)["get_state"]
+    start_worker(host)
+    again = coordinator.next_session()
+    wait_until(lambda: calls_of(host, pid)["get_state"] >= queries + 2, "the worker has looked at it twice")
+    assert again.run("c4", "w2", run=counter_run("w2")).state == SUCCEEDED
+    refused = again.run("c5", "w1", restore=RestoreOperation())
+    assert refused.state == REJECTED, refused
+    assert "WEDGED" in refused.error.message
+    assert "stop it" in refused.error.message
+    status = refused.workloads[0].status
+    assert [member.state for member in status.members] == [workload_pb2.MEMBER_STATE_WEDGED]
+    assert status.error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
+    assert calls_of(host, pid)["restore"] == 1
+    assert again.run("c6", "w1", stop=StopOperation(force=True)).state == SUCCEEDED

@@ -16,11 +16,13 @@ from leasehold_worker.checkpoint.members import (
     GONE,
     LOCKED,
     RUNNING,
+    STUCK,
     UNKNOWN,
     Member,
     MemberOutcome,
     find_members,
     members_after,
+    state_since,
 )
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
@@ -113,6 +115,8 @@ class Interrupted:
         states = _states(found[workload.workload_id])
         wanted = _AT_REST.get(workload.state)
         if wanted is not None and states <= wanted:
+            return
+        if workload.state == WEDGED and states & STUCK:
             return
         workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
         error = OperationError(
@@ -216,7 +220,8 @@ class Interrupted:
         for member in party.members:
             now = found.pop(member.identity, None)
             lost = UNKNOWN if is_alive(member.identity) else GONE
-            outcome = MemberOutcome(member, member.state, now.state if now else lost)
+            state = state_since(member.state, now.state) if now else lost
+            outcome = MemberOutcome(member, member.state, state)
             listed = {uuid for uuid, gpu in usage.items() if member.identity.pid in gpu.processes}
             outcome.displacement = _displacement(outcome, listed, pairs)
             outcomes.append(outcome)

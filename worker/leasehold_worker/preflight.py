@@ -1,11 +1,12 @@
 """The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import trio
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker import strategies
@@ -15,9 +16,12 @@ from leasehold_worker.checkpoint.helper_protocol import DriverCall
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
     PARALLEL_LIMIT,
+    STUCK,
     Member,
     find_members,
     search_members,
+    state_name,
+    state_since,
 )
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Estimate, Rates
@@ -393,17 +397,24 @@ class Preflight:
 
     async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
         """The members of a workload in state UNKNOWN, where the driver has them now."""
-        found = await find_members(self._driver, workload.processes())
+        found = await find_members(self._driver, await workload.find_processes())
         before = {member.identity: member for member in known}
-        return tuple(
-            Member(
-                member.identity,
-                member.state,
-                before[member.identity].device_memory_bytes if member.identity in before else {},
-                before[member.identity].displacement if member.identity in before else (),
-            )
-            for member in found
-        )
+        members: list[Member] = []
+        for member in found:
+            if (former := before.get(member.identity)) is not None:
+                state = state_since(former.state, member.state)
+                members.append(replace(former, state=state))
+            else:
+                members.append(member)
+        for member in members:
+            if member.state in STUCK:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                    f"process {member.identity.pid} is {state_name(member.state)}, and no driver call leads "
+                    "on from there: stop the workload",
+                    {"pid": str(member.identity.pid)},
+                )
+        return tuple(members)
 
     async def _are_elsewhere(self, plan: Plan) -> bool:
         """Whether processes of running workloads are on GPUs that these do not lease."""

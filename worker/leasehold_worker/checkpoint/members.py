@@ -52,6 +52,14 @@ def member_state(state: ProcessState) -> MemberState.ValueType:
     return _MEMBER_STATES.get(state, UNKNOWN)
 
 
+def state_since(before: MemberState.ValueType, told: MemberState.ValueType) -> MemberState.ValueType:
+    """The state of a member that the driver was asked about again.
+
+    The driver calls a wedged process CHECKPOINTED for ever (NVIDIA/cuda-checkpoint issue 44).
+    """
+    return WEDGED if before == WEDGED and told == CHECKPOINTED else told
+
+
 def state_name(state: MemberState.ValueType) -> str:
     """The state as people read it."""
     return MemberState.Name(state).removeprefix("MEMBER_STATE_")

@@ -19,7 +19,9 @@ from leasehold_worker.checkpoint.driver_errors import (
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.checkpoint.helper_protocol import DriverCall, Request
 from leasehold_worker.checkpoint.process import (
+    CheckpointOptions,
     CheckpointProcess,
+    LeftLockedError,
     LockOptions,
     LockResult,
     ProcessState,
@@ -27,6 +29,7 @@ from leasehold_worker.checkpoint.process import (
 )
 
 from .conftest import Counter
+from .test_operations import calls_of
 
 StartCounter = Callable[..., Counter]
 
@@ -130,6 +133,98 @@ async def test_suspend_unlocks_what_it_cannot_checkpoint(
     assert await process.is_running()
 
 
+async def test_a_suspend_that_is_cancelled_during_the_lock_leaves_it_running(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    fault = host.set_fault("lock", counter.process.pid, hang=True, times=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.suspend)
+        await until_called(host, counter, "lock")
+        nursery.cancel_scope.cancel()
+        host.clear_faults(fault_id=fault.id)
+    assert await process.is_running()
+    assert calls_of(host, process.pid)["checkpoint"] == 0
+    await counter.wait_count()
+
+
+@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+async def test_a_suspend_past_its_deadline_leaves_it_running(
+    host: SimulatedHost,
+    driver: Driver,
+    start_counter: StartCounter,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    monkeypatch.setattr(CheckpointOptions.__init__, "__defaults__", (0.0,))  # beyond the floor
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    host.set_fault(call, counter.process.pid, hang=True, times=1)
+    driver.call_floor_s = 1.0
+    with pytest.raises(DriverCallUnansweredError):
+        await process.suspend(LockOptions(0.1))
+    driver.call_floor_s = CALL_FLOOR_S
+    assert await process.is_running()
+    await counter.wait_count()
+
+
+async def test_a_resume_that_is_cancelled_is_finished(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    await process.suspend()
+    fault = host.set_fault("restore", counter.process.pid, hang=True, times=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(process.resume)
+        await until_called(host, counter, "restore")
+        nursery.cancel_scope.cancel()
+        host.clear_faults(fault_id=fault.id)
+    assert await process.is_running()
+    await counter.wait_count()
+
+
+async def test_a_resume_unlocks_again_and_says_when_it_can_not(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    await process.suspend()
+    host.set_fault("unlock", counter.process.pid, error=999, times=1)
+    await process.resume()
+    await counter.wait_count()
+    await process.suspend()
+    host.set_fault("unlock", counter.process.pid, error=999)
+    with pytest.raises(LeftLockedError, match=r"is LOCKED, .* unlock it again"):
+        await process.resume()
+    host.clear_faults()
+    await process.unlock()
+    await counter.wait_count()
+
+
+async def test_a_suspend_leaves_the_lock_of_somebody_else(
+    driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    process = CheckpointProcess(driver, counter.process.pid)
+    await process.lock()
+    with pytest.raises(DriverError):
+        await process.suspend()
+    assert await process.is_locked()
+
+
+async def until_called(host: SimulatedHost, counter: Counter, call: str) -> None:
+    with trio.fail_after(30):
+        while not calls_of(host, counter.process.pid)[call]:  # noqa: ASYNC110 - simgpu tells by a file
+            await trio.sleep(0.01)
+
+
 async def test_who_is_no_cuda_process(driver: Driver) -> None:
     with pytest.raises(DriverError) as error:
         await CheckpointProcess(driver, os.getpid()).state()
@@ -226,6 +321,7 @@ async def test_a_state_of_a_newer_driver_comes_through_the_bindings(
     await process.lock()
     assert (await process.state()).value == 7
     assert not await process.is_locked()
+    assert await process.wait_for_state(ProcessState(7), timeout_s=0) == ProcessState(7)
     with pytest.raises(DriverError, match="STATE_7"):
         await process.toggle()
 

@@ -3,12 +3,18 @@
 import enum
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 import trio
 
-from leasehold_worker.checkpoint.driver import Driver, Request
+from leasehold_worker.checkpoint.driver import (
+    Driver,
+    DriverCallUnansweredError,
+    DriverUnavailableError,
+    Request,
+)
 from leasehold_worker.checkpoint.driver_errors import ILLEGAL_STATE, NOT_READY, SUCCESS, DriverError
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
 from leasehold_worker.checkpoint.helper_protocol import DriverCall, Reply
@@ -95,6 +101,14 @@ class WaitTimeoutError(Exception):
     """The process did not reach the expected state in time."""
 
 
+class LeftLockedError(Exception):
+    """The process was locked, and could not be unlocked. The cause says what went wrong before."""
+
+
+CALL_ERRORS: Final = (DriverError, DriverCallUnansweredError, DriverUnavailableError)
+"""What a call raises that did not succeed."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointProcess:
     """A CUDA process that the driver can lock, checkpoint, restore and unlock.
@@ -153,7 +167,7 @@ class CheckpointProcess:
             DriverError: The driver answered an error, or the process is FAILED, which it never leaves.
         """
         deadline = trio.current_time() + timeout_s
-        while (state := await self.state()) is not expected:
+        while (state := await self.state()) != expected:
             if state is ProcessState.FAILED:
                 raise DriverError(DriverCall.STATE, self.pid, ILLEGAL_STATE, "the process is FAILED for good")
             remaining_s = deadline - trio.current_time()
@@ -218,19 +232,65 @@ class CheckpointProcess:
         await self._call(DriverCall.UNLOCK, options.timeout_s)
 
     async def suspend(self, options: LockOptions | None = None) -> None:
-        """RUNNING → CHECKPOINTED. A process that can't be checkpointed is unlocked again."""
-        await self.lock(options)
+        """RUNNING → CHECKPOINTED. A process that was locked and can't be checkpointed is unlocked again.
+
+        A cancellation during the lock undoes the lock. One that comes later waits for the checkpoint.
+
+        Raises:
+            LeftLockedError: It could not be unlocked again.
+        """
         try:
-            await self.checkpoint()
-        except DriverError:
-            if await self.is_locked():
-                await self.unlock()
+            await self.lock(options)
+        except DriverCallUnansweredError as error:
+            await self._unlock_after(error)
+            raise
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with trio.CancelScope(shield=True):
+                await self.checkpoint()
+        except BaseException as error:
+            await self._unlock_after(error)
             raise
 
     async def resume(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
-        """CHECKPOINTED → RUNNING, on the GPUs that the pairs say."""
-        await self.restore(gpu_pairs)
-        await self.unlock()
+        """CHECKPOINTED → RUNNING, on the GPUs that the pairs say. It is finished before a cancellation.
+
+        A restore that did not return is unlocked too, if it has happened.
+
+        Raises:
+            LeftLockedError: It was restored, and could not be unlocked.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            try:
+                await self.restore(gpu_pairs)
+            except DriverCallUnansweredError as error:
+                await self._unlock_after(error)
+                raise
+            try:
+                await self.unlock()
+            except CALL_ERRORS as error:
+                await self._unlock_after(error)
+
+    async def _unlock_after(self, cause: BaseException) -> None:
+        """Unlocks the process if it is LOCKED: its CUDA calls would hang for ever. It is tried twice.
+
+        Raises:
+            LeftLockedError: It is LOCKED still, or the driver does not tell.
+        """
+        seen = "perhaps LOCKED"
+        with trio.CancelScope(shield=True):
+            for _ in range(2):
+                with suppress(*CALL_ERRORS):
+                    if not await self.is_locked():
+                        return
+                    seen = "LOCKED"
+                    await self.unlock()
+                    return
+        raise LeftLockedError(
+            f"process {self.pid} is {seen}, and its CUDA calls wait until it is unlocked: unlock it again "
+            f"({cause or type(cause).__name__})"
+        ) from cause
 
     async def toggle(
         self, options: LockOptions | None = None, gpu_pairs: tuple[GpuPair, ...] = ()

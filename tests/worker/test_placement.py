@@ -10,11 +10,17 @@ CHIPS = {"a": "H100", "b": "H100", "c": "H100", "d": "L4"}
 
 
 def test_the_same_gpus_are_taken_if_they_are_free() -> None:
-    assert choose_gpus(["b", "a"], ["a", "b", "c"], CHIPS, {}, {}) == (GpuPair("b", "b"), GpuPair("a", "a"))
+    assert choose_gpus(["b", "a"], ["a", "b", "c"], CHIPS, {}, {"a": 1, "b": 1}) == (
+        GpuPair("b", "b"),
+        GpuPair("a", "a"),
+    )
 
 
 def test_one_that_is_taken_is_replaced_by_the_first_free_of_its_chip() -> None:
-    assert choose_gpus(["a", "b"], ["d", "c", "b"], CHIPS, {}, {}) == (GpuPair("a", "c"), GpuPair("b", "b"))
+    assert choose_gpus(["a", "b"], ["d", "c", "b"], CHIPS, {}, {"a": 1, "b": 1}) == (
+        GpuPair("a", "c"),
+        GpuPair("b", "b"),
+    )
 
 
 def test_one_with_too_little_memory_is_passed_over() -> None:
@@ -37,7 +43,6 @@ def test_too_little_memory_everywhere_is_refused() -> None:
 
 def test_unknown_memory_is_not_taken_for_none() -> None:
     check_memory([GpuPair("a", "b")], {}, {"a": 50})
-    check_memory([GpuPair("a", "b")], {"b": 0}, {})
 
 
 def test_unknown_memory_that_others_share_is_refused_and_passed_over() -> None:
@@ -47,3 +52,14 @@ def test_unknown_memory_that_others_share_is_refused_and_passed_over() -> None:
     assert error.value.metadata == {"gpu_uuid": "b"}
     check_memory([GpuPair("a", "b")], {"b": 60}, {"a": 50}, {"b"})
     assert choose_gpus(["a"], ["a", "b", "c"], CHIPS, {}, {"a": 50}, {"a", "b"}) == (GpuPair("a", "c"),)
+
+
+def test_an_unknown_need_takes_an_empty_gpu_only() -> None:
+    with pytest.raises(
+        OperationError, match="does not tell how much memory the workload needs on b"
+    ) as refused:
+        check_memory([GpuPair("a", "b")], {"b": 2**40}, {})
+    assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+    check_memory([GpuPair("a", "b")], {"b": 60}, {}, empty={"b"})
+    free_bytes = {"a": 60, "b": 60, "c": 60}
+    assert choose_gpus(["a"], ["a", "b", "c"], CHIPS, free_bytes, {}, empty={"c"}) == (GpuPair("a", "c"),)

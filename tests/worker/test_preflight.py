@@ -25,7 +25,7 @@ from .conftest import WorkerProcess
 from .counters import counter_run, counters, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session
 from .test_foreign import counting
-from .test_operations import leases, move, plan_of, start, uuids
+from .test_operations import calls_of, leases, move, plan_of, start, uuids
 from .test_taking import SUCCEEDED, helper_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,15 +161,42 @@ def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, h
         assert calls(host, "lock") == 0
 
 
-def test_members_of_unknown_size_are_told_by_plans_both_ways(session: Session, host: SimulatedHost) -> None:
-    start(session, "w1")
+def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
+    session: Session, host: SimulatedHost
+) -> None:
+    pid = start(session, "w1")
+    first, second = uuids(host)[:2]
     for gpu in range(len(host.gpus)):
         host.set_readings(gpu, hides_process_memory=True)
-    remap = RemapOperation(moves=[move("w1", *uuids(host)[:2])])
-    assert any("NVML lists no memory" in warning for warning in plan_of(session, "", remap=remap).warnings)
-    assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
-    plan = plan_of(session, "w1", restore=RestoreOperation())
-    assert any("NVML listed no memory" in warning for warning in plan.warnings)
+    remap = RemapOperation(moves=[move("w1", first, second)])
+    assert plan_of(session, "", remap=remap).destinations[0].needed_bytes >= 2**20
+    assert plan_of(session, "w1", suspend=SuspendOperation()).host_memory.needed_bytes >= 2**20
+    suspended = session.run("c2", "w1", suspend=SuspendOperation())
+    assert suspended.workloads[0].status.parked_bytes >= 2**20
+    to_second = RestoreOperation(gpu_uuids=[second])
+    plan = plan_of(session, "w1", restore=to_second)
+    assert plan.destinations[0].needed_bytes >= 2**20
+    assert not plan.warnings
+    host.hog(second, plan.destinations[0].free_bytes - plan.destinations[0].needed_bytes + 1)
+    refused = session.run("c3", "w1", restore=to_second)
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED, refused
+    assert refused.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY
+    assert calls_of(host, pid)["restore"] == 0
+    host.hog(second, 0)
+    restored = session.run("c4", "w1", restore=to_second)
+    assert restored.state == SUCCEEDED, restored.error
+    assert not any("not proved" in warning for warning in restored.result.warnings)
+    wait_counting(session, "w1", second)
+
+
+def test_members_of_unknown_size_are_not_parked(session: Session, host: SimulatedHost) -> None:
+    pid = start(session, "w1")
+    host.set_readings(0, hides_process_memory=True)
+    host.set_fault(MEMORY_INFO, error=NOT_SUPPORTED)
+    refused = session.run("c2", "w1", suspend=SuspendOperation())
+    assert refused.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
+    assert "is not known" in refused.error.message
+    assert calls_of(host, pid)["lock"] == 0
 
 
 def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(

@@ -1,9 +1,9 @@
 """What NVML must show after a suspend, besides the list of processes."""
 
-from leasehold_worker.checkpoint.members import RUNNING, Member
+from leasehold_worker.checkpoint.members import RUNNING, Member, are_unlisted, needed_by_gpu
 from leasehold_worker.inventory import GpuUsage
 from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.proof import Before, not_freed
+from leasehold_worker.proof import Before, freed_usage, not_freed, sized
 
 GIB = 2**30
 MEMBER = Member(ProcessIdentity(Pid(10), 1), RUNNING, {"a": 8 * GIB})
@@ -41,3 +41,35 @@ def test_what_nvml_can_not_say_is_not_held_against_it() -> None:
     for now in (GpuUsage(None, {}), GpuUsage(9 * GIB, {99: None})):
         assert not_freed(then, {"a": now}) == []
     assert not_freed(then, {}) == []
+
+
+OTHER = Member(ProcessIdentity(Pid(11), 1), RUNNING)
+
+
+def test_memory_that_nobody_accounts_for_counts_as_that_of_a_member() -> None:
+    usage = {"a": GpuUsage(9 * GIB, {10: None, 99: GIB}), "b": GpuUsage(GIB, {})}
+    (member,) = sized([MEMBER], usage, ["a", "b"])
+    assert (member.device_memory_bytes, member.gpu_uuids) == ({"a": 8 * GIB}, ("a",))
+    (member,) = sized([MEMBER], {"a": GpuUsage(None, {10: None})}, ["a"])
+    assert (member.device_memory_bytes, member.gpu_uuids) == ({}, ("a",)), "unknown, and not zero"
+
+
+def test_members_that_nvml_does_not_list_have_what_is_in_use_on_the_gpus_of_their_workload() -> None:
+    usage = {"a": GpuUsage(9 * GIB, {}), "b": GpuUsage(GIB, {})}
+    found = sized([MEMBER, OTHER], usage, ["a"])
+    assert [(each.total_bytes, each.gpu_uuids) for each in found] == [(9 * GIB, ()), (0, ())]
+    assert needed_by_gpu(found, ["a"]) == {"a": 9 * GIB}
+    assert needed_by_gpu(sized([MEMBER], {"a": GpuUsage(None, {})}, ["a"]), ["a"]) == {}
+
+
+def test_a_member_without_a_context_needs_nothing_where_nvml_lists_the_others() -> None:
+    found = sized([MEMBER, OTHER], {"a": GpuUsage(9 * GIB, {10: 8 * GIB})}, ["a", "b"])
+    assert needed_by_gpu(found, ["a", "b"]) == {"a": 8 * GIB, "b": 0}
+    assert not are_unlisted(found)
+
+
+def test_what_was_freed_is_what_parked_members_had() -> None:
+    then = {"a": GpuUsage(9 * GIB, {10: None})}
+    assert freed_usage({10}, then, {"a": GpuUsage(GIB, {})}) == {"a": GpuUsage(8 * GIB, {10: None})}
+    for now in (GpuUsage(8 * GIB, {}), GpuUsage(GIB, {99: GIB}), GpuUsage(None, {})):
+        assert freed_usage({10}, then, {"a": now}) == then

@@ -8,6 +8,7 @@ from typing import Final, final
 import trio
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
+from leasehold_worker.checkpoint.members import needed_by_gpu
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
@@ -93,8 +94,8 @@ class HookCalls:
 
     async def _measure(self, party: Party) -> int | None:
         """Device bytes that NVML lists for the members now. None: it can't say of one."""
-        members = await self._proof.measured(party.members)
-        if not all(member.device_memory_bytes for member in members):
+        members = await self._proof.measured(party.members, party.home)
+        if not party.home or not needed_by_gpu(members, party.home).keys() >= set(party.home):
             return None
         return sum(member.total_bytes for member in members)
 

@@ -7,7 +7,14 @@ import trio
 from leasehold.v1 import command_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, moved, normalize_uuid
-from leasehold_worker.checkpoint.members import CHECKPOINTED, LOCKED, RUNNING, Member, bytes_by_gpu
+from leasehold_worker.checkpoint.members import (
+    CHECKPOINTED,
+    LOCKED,
+    RUNNING,
+    Member,
+    bytes_by_gpu,
+    needed_by_gpu,
+)
 from leasehold_worker.gates import Gates
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.placement import check_memory, choose_gpus
@@ -65,10 +72,10 @@ class Destinations:
             allow_foreign=spec.resources.allow_foreign,
             for_helper=spec.HasField("helper") and party.workload.yielded,
         )
-        free_bytes, shared = await self._memory(party.members)
-        needed = bytes_by_gpu(party.members)
+        free_bytes, *others = await self._memory(party.members)
+        needed = needed_by_gpu(party.members, party.home)
         gpu_uuids = [*_held(party), *free]
-        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, free_bytes, needed, shared)
+        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, free_bytes, needed, *others)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
@@ -83,28 +90,32 @@ class Destinations:
             if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
                 await self._gates.mig(findings, elsewhere)
             self._gates.device_nodes(findings, plan.members, destinations)
-        needed, resident = bytes_by_gpu(plan.members), _resident_bytes(plan.members)
-        free, shared = await self._memory(plan.members)
+        resident = _resident_bytes(plan.members)
+        free, shared, empty = await self._memory(plan.members)
         for party in plan.parties:
+            needed = needed_by_gpu(party.members, party.home)
             # What it is to have once its framework has taken the weights back.
-            needed |= {uuid: max(size, needed.get(uuid, 0)) for uuid, size in party.full_bytes.items()}
+            needed = {uuid: max(size, party.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
             for old, new in zip(party.home, party.destination, strict=True):
                 # What the workloads themselves give up is free by the time that it is needed.
                 free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
                 plan.destinations.append(
                     Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
                 )
-                if new not in free and new not in shared:
+                if old in needed and new not in free and new not in shared:
                     findings.warn("device_memory", UNKNOWN_FREE.format(new))
                     continue
                 with findings.check("device_memory", f"enough on {new}"):
-                    check_memory((GpuPair(old, new),), free_then, needed, shared)
+                    check_memory((GpuPair(old, new),), free_then, needed, shared, empty)
 
-    async def _memory(self, members: Iterable[Member]) -> tuple[Mapping[str, int], Collection[str]]:
-        """Free device memory as far as NVML tells it, and the GPUs with processes that are no members."""
+    async def _memory(
+        self, members: Iterable[Member]
+    ) -> tuple[Mapping[str, int], Collection[str], Collection[str]]:
+        """Free device memory as far as NVML tells it, GPUs with processes of others, and empty GPUs."""
         pids = {member.identity.pid for member in members}
         free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
-        return free_bytes, await trio.to_thread.run_sync(self._inventory.shared, pids)
+        shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
+        return free_bytes, shared, await trio.to_thread.run_sync(self._inventory.empty, pids)
 
 
 def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:

@@ -104,7 +104,12 @@ def cgroup_memory(patient: Patient) -> str:
 
 
 def _largest_gpu_bytes(patient: Patient) -> int:
-    return max((gpu.memory_total_bytes or 0 for gpu in patient.gpus()), default=0)
+    """The memory of the largest GPU, of those whose memory NVML tells."""
+    gpus = patient.gpus()
+    known = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
+    if gpus and not known:
+        raise not_checked("NVML does not tell the memory of any GPU")
+    return max(known, default=0)
 
 
 def swap(patient: Patient) -> str:

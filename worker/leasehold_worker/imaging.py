@@ -346,8 +346,7 @@ class Imaging:
                     "uses CUDA: its driver may be another one than when it was written",
                     {"pid": str(member.identity.pid)},
                 )
-            state = states[identity].state
-            members.append(Member(identity, state, member.device_memory_bytes, member.displacement))
+            members.append(replace(member, identity=identity, state=states[identity].state))
         return tuple(members)
 
     async def put_back(

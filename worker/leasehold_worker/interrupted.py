@@ -31,7 +31,6 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.preconditions import is_sequential
-from leasehold_worker.preflight import home_of
 from leasehold_worker.processes import ProcessIdentity, is_alive
 from leasehold_worker.proof import Occupancy, placed
 from leasehold_worker.remap_recovery import RemapRecovery
@@ -46,6 +45,7 @@ from leasehold_worker.workload import (
     SUSPENDED,
     WEDGED,
     Workload,
+    home_of,
 )
 from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
@@ -225,7 +225,8 @@ class Interrupted:
             listed = {uuid for uuid, gpu in usage.items() if member.identity.pid in gpu.processes}
             outcome.displacement = _displacement(outcome, listed, pairs)
             outcomes.append(outcome)
-        newcomers = await self._parts.proof.measured(list(found.values()))
+        home = () if party.members else party.home
+        newcomers = await self._parts.proof.measured(list(found.values()), home)
         return outcomes + [MemberOutcome.of(member) for member in newcomers]
 
     async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:

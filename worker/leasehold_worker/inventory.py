@@ -41,6 +41,9 @@ again before it has answered."""
 SHARED_MARGIN_BYTES: Final = 2**26
 """Memory on a GPU that others may take while a restore is on its way there: 64 MiB."""
 
+EMPTY_BYTES: Final = 2**30
+"""Memory in use on a GPU that nobody uses, at most: the driver keeps some hundred MiB for itself."""
+
 Answer = TypeVar("Answer")
 
 
@@ -134,6 +137,21 @@ class Inventory:
         """
         usage = self._ask(self._usage)
         return frozenset(uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids))
+
+    def empty(self, own_pids: Collection[int]) -> frozenset[str]:
+        """UUIDs of the GPUs that NVML shows to be used by nobody else.
+
+        Raises:
+            OperationError: DRIVER_TIMEOUT.
+        """
+        usage = self._ask(self._usage)
+        return frozenset(
+            uuid
+            for uuid, gpu in usage.items()
+            if not gpu.processes.keys() - set(own_pids)
+            and gpu.used_bytes is not None
+            and gpu.used_bytes <= EMPTY_BYTES
+        )
 
     def usage(self) -> dict[str, GpuUsage]:
         """Who uses the memory of each GPU, by UUID. A GPU is missing where NVML can't list its processes."""

@@ -23,7 +23,7 @@ from leasehold_worker.inventory import Inventory
 from leasehold_worker.processes import send_signal, why_blocked
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
-from leasehold_worker.workload import Workload
+from leasehold_worker.workload import Workload, home_of
 
 ENDING_S: Final = 1.0
 """How long a member that can't be suspended may take to be gone: it may have been told to end."""
@@ -66,7 +66,9 @@ class Killer:
                 running = await self._running_members(workload)
                 if not running:
                     return
-                lanes = [[member] for member in await Proof(self._inventory).measured(running)]
+                lanes = [
+                    [member] for member in await Proof(self._inventory).measured(running, home_of(workload))
+                ]
                 group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
                 report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
                 await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)

@@ -23,6 +23,7 @@ from leasehold_worker.checkpoint.members import (
     RUNNING,
     Member,
     MemberOutcome,
+    are_unlisted,
     members_after,
     search_members,
 )
@@ -36,11 +37,11 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import is_sequential, require_alive, require_open
-from leasehold_worker.proof import Before, Proof, placed
+from leasehold_worker.proof import Before, Proof, Usage, freed_usage, placed, sized
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
 from leasehold_worker.trespass import displaced
-from leasehold_worker.workload import Workload, parked_bytes
+from leasehold_worker.workload import Workload, home_of, parked_bytes
 from leasehold_worker.workloads import Workloads
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
@@ -183,6 +184,7 @@ class Moving:
             if beside.is_needed and not plan.is_parked:
                 await self.call_down(plan, beside, reserved, report)
                 called = True
+            plan.require_sizes()
             with self._host_memory.charged(plan.bytes_by_pid, parks=plan.stays_in_memory):
                 await self._move(plan, state, reserved, report, lock_timeout_s, keep)
         except BaseException:
@@ -203,7 +205,7 @@ class Moving:
         # Members on GPUs without a lease are to come home; the plan has warned of them.
         return await trio.to_thread.run_sync(
             displaced,
-            await self._proof.measured(search.members),
+            await self._proof.measured(search.members, home_of(workload)),
             held,
             self._inventory.chips,
             Findings(),
@@ -248,7 +250,7 @@ class Moving:
 
         try:
             if state != RESTORING:
-                await self._park(plan, group, lock_timeout_s, report, intend)
+                await self._park(plan, group, outcomes, lock_timeout_s, report, intend)
             if keep is not None:
                 kept = await self._keep(plan, group, report, keep)
             with trio.CancelScope(shield=True):
@@ -329,17 +331,24 @@ class Moving:
         self,
         plan: Plan,
         group: Group,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
         lock_timeout_s: float,
         report: Report,
         intend: Callable[[str], Awaitable[None]],
     ) -> None:
+        usage: Usage = {}
+
         async def rescan() -> tuple[Member, ...]:
+            nonlocal usage
             found, _ = await self._search(plan)
+            # They may have taken memory since the plan. Now they can't.
+            usage = await self._proof.usage()
+            more = _size_again(plan, outcomes, usage)
+            self._host_memory.need(more, parks=plan.stays_in_memory).check()
             await intend("checkpoint")
             return found
 
         await intend("lock")
-        usage = await self._proof.usage()
         await group.suspend(lock_timeout_s, rescan)
         with trio.CancelScope(shield=True):
             report.enter("verify")
@@ -347,7 +356,9 @@ class Moving:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
                 found, pids = await self._search(plan)
                 group.refuse_newcomers(found, "checkpointed")
-                await self._proof.prove_freed(Before(plan.members, pids, usage))
+                members = [outcome.member for outcome in group.outcomes]
+                await self._proof.prove_freed(Before(members, pids, usage))
+                _size_again(plan, outcomes, freed_usage(pids, usage, await self._proof.usage()))
             except BaseException:
                 await group.roll_back()
                 raise
@@ -398,8 +409,8 @@ class Moving:
     async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
         await group.restore(pairs)
         report.enter("verify")
-        if not all(outcome.member.device_memory_bytes for outcome in group.outcomes):
-            report.warnings.append("NVML lists no memory for some members: where they run is not proved")
+        if are_unlisted([outcome.member for outcome in group.outcomes]):
+            report.warnings.append("NVML lists no member on a GPU: where they run is not proved")
         await self._proof.prove_placed([outcome.member for outcome in group.outcomes], pairs)
 
     async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
@@ -413,7 +424,7 @@ class Moving:
             if actual == placed(outcome.member, displacement):
                 outcome.displacement = displacement
             elif actual != placed(outcome.member, outcome.displacement) and len(actual) == 1:
-                moved = map(GpuPair, outcome.member.device_memory_bytes, actual)
+                moved = map(GpuPair, outcome.member.gpu_uuids, actual)
                 outcome.displacement = complete_pairs(moved, self._inventory.chips)
                 surprising = True
         return surprising
@@ -467,6 +478,24 @@ def intent_of(
         for party in plan.parties
     )
     return Intent(phase, parties, plan.pairs, tuple(reserved), plan.policy)
+
+
+def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usage: Usage) -> dict[int, int]:
+    """Takes in what members have on their GPUs, and returns by how much it is more, by pid.
+
+    A member that is parked already, or that is not where its workload is, keeps what is known of it.
+    """
+    more: dict[int, int] = {}
+    for party in plan.parties:
+        mine = [o for o in outcomes[party.workload.workload_id] if o.state_before == RUNNING]
+        if any(outcome.displacement for outcome in mine):
+            continue
+        for outcome, member in zip(
+            mine, sized([each.member for each in mine], usage, party.home), strict=True
+        ):
+            more[member.identity.pid] = max(0, member.total_bytes - outcome.member.total_bytes)
+            outcome.member = member
+    return more
 
 
 def _mark_restored(plan: Plan) -> None:

@@ -16,6 +16,7 @@ def choose_gpus(
     free_bytes: Mapping[str, int],
     parked_bytes: Mapping[str, int],
     shared: Collection[str] = (),
+    empty: Collection[str] = (),
 ) -> tuple[GpuPair, ...]:
     """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
 
@@ -26,13 +27,14 @@ def choose_gpus(
         free_bytes: Free device memory by UUID; a GPU is missing where it is unknown.
         parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
         shared: GPUs with processes of others.
+        empty: GPUs that nobody uses, which do where the need is unknown.
 
     Raises:
         OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
             places are too small.
     """
     left = list(free)
-    memory = (free_bytes, parked_bytes, shared)
+    memory = (free_bytes, parked_bytes, shared, empty)
     chosen = {uuid: uuid for uuid in parked if uuid in left and _fits(GpuPair(uuid, uuid), *memory)}
     left = [uuid for uuid in left if uuid not in chosen]
     for uuid in parked:
@@ -58,8 +60,9 @@ def check_memory(
     free_bytes: Mapping[str, int],
     needed_bytes: Mapping[str, int],
     shared: Collection[str] = (),
+    empty: Collection[str] = (),
 ) -> None:
-    """Refuses destinations with too little free memory, or with an unknown amount and processes of others.
+    """Refuses destinations with too little free memory, or where that is unknown and others may use them.
 
     A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
 
@@ -68,14 +71,20 @@ def check_memory(
         free_bytes: Free device memory by UUID; a GPU is missing where it is unknown.
         needed_bytes: Memory that the content of each GPU needs; missing where it is unknown.
         shared: GPUs with processes of others.
+        empty: GPUs that nobody uses, which do where the need is unknown.
 
     Raises:
         OperationError: INSUFFICIENT_DEVICE_MEMORY.
     """
     for pair in pairs:
-        if _fits(pair, free_bytes, needed_bytes, shared):
+        if _fits(pair, free_bytes, needed_bytes, shared, empty):
             continue
-        if pair.new_uuid in free_bytes:
+        if pair.old_uuid not in needed_bytes:
+            what = (
+                f"NVML does not tell how much memory the workload needs on {pair.new_uuid}, and does not "
+                "show that nobody uses that GPU: choose an empty GPU, or free that one"
+            )
+        elif pair.new_uuid in free_bytes:
             what = (
                 f"{pair.new_uuid} has {size_text(free_bytes[pair.new_uuid])} free and the workload needs "
                 f"{size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it"
@@ -95,8 +104,11 @@ def _fits(
     free_bytes: Mapping[str, int],
     needed_bytes: Mapping[str, int],
     shared: Collection[str],
+    empty: Collection[str],
 ) -> bool:
+    needed = needed_bytes.get(pair.old_uuid)
+    if needed is None:
+        return pair.new_uuid in empty
     if pair.new_uuid not in free_bytes:
         return pair.new_uuid not in shared
-    needed = needed_bytes.get(pair.old_uuid)
-    return needed is None or free_bytes[pair.new_uuid] >= needed
+    return free_bytes[pair.new_uuid] >= needed

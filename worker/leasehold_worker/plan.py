@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from leasehold.v1 import plan_pb2
+from leasehold.v1 import errors_pb2, plan_pb2
 from leasehold.v1.plan_pb2 import CheckResult, Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import CHECKPOINTED, Member
+from leasehold_worker.checkpoint.members import CHECKPOINTED, Member, needed_by_gpu
 from leasehold_worker.checkpoint.rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import MemoryNeed
@@ -199,6 +199,24 @@ class Plan:
         return {
             member.identity.pid: member.total_bytes for member in self.members if member.state != CHECKPOINTED
         }
+
+    def require_sizes(self) -> None:
+        """Refuses to park members of unknown size: whether the host's memory can hold them is not known.
+
+        Raises:
+            OperationError: INSUFFICIENT_HOST_MEMORY.
+        """
+        for party in self.parties:
+            resident = [member for member in party.members if member.state != CHECKPOINTED]
+            known = needed_by_gpu(resident, party.home)
+            if unknown := [gpu_uuid for gpu_uuid in party.home if gpu_uuid not in known]:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
+                    f"NVML tells neither what workload {party.workload.name} has on {unknown[0]} nor how "
+                    "much of that GPU is in use, so whether the host's memory can hold it is not known: "
+                    "look at `nvidia-smi -q -d MEMORY`, or stop the workload",
+                    {"gpu_uuid": unknown[0]},
+                )
 
     @property
     def stays_in_memory(self) -> bool:

@@ -18,6 +18,7 @@ from leasehold_worker.checkpoint.members import (
     PARALLEL_LIMIT,
     STUCK,
     Member,
+    are_unlisted,
     find_members,
     search_members,
     state_name,
@@ -69,6 +70,7 @@ from leasehold_worker.workload import (
     SUSPENDED,
     UNKNOWN,
     Workload,
+    home_of,
 )
 from leasehold_worker.workloads import Workloads
 
@@ -267,10 +269,6 @@ class Preflight:
             await self._gates.members(findings, plan.members)
         if len(plan.party.destination) == len(plan.party.home):
             await self._destinations.check(plan, held)
-        if not all(member.device_memory_bytes for member in plan.members):
-            findings.warn(
-                "device_memory_known", "NVML listed no memory for some members: whether they fit is not known"
-            )
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
@@ -347,10 +345,13 @@ class Preflight:
             return
         await self._gates.members(findings, plan.members)
         self._look_at_host_memory(plan)
-        if not all(member.device_memory_bytes for member in plan.members):
-            findings.warn(
-                "device_memory_known", "NVML lists no memory for some members: what they free is not proved"
-            )
+        for party in plan.parties:
+            if are_unlisted(party.members):
+                findings.warn(
+                    "device_memory_known",
+                    f"NVML lists no member of workload {party.workload.name} on a GPU: all memory in use on "
+                    "its GPUs counts as its own, and where its members run is not proved",
+                )
 
     def _look_at_host_memory(self, plan: Plan) -> None:
         need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
@@ -359,6 +360,7 @@ class Preflight:
             plan.findings.skip("host_memory", "looked at once the weights are gone")
             return
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            plan.require_sizes()
             need.check()
 
     async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
@@ -378,7 +380,7 @@ class Preflight:
                 if await will_end(party.workload.root):
                     require_alive(party.workload)
                 raise
-            measured = await self._proof.measured(found)
+            measured = await self._proof.measured(found, party.home)
             party.members = await trio.to_thread.run_sync(
                 displaced, measured, _leased(party), self._inventory.chips, findings, abandon_on_cancel=True
             )
@@ -400,12 +402,12 @@ class Preflight:
         found = await find_members(self._driver, await workload.find_processes())
         before = {member.identity: member for member in known}
         members: list[Member] = []
+        newcomers = [member for member in found if member.identity not in before]
+        measured = {member.identity: member for member in await self._proof.measured(newcomers)}
         for member in found:
-            if (former := before.get(member.identity)) is not None:
-                state = state_since(former.state, member.state)
-                members.append(replace(former, state=state))
-            else:
-                members.append(member)
+            former = before.get(member.identity)
+            state = state_since(former.state, member.state) if former else member.state
+            members.append(replace(former or measured[member.identity], state=state))
         for member in members:
             if member.state in STUCK:
                 raise OperationError(
@@ -452,15 +454,6 @@ class Preflight:
 
 def _leased(party: Party) -> tuple[str, ...]:
     return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
-
-
-def home_of(workload: Workload) -> tuple[str, ...]:
-    """GPUs that a workload holds, or was parked from. One that is UNKNOWN may hold others."""
-    if workload.home:
-        return workload.home
-    if workload.lease is not None:
-        return workload.lease.gpu_uuids
-    return workload.parked.gpu_uuids if workload.parked is not None else ()
 
 
 def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:

@@ -66,20 +66,9 @@ class Proof:
         """What NVML says now."""
         return await trio.to_thread.run_sync(self._inventory.usage)
 
-    async def measured(self, members: Sequence[Member]) -> tuple[Member, ...]:
-        """The members with the device memory that NVML lists for them."""
-        usage = await self.usage()
-        return tuple(
-            replace(
-                member,
-                device_memory_bytes={
-                    gpu_uuid: memory_bytes
-                    for gpu_uuid, gpu in usage.items()
-                    if (memory_bytes := gpu.processes.get(member.identity.pid)) is not None
-                },
-            )
-            for member in members
-        )
+    async def measured(self, members: Sequence[Member], home: Sequence[str] = ()) -> tuple[Member, ...]:
+        """The members of one workload, as :func:`sized` by NVML now."""
+        return sized(members, await self.usage(), home)
 
     async def kept_bytes(
         self, members: Sequence[Member], gpu_uuids: Collection[str]
@@ -162,9 +151,69 @@ def not_freed(before: Before, now: Usage) -> list[OperationError]:
     return _still_listed(before.pids, now) or _not_fallen(before, now)
 
 
+def sized(members: Sequence[Member], usage: Usage, home: Sequence[str] = ()) -> tuple[Member, ...]:
+    """The members of one workload with their GPUs and their device memory.
+
+    NVML can list a process without its size, and in a container with a process namespace of its own it lists
+    none. The memory of such a GPU that no process accounts for then counts as that of one member. This is
+    too much rather than too little: a restore that runs out of device memory wedges the process for ever.
+
+    Args:
+        members: The members.
+        usage: What NVML says.
+        home: GPUs of their workload, which are taken for theirs where NVML lists none of them.
+    """
+    sizes = [
+        {uuid: gpu.processes[pid] for uuid, gpu in usage.items() if pid in gpu.processes}
+        for pid in (member.identity.pid for member in members)
+    ]
+    listed = [tuple(mine) for mine in sizes]
+    if sizes and not any(listed):
+        sizes[0] = dict.fromkeys(uuid for uuid in home if uuid in usage)
+    for gpu_uuid, gpu in usage.items():
+        left = _unaccounted_bytes(gpu)
+        for mine in sizes:
+            if gpu_uuid in mine and mine[gpu_uuid] is None:
+                mine[gpu_uuid], left = left, left and 0
+    return tuple(
+        replace(
+            member,
+            device_memory_bytes={uuid: size for uuid, size in mine.items() if size is not None},
+            gpu_uuids=gpu_uuids,
+        )
+        for member, mine, gpu_uuids in zip(members, sizes, listed, strict=True)
+    )
+
+
+def freed_usage(pids: Collection[int], then: Usage, now: Usage) -> Usage:
+    """The memory that was freed on each GPU, for :func:`sized`: what parked processes had.
+
+    Where others use the GPU, or less than half of its memory became free, it is the memory from before: NVML
+    may lag, and somebody may have taken memory meanwhile.
+    """
+    freed: dict[str, GpuUsage] = {}
+    for gpu_uuid, gpu in then.items():
+        after = now.get(gpu_uuid)
+        freed[gpu_uuid] = gpu
+        if after is None or gpu.used_bytes is None or after.used_bytes is None:
+            continue
+        fallen_bytes = gpu.used_bytes - after.used_bytes
+        alone = not (gpu.processes.keys() | after.processes.keys()) - set(pids)
+        if alone and 2 * fallen_bytes >= gpu.used_bytes:
+            freed[gpu_uuid] = GpuUsage(fallen_bytes, gpu.processes)
+    return freed
+
+
 def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
     """GPUs of a member that was measured before pairs moved it."""
-    return set(moved(member.device_memory_bytes, displacement))
+    return set(moved(member.gpu_uuids, displacement))
+
+
+def _unaccounted_bytes(gpu: GpuUsage) -> int | None:
+    """Memory in use that no process with a known size has. None: NVML can't say."""
+    if gpu.used_bytes is None:
+        return None
+    return max(0, gpu.used_bytes - sum(size for size in gpu.processes.values() if size is not None))
 
 
 def _listed(members: Sequence[Member], usage: Usage) -> set[str]:

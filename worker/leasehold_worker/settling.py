@@ -213,7 +213,7 @@ async def where_members_are(
         if party.destination:
             mine = members[party.workload.workload_id]
             at_home = [replace(member, displacement=()) for member in mine]
-            members[party.workload.workload_id] = await proof.measured(at_home)
+            members[party.workload.workload_id] = await proof.measured(at_home, party.destination)
     return members, {}
 
 

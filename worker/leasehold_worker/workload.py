@@ -216,6 +216,15 @@ def told_arguments(arguments: Sequence[str]) -> list[str]:
     return told
 
 
+def home_of(workload: Workload) -> tuple[str, ...]:
+    """GPUs that a workload holds, or was parked from. One that is UNKNOWN may hold others."""
+    if workload.home:
+        return workload.home
+    if workload.lease is not None:
+        return workload.lease.gpu_uuids
+    return workload.parked.gpu_uuids if workload.parked is not None else ()
+
+
 def parked_bytes(workload: Workload) -> int:
     """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
     if workload.parked is None or workload.state in ENDED:

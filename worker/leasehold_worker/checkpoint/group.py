@@ -30,7 +30,7 @@ from leasehold_worker.checkpoint.members import (
     UNKNOWN,
     Member,
     MemberOutcome,
-    bytes_by_gpu,
+    needed_by_gpu,
     next_call,
     state_name,
 )
@@ -292,15 +292,18 @@ class Group:
         """
         if step.call not in TRANSFERS or not concerned:
             return step
-        needed = bytes_by_gpu(outcome.member for outcome in concerned)
+        members = [outcome.member for outcome in concerned]
+        needed = needed_by_gpu(members, ())
         if step.call is DriverCall.RESTORE:
             moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
-            wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in needed)
+            places = dict.fromkeys([*needed, *(uuid for member in members for uuid in member.gpu_uuids)])
+            wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in places)
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
             free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
             shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
-            check_memory(wanted, free_bytes, needed, shared)
-        if not all(outcome.member.device_memory_bytes for outcome in concerned):
+            empty = await trio.to_thread.run_sync(self._inventory.empty, pids)
+            check_memory(wanted, free_bytes, needed, shared, empty)
+        if not all(member.device_memory_bytes for member in members):
             # What is parked fits into the host's memory, whatever NVML does not tell of a GPU.
             most = memory_bytes("MemTotal") or 0
             needed = {gpu.uuid: gpu.memory_total_bytes or most for gpu in self._inventory.gpus}

@@ -1,7 +1,7 @@
 """CUDA processes of a workload: identity, state, and the outcome of an operation on each."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -82,15 +82,17 @@ class Member:
     Attributes:
         identity: The process.
         state: What the driver said, or what we know better (WEDGED, UNKNOWN, GONE).
-        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where NVML couldn't say.
+        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where that is unknown.
         displacement: Complete pairs from the GPUs where its workload is parked to those where the driver
             has its content, after a restore elsewhere that had to be undone. Empty: it is where it should be.
+        gpu_uuids: GPUs on which NVML listed it. Empty: it has no context, or NVML does not list it.
     """
 
     identity: ProcessIdentity
     state: MemberState.ValueType
     device_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     displacement: tuple[GpuPair, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -233,6 +235,25 @@ def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:
         for gpu_uuid, used_bytes in member.device_memory_bytes.items():
             total[gpu_uuid] = total.get(gpu_uuid, 0) + used_bytes
     return total
+
+
+def are_unlisted(members: Collection[Member]) -> bool:
+    """Whether NVML listed none of the members. Where it lists one, the others have no context."""
+    return bool(members) and not any(member.gpu_uuids for member in members)
+
+
+def needed_by_gpu(members: Collection[Member], home: Iterable[str]) -> dict[str, int]:
+    """Device memory that members need, by the UUID of the GPU that they are or were on.
+
+    Args:
+        members: Those of one workload, measured.
+        home: GPUs of that workload. One is missing in the answer where the need is unknown.
+    """
+    total = bytes_by_gpu(members)
+    if not total and are_unlisted(members):
+        return {}
+    unknown = {uuid for each in members for uuid in each.gpu_uuids if uuid not in each.device_memory_bytes}
+    return {gpu_uuid: total.get(gpu_uuid, 0) for gpu_uuid in (*home, *total) if gpu_uuid not in unknown}
 
 
 def members_after(outcomes: Sequence[MemberOutcome]) -> tuple[Member, ...]:

@@ -230,7 +230,7 @@ class Stepper:
         if step.call is not DriverCall.RESTORE:
             return
         moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
-        wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in outcome.member.device_memory_bytes}
+        wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in outcome.member.gpu_uuids}
         usage = await trio.to_thread.run_sync(self._inventory.usage)
         pid = outcome.member.identity.pid
         if wanted and wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:

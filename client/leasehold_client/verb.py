@@ -16,6 +16,8 @@ from leasehold_client.watching import Waiting
 Arguments = ParamSpec("Arguments")
 
 YEAR_S: Final = 366 * 86_400.0
+WEEK_S: Final = 7 * 86_400.0
+"""The most that a command's timeout, a lock timeout and a grace may be (docs/protocol.md)."""
 
 
 class Seconds(click.FloatRange):
@@ -48,14 +50,14 @@ output_option = click.option(
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(min=0.001, max=YEAR_S),
+    type=Seconds(min=0.001, max=WEEK_S),
     metavar="SECONDS",
     help="How long the command may wait and take.",
 )
 lock_timeout_option = click.option(
     "--lock-timeout",
     "lock_timeout_s",
-    type=Seconds(min=0.001, max=YEAR_S),
+    type=Seconds(min=0.001, max=WEEK_S),
     metavar="SECONDS",
     help="How long submitted GPU work may take to drain.  [default: 10]",
 )

@@ -24,7 +24,7 @@ from leasehold_client.moving import known_gpus, remap
 from leasehold_client.parking import restore, suspend, wake
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.verb import (
-    YEAR_S,
+    WEEK_S,
     Seconds,
     output_option,
     timeout_option,
@@ -147,7 +147,7 @@ def run(
 @click.option(
     "--grace",
     "grace_s",
-    type=Seconds(min=0, max=YEAR_S),
+    type=Seconds(min=0, max=WEEK_S),
     metavar="SECONDS",
     help="Time between SIGTERM and SIGKILL.  [default: 10]",
 )

@@ -48,7 +48,7 @@ CONDITIONS: Final[dict[Condition, Reasons]] = {
     Condition.BUSY: _reasons("LOCK_TIMEOUT"),
     Condition.MPS: _reasons("UNSUPPORTED_STATE"),
     Condition.MULTICAST: _reasons("DRIVER_TIMEOUT"),
-    Condition.PARTIAL_PASSTHROUGH: _reasons("DRIVER_ERROR"),
+    Condition.PARTIAL_PASSTHROUGH: _reasons("UNSUPPORTED_STATE"),
     Condition.FULL: _reasons("INSUFFICIENT_DEVICE_MEMORY"),
     Condition.LOST: _reasons("DRIVER_ERROR", "GPU_UNHEALTHY"),
     Condition.ECC: _reasons("GPU_UNHEALTHY"),

@@ -98,3 +98,21 @@ def test_a_process_that_begins_to_use_cuda_during_the_checkpoint_undoes_the_susp
     assert not outcome.result.released_gpu_uuids
     assert [process.state for process in counters(host)] == [ProcessState.RUNNING] * 2
     assert session.run("c3", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+def test_a_member_that_the_driver_calls_failed_makes_its_workload_wedged(
+    session: Session, host: SimulatedHost
+) -> None:
+    session.run("c1", "w1", run=counter_run("w1"))
+    wait_until(lambda: len(counters(host)) == 1, "the counter uses its GPU")
+    (process,) = counters(host)
+    host.set_fault("get_state", process.pid, state=ProcessState.FAILED, times=1)
+    assert plan_of(session, "w1", suspend=SuspendOperation()).refusals
+    refused = session.run("c2", "w1", suspend=SuspendOperation())
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED, refused
+    assert "FAILED" in refused.error.message
+    assert "stop the workload" in refused.error.message
+    status = refused.workloads[0].status
+    assert status.state == workload_pb2.WORKLOAD_STATE_WEDGED
+    assert status.error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
+    assert status.lease.gpu_uuids

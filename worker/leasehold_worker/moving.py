@@ -340,9 +340,9 @@ class Moving:
 
         async def rescan() -> tuple[Member, ...]:
             nonlocal usage
-            found, _ = await self._search(plan)
             # They may have taken memory since the plan. Now they can't.
             usage = await self._proof.usage()
+            found, _ = await self._search(plan, usage)
             more = _size_again(plan, outcomes, usage)
             self._host_memory.need(more, parks=plan.stays_in_memory).check()
             await intend("checkpoint")
@@ -354,7 +354,7 @@ class Moving:
             report.enter("verify")
             try:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
-                found, pids = await self._search(plan)
+                found, pids = await self._search(plan, usage)
                 group.refuse_newcomers(found, "checkpointed")
                 members = [outcome.member for outcome in group.outcomes]
                 await self._proof.prove_freed(Before(members, pids, usage))
@@ -363,8 +363,12 @@ class Moving:
                 await group.roll_back()
                 raise
 
-    async def _search(self, plan: Plan) -> tuple[tuple[Member, ...], set[int]]:
+    async def _search(self, plan: Plan, usage: Usage) -> tuple[tuple[Member, ...], set[int]]:
         """The members that the workloads have now, and the pids of all their processes, then and now.
+
+        Args:
+            plan: The workloads.
+            usage: What NVML said while the members were locked: it lists none that is checkpointed.
 
         Raises:
             OperationError: The driver can't be asked, or a process that may use CUDA can't be traced.
@@ -375,7 +379,7 @@ class Moving:
             processes = await party.workload.find_processes()
             pids |= {identity.pid for identity in processes}
             search = await search_members(self._driver, processes)
-            require_open(search, await self._proof.usage())
+            require_open(search, usage)
             members += search.members
         return tuple(members), pids
 

@@ -12,6 +12,7 @@ from leasehold.v1.workload_pb2 import ProcessStrategy
 
 from leasehold_worker import strategies
 from leasehold_worker.applications import Applications
+from leasehold_worker.checkpoint.members import FAILED
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.imaging import Imaging
@@ -27,7 +28,7 @@ from leasehold_worker.strategies import ladder, policy_text, resolve
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
 from leasehold_worker.trespass import CHILDREN_OF_MOVED
-from leasehold_worker.workload import CHECKPOINTED, PARKED, SLEEPING, STOPPED
+from leasehold_worker.workload import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
 from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -230,12 +231,26 @@ class Operations:
         await self._moving.remap(plan, self._moving.reserve(plan), report, lock_timeout_s(operation))
         _warn_of_children(report)
 
+    def _note_failed(self, plan: Plan) -> None:
+        """Makes workloads WEDGED of which the driver has given a member up, which it never takes back."""
+        for party in plan.parties:
+            failed = [member.identity.pid for member in party.members if member.state == FAILED]
+            if failed and party.workload.state == RUNNING:
+                party.workload.members = party.members
+                party.workload.error = OperationError(
+                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                    f"process {failed[0]} is FAILED: the driver has given it up, so stop the workload",
+                    {"pid": str(failed[0])},
+                )
+                self._workloads.set_state(party.workload, WEDGED)
+
     def _is_settled(self, plan: Plan, report: Report) -> bool:
         """Whether there is nothing to do.
 
         Raises:
             OperationError: The first thing that the plan found in the way.
         """
+        self._note_failed(plan)
         plan.require()
         report.warnings += plan.findings.warnings
         report.already_there = plan.already_there

@@ -9,6 +9,7 @@ from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, normalize_uuid
 from leasehold_worker.checkpoint.members import (
     CHECKPOINTED,
+    FAILED,
     LOCKED,
     RUNNING,
     Member,
@@ -73,6 +74,8 @@ def require_members(workload: Workload, members: Sequence[Member]) -> None:
             state = state_name(member.state)
             moving = member.state in (LOCKED, CHECKPOINTED)
             remedy = "let whoever suspends it resume it" if moving else "stop the workload if it stays so"
+            if member.state == FAILED:
+                remedy = "the driver has given it up, so stop the workload"
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
                 f"process {member.identity.pid} is {state}, and only one that is RUNNING can be suspended: "

@@ -74,8 +74,8 @@ from leasehold_worker.workload import (
 )
 from leasehold_worker.workloads import Workloads
 
-LOCK_TIMEOUT_LIMIT_S: Final = 86_400.0
-"""A day."""
+LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as the coordinator allows and docs/protocol.md says."""
 
 _DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
 """Where a workload may stand that is to be parked, by what is to be done with it."""
@@ -372,6 +372,7 @@ class Preflight:
             try:
                 search = await search_members(self._driver, processes)
                 found, usage = search.members, await self._proof.usage()
+                party.members = found
                 if needs_cuda or found:
                     require_open(search, usage)
                     require_members(party.workload, found)

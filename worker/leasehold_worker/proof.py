@@ -132,7 +132,8 @@ class Proof:
             raise OperationError(
                 errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
                 f"the driver says that process {pid} is restored, but NVML lists it on "
-                f"{', '.join(sorted(actual)) or 'no GPU'} and not on {', '.join(sorted(wanted))}",
+                f"{', '.join(sorted(actual)) or 'no GPU'} and not on {', '.join(sorted(wanted))}: try again, "
+                "or update the driver",
                 {"pid": str(pid)},
             )
 
@@ -226,7 +227,7 @@ def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:
         OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
             f"the driver says that the workload is checkpointed, but NVML still lists its process {pid} on "
-            f"{gpu_uuid}",
+            f"{gpu_uuid}: try again, or update the driver",
             {"pid": str(pid), "gpu_uuid": gpu_uuid},
         )
         for gpu_uuid, gpu in now.items()
@@ -251,7 +252,8 @@ def _not_fallen(before: Before, now: Usage) -> list[OperationError]:
                 OperationError(
                     errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
                     f"the driver says that {size_text(parked_bytes)} were parked, but {gpu_uuid} has "
-                    f"{size_text(after.used_bytes)} in use, and had {size_text(then.used_bytes)}",
+                    f"{size_text(after.used_bytes)} in use, and had {size_text(then.used_bytes)}: look at "
+                    "nvidia-smi for who has it, or update the driver",
                     {"gpu_uuid": gpu_uuid},
                 )
             )

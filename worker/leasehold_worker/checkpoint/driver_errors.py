@@ -16,6 +16,7 @@ OPERATING_SYSTEM: Final = 304
 ILLEGAL_STATE: Final = 401
 NOT_FOUND: Final = 500
 NOT_READY: Final = 600
+NOT_PERMITTED: Final = 800
 NOT_SUPPORTED: Final = 801
 
 NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
@@ -46,13 +47,21 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
         errors_pb2.ERROR_REASON_WRONG_STATE,
         "it is not in the state that this call needs: look at its state, then try again",
     ),
+    (DriverCall.RESTORE, OPERATING_SYSTEM): (
+        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+        "an earlier restore failed, or the worker may not trace it: see `leasehold doctor`, or stop it",
+    ),
     (None, OPERATING_SYSTEM): (
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        "most often the worker may not trace it: run it as the same user or with CAP_SYS_PTRACE",
+        "most often the worker may not trace it: see `leasehold doctor`, or else update the driver",
+    ),
+    (None, NOT_PERMITTED): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        "its container lacks GPUs of the host, or persistence mode is off: see `leasehold doctor`",
     ),
     (None, NOT_SUPPORTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-        "the driver can't checkpoint what it uses (managed memory, IPC, multicast or MIG): run it without",
+        "the driver can't checkpoint what it uses (managed memory, IPC or MIG): run it without",
     ),
     (None, NOT_FOUND): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,

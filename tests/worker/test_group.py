@@ -29,6 +29,7 @@ from leasehold_worker.checkpoint.members import (
 from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gpu_facts import GpuFacts
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.processes import ProcessIdentity, identify
 from leasehold_worker.proof import Proof
@@ -330,6 +331,21 @@ async def test_a_suspend_that_is_cancelled_after_the_lock_is_finished(
             nursery.start_soon(cancel)
             await parties.suspend(1, nobody_new)
     assert await states(driver, counters) == [ProcessState.CHECKPOINTED]
+
+
+async def test_a_transfer_of_unknown_size_gets_its_time(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    """Killing the call would be worse than waiting."""
+    (counter,) = await start_members(driver, start_counter, 1)
+    members = await members_of(driver, [counter])
+    inventory = Inventory()
+    inventory.gpus = (GpuFacts("GPU-0", "H100", *[None] * 9),)
+    parties = Group(driver, inventory, Rates(), [members], on_phase=lambda _: None)
+    host.set_fault("checkpoint", counter.process.pid, delay_s=3, times=1)
+    driver.call_floor_s = 1.0
+    await parties.suspend(0.5, nobody_new)
+    assert await states(driver, [counter]) == [ProcessState.CHECKPOINTED]
 
 
 async def test_only_cuda_processes_are_members(driver: Driver, start_counter: StartCounter) -> None:

@@ -76,25 +76,6 @@ def test_a_driver_that_can_not_be_asked_for_members_rejects_the_command(
     wait_counting(session, "w1")
 
 
-def test_a_transfer_of_unknown_size_gets_its_time(
-    host: SimulatedHost,
-    tmp_path: Path,
-    start_worker: Callable[..., object],
-    coordinator: ScriptedCoordinator,
-) -> None:
-    """NVML tells neither the memory of the GPUs nor that of processes: killing the call would be worse."""
-    for gpu in range(len(host.gpus)):
-        host.set_readings(gpu, hides_process_memory=True)
-    host.set_fault("nvmlDeviceGetMemoryInfo", error=3)
-    config = tmp_path / "worker.toml"
-    config.write_text("driver_call_floor_s = 1")
-    start_worker(host, config=str(config))
-    session = coordinator.next_session()
-    host.set_fault("checkpoint", start(session, "w1"), delay_s=3, times=1)
-    outcome = session.run("c2", "w1", suspend=SuspendOperation())
-    assert outcome.state == command_pb2.COMMAND_STATE_SUCCEEDED, outcome.error
-
-
 def test_a_checkpoint_that_hangs_at_a_multicast_group_is_undone(
     session: Session, host: SimulatedHost
 ) -> None:

@@ -487,7 +487,8 @@ def intent_of(
 def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usage: Usage) -> dict[int, int]:
     """Takes in what members have on their GPUs, and returns by how much it is more, by pid.
 
-    A member that is parked already, or that is not where its workload is, keeps what is known of it.
+    A member that is parked already, or that is not where its workload is, keeps what is known of it. So does
+    one of which NVML tells less than before.
     """
     more: dict[int, int] = {}
     for party in plan.parties:
@@ -497,8 +498,9 @@ def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usa
         for outcome, member in zip(
             mine, sized([each.member for each in mine], usage, party.home), strict=True
         ):
-            more[member.identity.pid] = max(0, member.total_bytes - outcome.member.total_bytes)
-            outcome.member = member
+            if outcome.member.device_memory_bytes.keys() <= member.device_memory_bytes.keys():
+                more[member.identity.pid] = max(0, member.total_bytes - outcome.member.total_bytes)
+                outcome.member = member
     return more
 
 

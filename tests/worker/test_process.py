@@ -375,6 +375,22 @@ async def test_calls_that_hang_in_one_process_hold_up_no_other(
         host.clear_faults()
 
 
+async def test_no_call_reaches_another_process_that_has_the_pid_by_now(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    identity = counter.identity
+    before = dict(calls_of(host, identity.pid))
+    earlier = CheckpointProcess(driver, identity.pid, identity.start_time_ticks - 1)
+    for call in (earlier.state, earlier.lock, earlier.checkpoint, earlier.restore, earlier.unlock):
+        with pytest.raises(DriverError) as raised:
+            await call()
+        assert raised.value.result == INVALID_VALUE
+    assert calls_of(host, identity.pid) == before
+    assert await CheckpointProcess(driver, identity.pid, identity.start_time_ticks).is_running()
+
+
 def test_equality_is_by_pid(host: SimulatedHost) -> None:
     driver = Driver()
     assert CheckpointProcess(driver, 5) == CheckpointProcess(Driver(), 5)

@@ -297,7 +297,9 @@ def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> lis
 
 @contextmanager
 def held(identity: ProcessIdentity) -> Iterator[int | None]:
-    """Holds the process by a pidfd: while it is held, its pid can't come to mean another process.
+    """Holds the process by a pidfd, which tells its end, and through which no other process is signalled.
+
+    Once it has ended, its pid can come to mean another process, though the pidfd is held.
 
     Yields:
         The pidfd, readable once the process has ended; None where the pid is free, or means another by now.

@@ -27,6 +27,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
 from leasehold_worker.libraries import loaded_library
 
 PR_SET_PDEATHSIG = 1
+INVALID_VALUE = 1
 FUNCTION_NOT_FOUND = 500
 
 
@@ -70,6 +71,8 @@ def answer(request: Request) -> Reply:
     The bindings raise on a result or state that is newer than they are, after the driver has acted. A state
     is taken from what they say, since it is only decoded after success; a result is lost, and there is none.
     """
+    if request.start_time_ticks and start_time_ticks(request.pid) != request.start_time_ticks:
+        return Reply(INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE: the process has ended")
     if request.call is DriverCall.TRACE_PERMISSION:
         return trace_permission(request.pid)
     started = time.monotonic()
@@ -84,6 +87,20 @@ def answer(request: Request) -> Reply:
         return Reply(result=FUNCTION_NOT_FOUND, result_name=f"CUDA_ERROR_NOT_FOUND: {error}")
     value = int(values[0]) if values and values[0] is not None else None
     return Reply(int(result), result.name, value, time.monotonic() - started)
+
+
+def start_time_ticks(pid: int) -> int | None:
+    """When the process that has the pid now started (field 22 of /proc/PID/stat). None: there is none.
+
+    A pidfd does not keep the pid of a process that has ended from another process. So it is compared here,
+    right before the call.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    return int(text[text.rindex(b")") + 2 :].split()[19])
 
 
 def call_driver(request: Request) -> tuple[Any, ...]:

@@ -30,12 +30,14 @@ class Request(msgspec.Struct, frozen=True):
         pid: The target.
         lock_timeout_ms: For LOCK: at least 1, since the driver takes 0 for "wait for ever".
         gpu_pairs: For RESTORE: (old, new) UUIDs as NVML writes them; empty for no map.
+        start_time_ticks: Start time of the target, in clock ticks since boot. 0: whoever has the pid.
     """
 
     call: DriverCall
     pid: int
     lock_timeout_ms: int = 0
     gpu_pairs: list[tuple[str, str]] = []
+    start_time_ticks: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True):

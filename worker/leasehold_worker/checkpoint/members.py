@@ -194,7 +194,7 @@ async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -
     limit = trio.CapacityLimiter(PARALLEL_LIMIT)
 
     async def probe(identity: ProcessIdentity) -> None:
-        process = CheckpointProcess(driver, identity.pid)
+        process = CheckpointProcess(driver, identity.pid, identity.start_time_ticks)
         try:
             async with limit:
                 await process.restore_thread_id()

@@ -3,6 +3,7 @@
 import enum
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -113,14 +114,17 @@ CALL_ERRORS: Final = (DriverError, DriverCallUnansweredError, DriverUnavailableE
 class CheckpointProcess:
     """A CUDA process that the driver can lock, checkpoint, restore and unlock.
 
-    Two of them are equal when they name the same pid. It does not guard against a pid that is used again:
-    a group operation does. Every call raises :class:`DriverError` where the driver answers an error,
-    ``DriverCallUnansweredError`` where it doesn't answer, and ``DriverUnavailableError`` without a driver. A
-    call under way is finished before a cancellation is delivered.
+    Two of them are equal when they name the same pid. With the start time, no call reaches another process
+    that has the pid by now: the helper compares it right before the call, and the answer is INVALID_VALUE.
+
+    Every call raises :class:`DriverError` where the driver answers an error, ``DriverCallUnansweredError``
+    where it doesn't answer, and ``DriverUnavailableError`` without a driver. A call under way is finished before a
+    cancellation is delivered.
     """
 
     driver: Driver = field(compare=False, repr=False)
     pid: int
+    start_time_ticks: int = field(default=0, compare=False)
 
     @classmethod
     def from_pid(cls, driver: Driver, pid: int) -> Self:
@@ -132,8 +136,13 @@ class CheckpointProcess:
         """The calling process. It must not lock itself: it would wait for its own helper for ever."""
         return cls(driver, os.getpid())
 
+    def _request(
+        self, call: DriverCall, *, lock_timeout_ms: int = 0, gpu_pairs: Sequence[tuple[str, str]] = ()
+    ) -> Request:
+        return Request(call, self.pid, lock_timeout_ms, list(gpu_pairs), self.start_time_ticks)
+
     async def _call(self, call: DriverCall, extra_s: float = 0.0) -> Reply:
-        return self._checked(call, await self.driver.call(Request(call, self.pid), extra_s))
+        return self._checked(call, await self.driver.call(self._request(call), extra_s))
 
     def _checked(self, call: DriverCall, reply: Reply) -> Reply:
         if reply.result != SUCCESS:
@@ -193,7 +202,7 @@ class CheckpointProcess:
     async def try_lock(self, options: LockOptions | None = None) -> LockResult:
         """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""
         timeout_ms = (options or LockOptions()).timeout_ms()
-        request = Request(DriverCall.LOCK, self.pid, lock_timeout_ms=timeout_ms)
+        request = self._request(DriverCall.LOCK, lock_timeout_ms=timeout_ms)
         reply = await self.driver.call(request, timeout_ms / 1000)
         if reply.result == NOT_READY:
             return LockResult.TIMED_OUT
@@ -220,7 +229,7 @@ class CheckpointProcess:
     async def restore_with_options(self, options: RestoreOptions) -> None:
         """CHECKPOINTED → LOCKED, with a deadline."""
         pairs = [(pair.old_uuid, pair.new_uuid) for pair in options.gpu_pairs]
-        request = Request(DriverCall.RESTORE, self.pid, gpu_pairs=pairs)
+        request = self._request(DriverCall.RESTORE, gpu_pairs=pairs)
         self._checked(DriverCall.RESTORE, await self.driver.call(request, options.timeout_s))
 
     async def unlock(self) -> None:

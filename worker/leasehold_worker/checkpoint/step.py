@@ -132,7 +132,7 @@ class Stepper:
         with _held(outcome.member.identity) as pidfd:
             state = GONE
             if pidfd is not None:
-                process = CheckpointProcess(self._driver, outcome.member.identity.pid)
+                process = _process(self._driver, outcome.member.identity)
                 state = await _probe(process, pidfd) or outcome.state_after
         surprised = state != outcome.standing
         outcome.state_after = state
@@ -151,7 +151,7 @@ class Stepper:
                 outcome.error = _gone(identity, outcome.phases[-1].call if outcome.phases else None)
 
     async def _take_held(self, step: Step, outcome: MemberOutcome, pidfd: int) -> None:
-        process = CheckpointProcess(self._driver, outcome.member.identity.pid)
+        process = _process(self._driver, outcome.member.identity)
         try:
             await _call(process, step, outcome)
         except DriverError as error:
@@ -235,6 +235,10 @@ class Stepper:
         pid = outcome.member.identity.pid
         if wanted and wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:
             outcome.displacement = step.gpu_pairs
+
+
+def _process(driver: Driver, identity: ProcessIdentity) -> CheckpointProcess:
+    return CheckpointProcess(driver, identity.pid, identity.start_time_ticks)
 
 
 @contextmanager

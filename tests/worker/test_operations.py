@@ -120,6 +120,25 @@ def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHo
     assert outcome.workloads[0].status.state == RUNNING
 
 
+def test_a_command_that_waited_for_a_frozen_worker_is_not_carried_out_late(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    pid = start(session, "w1")
+    command = make_command("c2", "w1", suspend=SuspendOperation())
+    command.timeout.FromMilliseconds(1500)
+    worker.process.send_signal(signal.SIGSTOP)
+    session.send(command)
+    time.sleep(2)  # the timeout passes
+    worker.process.send_signal(signal.SIGCONT)
+    outcome = session.outcome("c2")
+    assert outcome.state == command_pb2.COMMAND_STATE_EXPIRED, outcome
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_EXPIRED
+    assert calls_of(host, pid)["lock"] == 0
+    assert session.run("c3", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+
+
 def test_two_workloads_swap_their_gpus_by_one_command(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     start(session, "w2")

@@ -139,6 +139,7 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             await trio.to_thread.run_sync(parts.disk.expect_interrupted)
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)
+            nursery.start_soon(commands.stalls.run)
             nursery.start_soon(link.run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)

@@ -46,6 +46,7 @@ from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal
 from leasehold_worker.report import Report
+from leasehold_worker.stalls import Stalls
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class Commands:
         self._driver_version = driver_version
         self._nursery = nursery
         self._observer = observer
+        self.stalls = Stalls()
+        """Sees when this process did not run, while its ``run`` runs: commands may have waited then."""
         # An earlier version of the worker may have kept outcomes of any size.
         entries = [replace(entry, update=wire.fitting(entry.update)) for entry in journal.contents.entries]
         self._ledger = CommandLedger(entries)
@@ -172,7 +175,8 @@ class Commands:
         """Takes a command or its cancellation. What was seen before is answered with where it stands."""
         crash_point("command-received")
         refusal = self._refusal(frame.command)
-        self._carry_out(self._ledger.receive(frame, epoch, time.time(), refusal))
+        received_s = time.time() - self.stalls.waited_s()
+        self._carry_out(self._ledger.receive(frame, epoch, received_s, refusal))
 
     async def carry_out(
         self, workload_id: str, operation: Operation, expected_generation: int | None = None
@@ -380,7 +384,7 @@ class _Execution:
         self._cancelled = entry.cancel_requested
 
     def begin(self) -> None:
-        """Sets the deadline: the timeout counts from when the command was first seen."""
+        """Sets the deadline: the timeout counts from when the command may have come first."""
         timeout_s = self.entry.command.timeout.ToTimedelta().total_seconds()
         if timeout_s > 0:
             waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)

@@ -117,9 +117,9 @@ class CheckpointProcess:
     Two of them are equal when they name the same pid. With the start time, no call reaches another process
     that has the pid by now: the helper compares it right before the call, and the answer is INVALID_VALUE.
 
-    Every call raises :class:`DriverError` where the driver answers an error, ``DriverCallUnansweredError``
-    where it doesn't answer, and ``DriverUnavailableError`` without a driver. A call under way is finished before a
-    cancellation is delivered.
+    Every call raises :class:`DriverError` where the driver answers an error, ``DriverUnavailableError``
+    without a driver, and ``DriverCallUnansweredError`` where the driver doesn't answer. A call under way is
+    finished before a cancellation is delivered.
     """
 
     driver: Driver = field(compare=False, repr=False)

@@ -25,6 +25,7 @@ from leasehold_worker.checkpoint.members import (
     Member,
     find_members,
     next_call,
+    state_since,
 )
 from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
 from leasehold_worker.checkpoint.rates import Rates
@@ -74,6 +75,12 @@ def test_the_line_of_states() -> None:
     assert next_call(locked, running) is DriverCall.UNLOCK
     assert next_call(running, running) is None
     assert next_call(WEDGED, running) is None
+
+
+def test_a_wedged_member_that_the_driver_calls_checkpointed_is_wedged() -> None:
+    assert state_since(WEDGED, CHECKPOINTED) == WEDGED
+    assert state_since(WEDGED, RUNNING) == RUNNING, "somebody has brought it back"
+    assert state_since(RUNNING, CHECKPOINTED) == CHECKPOINTED
 
 
 @SEQUENTIAL

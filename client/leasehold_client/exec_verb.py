@@ -238,8 +238,6 @@ def _become(program: str, arguments: Sequence[str], environment: Mapping[str, st
     """Becomes the command, with the signals as a shell would hand them on."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
         os.execve(program, list(arguments), dict(environment))  # noqa: S606 - what the caller asked for
     except OSError as error:

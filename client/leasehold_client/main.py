@@ -2,12 +2,13 @@
 
 import sys
 from importlib.metadata import EntryPoint
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-from leasehold_client import rooms
+from leasehold_client import interrupts, rooms
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.standard_output import printed_by_click
 from leasehold_client.terminal_text import echo_error
 
 EPILOG: Final = """\b
@@ -79,9 +80,23 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Loads one subcommand; one whose packages are missing says which extra has them."""
         try:
-            return _load(cmd_name)
+            command = _load(cmd_name)
         except ModuleNotFoundError as error:
             raise NotInstalledError(cmd_name, error) from error
+        interrupts.raise_in_verb()
+        return command
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Reads the options of the command itself, of which --help and --version print."""
+        with printed_by_click():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a subcommand."""
+        with printed_by_click():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the subcommands without loading any. One whose packages are missing hides no other."""

@@ -1,12 +1,12 @@
 """Standard output, which may be a pipe that nobody reads any more, or a full disk."""
 
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
-from leasehold_client.errors import LeaseholdError
-from leasehold_client.terminal_text import safe_text
+from leasehold_client.terminal_text import discard, safe_text
 
 
 def echo(text: str) -> None:
@@ -27,6 +27,8 @@ def write(data: bytes) -> bool:
     Raises:
         LeaseholdError: They can't be written, as on a full disk.
     """
+    if sys.stdout is None:  # it was closed before we started
+        return False
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -36,8 +38,41 @@ def write(data: bytes) -> bool:
     return True
 
 
+@contextmanager
+def printed_by_click() -> Iterator[None]:
+    """Ends the command where click or another room prints what can't be written.
+
+    Raises:
+        Exit: Nobody reads any more: that is no failure.
+        ClickException: The output can't be written, as on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not _is_broken():
+            raise
+        discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise click.exceptions.Exit(0) from error
+        raise click.ClickException(_message(error)) from error
+
+
+def _is_broken() -> bool:
+    """Whether standard output still has what it could not write."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def _give_up(error: OSError) -> None:
-    # What is still buffered would fail once more, with a traceback, when Python exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    from leasehold_client.errors import LeaseholdError  # imported late: `leasehold --help` needs no gRPC
+
+    discard(sys.stdout)
     if not isinstance(error, BrokenPipeError):
-        raise LeaseholdError(f"the output can't be written: {error.strerror}") from error
+        raise LeaseholdError(_message(error)) from error
+
+
+def _message(error: OSError) -> str:
+    return f"the output can't be written: {error.strerror}"

@@ -1,7 +1,9 @@
 """Text of others that is safe on a terminal: names, reasons and arguments come from any user of any host."""
 
+import os
+import sys
 import unicodedata
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
@@ -33,5 +35,15 @@ def _safe(character: str) -> str:
 
 
 def echo_error(text: str) -> None:
-    """Prints lines to standard error."""
-    click.echo(safe_text(text), err=True)
+    """Prints lines to standard error. They are dropped where they can't be written: the exit code remains."""
+    try:
+        click.echo(safe_text(text), err=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Drops what a stream still buffers: it would fail once more, with a traceback, when Python exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def command(
 
 
 def _run(config: CoordinatorConfig) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server listens: without a traceback
     # Imported late: `--help` needs no gRPC.
     import uvloop
 

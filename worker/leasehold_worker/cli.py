@@ -1,6 +1,7 @@
 """``leasehold worker``: the agent's command line."""
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def _serve(config: WorkerConfig) -> None:
     logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
     with open_state_directory(config.state_dir) as state_directory:
         refusals: list[StartError] = []
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
         try:
             trio.run(run_agent, config, state_directory, strict_exception_groups=True)
         except* StartError as group:

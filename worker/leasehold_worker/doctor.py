@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,6 +79,7 @@ def command(
     It changes nothing, and a worker may run meanwhile. It exits with 1 if something failed; warnings are not
     failures.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it changes nothing, and its children end with it
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
     try:

@@ -75,6 +75,7 @@ def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
         wanted = normalize_uuid(gpu_uuid) if gpu_uuid is not None else None
     except OperationError as error:
         raise click.BadParameter(error.message, param_hint="--gpu") from error
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the validation listens
     outcome = trio.run(validate, wanted, size_bytes, strict_exception_groups=True)
     if outcome.signal_number is not None:
         notes = "".join(f"; {note}" for note in outcome.document["notes"])

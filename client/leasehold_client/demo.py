@@ -19,7 +19,11 @@ from leasehold_client.demo_story import Story
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.exit_codes import EXIT_FAILED, fail, interrupted
 
-COUNTER_OF_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "examples/counter.py"
+COUNTERS: Final = (
+    Path(__file__).with_name("demo_counter.py"),
+    Path(__file__).resolve().parents[2] / "examples/counter.py",
+)
+"""Where the program that counts is: in an installed wheel, and in a checkout."""
 
 TIME_LIMIT_S: Final = 45.0
 """For all but the end, which takes 15 s at the very worst."""
@@ -31,7 +35,7 @@ TIME_LIMIT_S: Final = 45.0
 @click.option(
     "--counter",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The program that counts.  [default: examples/counter.py of the checkout]",
+    help="The program that counts.  [default: Leasehold's own, examples/counter.py]",
 )
 def demo(keep: bool, folder: Path | None, counter: Path | None) -> None:
     """Suspend, move and restore six counting processes on two simulated GPU hosts.
@@ -63,12 +67,10 @@ def _perform(folder: Path, program: Path, *, keep: bool) -> bool:
 
 
 def _find_counter(wanted: Path | None) -> Path:
-    program = wanted or COUNTER_OF_CHECKOUT
-    if not program.is_file():
-        raise UsageError(
-            f"{program} is not there: run this from a checkout, or name a counter with --counter"
-        )
-    return program.resolve()
+    for program in COUNTERS if wanted is None else (wanted,):
+        if program.is_file():
+            return program.resolve()
+    raise UsageError(f"{COUNTERS[0]} is missing: install Leasehold again, or name a program with --counter")
 
 
 @contextmanager

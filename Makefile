@@ -90,10 +90,20 @@ protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write
 	$(BIN)/python protos/generate.py
 
-# The requirements file names no host: uv writes none, and pip asks whichever index it is set up with.
+# The locks name no host: uv writes none, and pip asks whichever index it is set up with. Each lock of an extra has
+# the pins of requirements.txt; build.txt has what builds the package from a checkout.
+UV_LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
+EXTRAS := client coordinator worker
 lock:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements.txt
+	$(UV_LOCK) pyproject.toml --extra dev --upgrade --output-file requirements.txt
+	mkdir -p requirements
+	for extra in $(EXTRAS); do \
+		$(UV_LOCK) pyproject.toml --extra $$extra --upgrade --constraint requirements.txt \
+			--output-file requirements/$$extra.txt || exit; \
+	done
+	$(PYTHON) -c "import tomllib; from pathlib import Path; \
+		print(*tomllib.loads(Path('pyproject.toml').read_text())['build-system']['requires'], sep='\n')" | \
+		$(UV_LOCK) - --upgrade --constraint requirements.txt --output-file requirements/build.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

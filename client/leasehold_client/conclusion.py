@@ -36,7 +36,8 @@ def conclude(client: Client, command: Command, workload: str, *, waiting: Waitin
     elif succeeded:
         render.echo_outcome(command, workload, _gpus_if_known(client))
     if not no_wait and not succeeded:
-        _fail(render.failure_lines(command))
+        places = render.gpu_places(_gpus_if_known(client))
+        _fail([render.with_places(line, places) for line in render.failure_lines(command)])
 
 
 def conclude_all(
@@ -94,12 +95,15 @@ def conclude_all(
 
 def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, output: str) -> None:
     """Prints a plan, and exits with 1 if anything refuses it."""
+    gpus = _gpus_if_known(client)
     if output == "json":
         render.echo_json(render.to_dict(plan))
     else:
-        echo_plan(plan, workload, verb, _gpus_if_known(client), _names_if_several(client, plan))
+        echo_plan(plan, workload, verb, gpus, _names_if_several(client, plan))
+    places = render.gpu_places(gpus)
     for refusal in plan.refusals:
-        echo_error(error_line(refusal.message, render.reason_name(refusal.reason)))
+        message = render.with_places(refusal.message, places)
+        echo_error(error_line(message, render.reason_name(refusal.reason)))
     if plan.refusals:
         sys.exit(EXIT_FAILED)
 

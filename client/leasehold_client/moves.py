@@ -9,7 +9,7 @@ from leasehold_client.client import Client
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.gpu_names import pair_in_order, resolve_list, resolve_pair
 from leasehold_client.operations import Moves
-from leasehold_client.render import workload_state
+from leasehold_client.render import gpu_places, workload_state
 
 
 def check_options(workloads: Sequence[str], pairs: Sequence[str], to: str | None, *, swap: bool) -> None:
@@ -71,6 +71,29 @@ def find_moves(
         return dict(zip(ids, _swapped(names, held), strict=True))
     found = _shared_out(names, held, dict(zip(pairs, resolved, strict=True)))
     return dict(zip(ids, found, strict=True))
+
+
+def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
+    """Refuses a move to another host, before anything is asked of a worker, which knows its own GPUs only.
+
+    Args:
+        moves: The moves.
+        names: The workloads as the user named them, in the order of the moves.
+        gpus: The GPUs of the fleet.
+
+    Raises:
+        UsageError: A pair has GPUs of two workers.
+    """
+    known = {gpu.gpu.uuid: gpu for gpu in gpus}
+    places = gpu_places(gpus)
+    for name, pairs in zip(names, moves.values(), strict=True):
+        for old, new in pairs:
+            if old in known and new in known and known[old].worker_id != known[new].worker_id:
+                here, there = known[old].worker_name, known[new].worker_name
+                raise UsageError(
+                    f"{name} can't move from {places[old]} to {places[new]}: a running workload can't leave "
+                    f"its host, and {there} is another; name a GPU of {here}"
+                )
 
 
 def _held_gpus(name: str, workload: Workload) -> Sequence[str]:

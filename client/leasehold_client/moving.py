@@ -7,7 +7,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 
 from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_plan
-from leasehold_client.moves import check_options, find_moves
+from leasehold_client.moves import check_hosts, check_options, find_moves
 from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import (
     dry_run_option,
@@ -55,7 +55,9 @@ def remap(
     worker/slot.
     """
     check_options(workloads, pairs, to, swap=swap)
-    moves = find_moves(client, workloads, known_gpus(client), pairs=pairs, to=to, swap=swap)
+    gpus = known_gpus(client)
+    moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)
+    check_hosts(moves, workloads, gpus)
     names = ", ".join(workloads)
     if dry_run:
         plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)

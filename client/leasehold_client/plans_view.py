@@ -17,7 +17,15 @@ from leasehold.v1.plan_pb2 import (
 from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_client.policies import policy_text
-from leasehold_client.render import enum_name, gpu_places, seconds_text, size, table_lines
+from leasehold_client.render import (
+    enum_name,
+    gpu_places,
+    pair_lines,
+    seconds_text,
+    size,
+    table_lines,
+    with_places,
+)
 from leasehold_client.standard_output import echo
 
 _RESULTS: Final[dict[CheckResult.ValueType, str]] = {
@@ -58,21 +66,19 @@ def echo_plan(
     if plan.HasField("host_memory"):
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
-    for pair in plan.pairs:
-        if pair.old_uuid != pair.new_uuid:
-            old, new = (places.get(uuid, uuid) for uuid in (pair.old_uuid, pair.new_uuid))
-            lines.append(f"pair {old} -> {new}")
-    lines += table_lines(
-        [check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail)]
+    lines += pair_lines(plan.pairs, [destination.gpu_uuid for destination in plan.destinations], places)
+    checks = [
+        (check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail))
         for check in plan.checks
-    )
+    ]
+    lines += table_lines(dict.fromkeys(checks))  # several workloads may have one and the same
     if plan.HasField("estimate"):
         seconds = plan.estimate.duration.ToTimedelta().total_seconds()
         basis = f" ({_one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
         lines.append(f"takes about {seconds_text(seconds)}{basis}")
     lines += [f"warning: {_one_line(warning)}" for warning in plan.warnings]
     for line in lines:
-        echo(f"  {line}")
+        echo(f"  {with_places(line, places)}")
 
 
 def _summary(plan: Plan, places: Mapping[str, str]) -> str:

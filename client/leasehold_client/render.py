@@ -1,7 +1,8 @@
 """Messages as tables for people and as JSON for programs."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
@@ -12,6 +13,7 @@ from leasehold.v1.command_pb2 import Command, CommandResult, CommandState, Phase
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.events_pb2 import Event, EventKind
 from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.workload_pb2 import MemberState, Workload
 
 from leasehold_client.policies import policy_text
@@ -29,6 +31,8 @@ PARKED: Final = frozenset(
     }
 )
 """States of workloads that wait to be woken."""
+
+_GPU_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -60,6 +64,26 @@ def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
 def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
     """Short names of GPUs, worker/slot, by UUID."""
     return {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
+
+
+def with_places(text: str, places: Mapping[str, str]) -> str:
+    """A text of a worker, which names GPUs by UUID, with their short names."""
+    return _GPU_UUID.sub(lambda found: places.get(found[0], found[0]), text)
+
+
+def pair_lines(pairs: Iterable[GpuPair], taken: Collection[str], places: Mapping[str, str]) -> list[str]:
+    """The pairs that move something of one's own. The driver's map has each other GPU of the host too.
+
+    Args:
+        pairs: The driver's map.
+        taken: UUIDs of the GPUs that are taken. Empty: these are unknown, and all pairs are told.
+        places: Short names of GPUs.
+    """
+    return [
+        f"pair {places.get(pair.old_uuid, pair.old_uuid)} -> {places.get(pair.new_uuid, pair.new_uuid)}"
+        for pair in pairs
+        if pair.old_uuid != pair.new_uuid and (not taken or pair.new_uuid in taken)
+    ]
 
 
 def workload_state(workload: Workload) -> str:
@@ -153,10 +177,8 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
             echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")
-    for pair in result.applied_pairs:
-        if pair.old_uuid != pair.new_uuid:
-            old, new = (places.get(uuid, uuid) for uuid in (pair.old_uuid, pair.new_uuid))
-            echo(f"  pair {old} -> {new}")
+    for line in pair_lines(result.applied_pairs, result.claimed_gpu_uuids, places):
+        echo(f"  {line}")
     for member in result.members:
         timings = ", ".join(_phase(phase) for phase in member.phases)
         echo(f"  pid {member.pid}: {timings or 'nothing to do'}")

@@ -2,6 +2,8 @@
 
 import pytest
 from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 
 from .conftest import CommandLine
@@ -10,6 +12,8 @@ from .scripted_coordinator import A, B, C, ScriptedCoordinator, command, workloa
 PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
 PARKED = Workload(name="parked", status=WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED))
 
+D = A.replace("a", "d")
+
 Sent = list[tuple[str, list[tuple[str, str]]]]
 
 
@@ -17,6 +21,13 @@ Sent = list[tuple[str, list[tuple[str, str]]]]
 def holders(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
     """Workload one holds A, two holds B, both holds C and A; nothing is held by parked."""
     scripted.plays(command(SUCCEEDED))
+    host = [
+        FleetGpu(worker_id="w-1", worker_name="alpha", gpu=Gpu(uuid=uuid, slot=n))
+        for n, uuid in enumerate((A, B, C))
+    ]
+    scripted.answers["ListGpus"] = lambda request, context: fleet_pb2.ListGpusResponse(
+        gpus=[*host, FleetGpu(worker_id="w-2", worker_name="beta", gpu=Gpu(uuid=D, slot=0))]
+    )
     known = {
         "one": workload("one", A),
         "id-of-one": workload("one", A),
@@ -48,11 +59,11 @@ def sent(scripted: ScriptedCoordinator) -> Sent:
         ("one two --swap", [("id-of-one", [(A, B)]), ("id-of-two", [(B, A)])]),
         ("both other --swap", [("id-of-both", [(C, B), (A, C)]), ("id-of-other", [(B, C), (C, A)])]),
         (
-            "two one --pair alpha/0=beta/0 --pair alpha/1=alpha/0",
+            "two one --pair alpha/0=alpha/2 --pair alpha/1=alpha/0",
             [("id-of-two", [(B, A)]), ("id-of-one", [(A, C)])],
         ),
-        ("one --pair alpha/1=beta/0", [("one", [(B, C)])]),
-        ("one --to beta/0", [("id-of-one", [(A, C)])]),
+        ("one --pair alpha/1=alpha/2", [("one", [(B, C)])]),
+        ("one --to alpha/2", [("id-of-one", [(A, C)])]),
     ],
 )
 def test_each_workload_gets_its_pairs(
@@ -74,9 +85,9 @@ def test_each_workload_gets_its_pairs(
         ("one id-of-one --swap", 2, "one and id-of-one are the same workload: name it once"),
         ("one one --pair alpha/0=alpha/1", 2, "one and one are the same workload"),
         (
-            "one two --pair alpha/0=alpha/1 --pair beta/0=alpha/0",
+            "one two --pair alpha/0=alpha/1 --pair alpha/2=alpha/0",
             2,
-            f"the pair 'beta/0=alpha/0' moves {C}, which none of one, two holds",
+            f"the pair 'alpha/2=alpha/0' moves {C}, which none of one, two holds",
         ),
         ("one two --pair alpha/0=alpha/1", 2, "no --pair moves a GPU of two: add one, or leave two out"),
         ("one parked --swap", 1, "parked is SUSPENDED and holds no GPU"),
@@ -100,3 +111,16 @@ def test_a_swap_can_be_planned(leasehold: CommandLine, holders: ScriptedCoordina
     [request] = holders.asked(fleet_pb2.PlanRequest)
     moves = request.operation.remap.moves
     assert [move.workload_id for move in moves] == ["id-of-one", "id-of-two"]
+
+
+@pytest.mark.parametrize("option", [["--to", "beta/0"], ["--pair", "alpha/0=beta/0"]])
+@pytest.mark.parametrize("planned", [[], ["--dry-run"]])
+def test_a_workload_that_runs_cannot_leave_its_host(
+    leasehold: CommandLine, holders: ScriptedCoordinator, option: list[str], planned: list[str]
+) -> None:
+    done = leasehold("remap", "one", *option, *planned)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "leasehold: one can't move from alpha/0 to beta/0: a running workload can't leave its host, and "
+        "beta is another; name a GPU of alpha\n"
+    )

@@ -170,3 +170,28 @@ def test_a_plan_that_can_not_be_made(leasehold: CommandLine, scripted: ScriptedC
     done = leasehold("suspend", "one", "--dry-run")
     assert (done.code, done.stdout) == (1, "")
     assert done.stderr == "leasehold: worker alpha is LOST (WORKER_UNAVAILABLE)\n"
+
+
+def test_a_plan_names_gpus_one_way_and_tells_each_thing_once(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    refused = Check(name="memory", result=plan_pb2.CHECK_RESULT_REFUSED, detail=f"{B} has no room")
+    passed = Check(name="mps", result=plan_pb2.CHECK_RESULT_PASSED, detail="not used")
+    plan = Plan(
+        checks=[passed, passed, refused],
+        destinations=[DestinationPlan(gpu_uuid=B, gpu_name="H100")],
+        pairs=[GpuPair(old_uuid=A, new_uuid=B), GpuPair(old_uuid=B, new_uuid=A)],
+        refusals=[Error(reason=errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY, message=f"{B} has no room")],
+        warnings=[f"{A} is warm"],
+    )
+    plays(scripted, plan)
+    done = leasehold("remap", "one", "--to", "alpha/1", "--dry-run")
+    assert done.stderr == "leasehold: alpha/1 has no room (INSUFFICIENT_HOST_MEMORY)\n"
+    assert done.stdout.splitlines() == [
+        "one: remap would be REFUSED",
+        "  on alpha/1  ? needed  ? free  H100",
+        "  pair alpha/0 -> alpha/1",
+        "  mps     ok       not used",
+        "  memory  REFUSED  alpha/1 has no room",
+        "  warning: alpha/0 is warm",
+    ]

@@ -248,14 +248,14 @@ def test_gpus_are_sent_by_uuid_in_their_order(leasehold: CommandLine, scripted: 
     scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
         command=command(PENDING)
     )
-    assert leasehold("remap", "one", "--to", "beta/0,aaaa").code == 0
+    assert leasehold("remap", "one", "--to", "alpha/0,bbbb").code == 0
     assert leasehold("remap", "one", "--pair", f"{A}=alpha/1").code == 0
     assert leasehold("restore", "one", "--to", "beta/0,GPU-a").code == 0
     pairs = [
         [(pair.old_uuid, pair.new_uuid) for pair in request.operation.moves[0].pairs]
         for request in scripted.asked(fleet_pb2.RemapWorkloadsRequest)
     ]
-    assert pairs == [[(B, C), (A, A)], [(A, B)]]
+    assert pairs == [[(B, A), (A, B)], [(A, B)]]
     [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
     assert list(request.operation.gpu_uuids) == [C, A]
 

@@ -49,7 +49,7 @@ RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
 STALE_BUS_ID: Final = (
-    "the PCI bus id that a moved process reads may be that of its old GPU: NCCL set up from now on may fail"
+    "programs that set up NCCL after this move may fail to: they may read the PCI bus id of their old GPU"
 )
 """NVIDIA/cuda-checkpoint issue 48."""
 

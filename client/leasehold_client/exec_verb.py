@@ -21,7 +21,7 @@ from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.eviction_options import Eviction, adoption_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError
+from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError, check_access
 from leasehold_client.operations import duration
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.terminal_text import echo_error
@@ -46,7 +46,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 
 socket_option = click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     envvar=SOCKET_VARIABLE,
     help="The worker's socket.  [default: /run/leasehold/worker.sock, or that of one's own worker]",
 )
@@ -131,6 +131,7 @@ def _wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWork
     Returns:
         The connection, still open, and the grant.
     """
+    check_access(socket)
     deadline = Deadline(request.open)
     give_up_at = 0.0
     while True:

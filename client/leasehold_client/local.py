@@ -8,6 +8,7 @@
         print(lease.gpu_uuids)
 """
 
+import grp
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -66,12 +67,57 @@ def socket_path() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     own = Path(base) / "leasehold/worker/worker.sock"
     for path in (SYSTEM_SOCKET, own):
-        if path.exists():
+        if _is_there(path):
             return path
     raise NoWorkerError(
         f"no worker of this host serves at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its "
         f"socket with --socket or {SOCKET_VARIABLE}"
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:  # in a folder that the user may not search: check_access says so
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def check_access(named: str | Path | None) -> None:
+    """Refuses a socket that this user may not use. One that is missing passes: its worker may restart.
+
+    Args:
+        named: The socket. None: as :func:`socket_path` says.
+
+    Raises:
+        LeaseholdError: The user lacks a permission.
+        NoWorkerError: No socket is named, and none is there.
+    """
+    path = Path(named) if named is not None else socket_path()
+    refused = f"user {os.geteuid()} may not use the worker's socket {path}"
+    remedy = "ask for the worker's setting `socket_group` to name a group of this user"
+    try:
+        owner = path.stat().st_gid
+    except PermissionError as error:
+        raise LeaseholdError(
+            f"{refused}, whose folder is closed to this user: {remedy}, and for its `socket` to be in "
+            "a folder that the group may search"
+        ) from error
+    except OSError:
+        return
+    if not os.access(path, os.W_OK):
+        raise LeaseholdError(
+            f"{refused}, which belongs to group {_group_name(owner)}: join that group, or {remedy}"
+        )
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 @final

@@ -20,7 +20,7 @@ from leasehold.v1.workload_pb2 import (
 )
 
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.local import Deadline, LocalWorker, NoWorkerError
+from leasehold_client.local import Deadline, LocalWorker, NoWorkerError, check_access
 from leasehold_client.operations import duration
 
 RESUME_TIMEOUT_S: Final = 30.0
@@ -221,6 +221,7 @@ def claim(
         hooks=hooks,
     )
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_STREAM)
+    check_access(socket)
     with LocalWorker(socket) as worker:
         lease = LocalLease(worker, ClaimRequest(open=opened), on_waiting)
         lease.wait_granted()

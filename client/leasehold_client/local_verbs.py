@@ -15,7 +15,7 @@ from leasehold_client import render
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.exec_verb import socket_option
 from leasehold_client.exit_codes import fail
-from leasehold_client.local import LocalWorker
+from leasehold_client.local import LocalWorker, check_access
 from leasehold_client.standard_output import echo
 from leasehold_client.verb import output_option
 
@@ -31,6 +31,7 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
     @wraps(function)
     def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
         try:
+            check_access(socket)
             with LocalWorker(socket) as worker:
                 function(worker, *positional, **named)
         except LeaseholdError as error:

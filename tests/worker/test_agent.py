@@ -1,5 +1,6 @@
 """The worker as a process on simulated GPUs, driven over its stream by a scripted coordinator."""
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -420,3 +421,68 @@ def test_a_state_directory_belongs_to_one_worker(
     second = start_worker(None)
     assert second.process.wait(timeout=30) == 2
     assert "another worker uses the state directory" in second.log.read_text()
+
+
+def test_a_gpu_belongs_to_one_worker(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, host: SimulatedHost
+) -> None:
+    first = start_worker(host)
+    coordinator.next_session()
+    second = start_worker(host, state="state-of-another")
+    assert second.process.wait(timeout=30) == 2
+    said = second.log.read_text()
+    assert "is served by another worker of this host" in said
+    assert f"process {first.process.pid} of user" in said
+    first.kill()
+    start_worker(host, state="state-of-another")
+    assert len(coordinator.next_session().hello.gpu_pool) == len(host.gpus)
+
+
+def test_workers_divide_the_gpus_of_a_host(
+    start_worker: Callable[..., WorkerProcess],
+    coordinator: ScriptedCoordinator,
+    host: SimulatedHost,
+    tmp_path: Path,
+) -> None:
+    uuids = [gpu.uuid for gpu in host.gpus]
+
+    def serve(name: str, served: list[str]) -> Session:
+        settings = tmp_path / f"{name}.toml"
+        settings.write_text(f"gpus = {json.dumps(served)}")
+        start_worker(host, state=f"state-{name}", config=str(settings))
+        return coordinator.next_session()
+
+    host.set_readings(0, ecc_uncorrected=1)  # a GPU of the other worker: none of this one's business
+    session = serve("left", [uuids[3], uuids[1].upper().removeprefix("GPU-")])
+    assert [gpu.uuid for gpu in session.hello.gpu_pool] == [uuids[1], uuids[3]]
+    other = serve("right", [uuids[0]])
+    assert [gpu.uuid for gpu in other.hello.gpu_pool] == [uuids[0]]
+    # The driver's map of GPUs names those of the other worker too.
+    assert session.run("c-1", "w-1", run=counter_run("one")).state == SUCCEEDED
+    wait_counting(session, "w-1", uuids[1])
+    pair = gpu_pb2.GpuPair(old_uuid=uuids[1], new_uuid=uuids[3])
+    move = Move(workload_id="w-1", pairs=[pair])
+    session.send(make_command("c-2", "w-1", remap=RemapOperation(moves=[move])))
+    assert session.outcome("c-2").state == SUCCEEDED
+    pool_states(session, [FREE, LEASED])
+    foreign = gpu_pb2.GpuPair(old_uuid=uuids[3], new_uuid=uuids[0])
+    move = Move(workload_id="w-1", pairs=[foreign])
+    session.send(make_command("c-3", "w-1", remap=RemapOperation(moves=[move])))
+    assert session.outcome("c-3").error.reason == errors_pb2.ERROR_REASON_UNKNOWN_GPU
+
+
+def test_gpus_that_the_host_lacks_are_told(
+    start_worker: Callable[..., WorkerProcess],
+    coordinator: ScriptedCoordinator,
+    host: SimulatedHost,
+    tmp_path: Path,
+) -> None:
+    lost, settings = "GPU-00000000-0000-0000-0000-000000000000", tmp_path / "worker.toml"
+    settings.write_text(f"gpus = {json.dumps([lost])}")
+    refused = start_worker(host, config=str(settings))
+    assert refused.process.wait(timeout=30) == 2
+    assert "none of the GPUs that the setting gpus names is on this host" in refused.log.read_text()
+    settings.write_text(f"gpus = {json.dumps([lost, host.gpus[2].uuid])}")
+    worker = start_worker(host, config=str(settings))
+    assert [gpu.uuid for gpu in coordinator.next_session().hello.gpu_pool] == [host.gpus[2].uuid]
+    assert f"this host lacks {lost}" in worker.log.read_text()

@@ -6,6 +6,8 @@ import pytest
 from leasehold_worker.config import load_config
 from leasehold_worker.errors import StartError
 
+GPU = "GPU-12345678-1234-1234-1234-123456789abc"
+
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
@@ -24,6 +26,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ('coordinator = "host:99999"', "HOST:PORT"),
         ('name = "rack/1"', "invalid worker name"),
         ('name = ""', "invalid worker name"),
+        ('gpus = ["0"]', "'0' is not a GPU's UUID"),
+        (f"gpus = {[GPU, GPU.upper()]}", "names GPU-.* twice: name each GPU once"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, match: str) -> None:

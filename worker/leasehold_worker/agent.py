@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
@@ -17,6 +17,7 @@ from leasehold_worker.arbiter import Arbiter
 from leasehold_worker.claim_turns import ClaimTurns
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import StopWorkloads, WorkerConfig
+from leasehold_worker.gpu_locks import hold_gpus
 from leasehold_worker.hook_retries import HookRetries
 from leasehold_worker.journal import open_journal
 from leasehold_worker.journal_records import workload_record
@@ -56,13 +57,15 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
     """Runs the worker until SIGTERM or SIGINT. Its workloads go on, unless the settings say otherwise.
 
     Raises:
-        StartError: The journal can't be used.
+        StartError: The journal can't be used, or another worker serves one of the GPUs.
     """
-    with closing(LocalSocket(config.socket_path, config.socket_group)) as local_socket:
-        await _run(config, state_directory, local_socket)
+    with closing(LocalSocket(config.socket_path, config.socket_group)) as local_socket, ExitStack() as locks:
+        await _run(config, state_directory, local_socket, locks)
 
 
-async def _run(config: WorkerConfig, state_directory: StateDirectory, local_socket: LocalSocket) -> None:
+async def _run(
+    config: WorkerConfig, state_directory: StateDirectory, local_socket: LocalSocket, locks: ExitStack
+) -> None:
     async with open_journal(state_directory.journal_path) as journal:
         identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
         this_boot = boot_id()
@@ -101,6 +104,8 @@ async def _run(config: WorkerConfig, state_directory: StateDirectory, local_sock
             worker_id,
             journal.wait_written,
         ) as parts:
+            # Before anything is granted, started or settled.
+            locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))
             driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
             if driver.unavailable_reason is not None:
                 logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)

@@ -9,7 +9,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from leasehold_worker.checkpoint.driver import CALL_FLOOR_S
-from leasehold_worker.errors import StartError
+from leasehold_worker.checkpoint.gpu_pairs import normalize_uuid
+from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.kernel_timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.proof import DEFAULT_TIMEOUT_S
@@ -80,6 +81,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host memory that suspended workloads may take together: bytes, or a size. 0: no limit of its own."""
     criu: str = ""
     """The criu program. Empty: the one on PATH."""
+    gpus: list[str] = []
+    """UUIDs of the GPUs that this worker serves, where the host has others too. Empty: all of the host's."""
     gpu_units: dict[str, int] = {}
     """Throughput units of GPU models by a part of the product name. They go before the default table."""
 
@@ -161,12 +164,23 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
     }.items():
         if number < 0:
             raise StartError(f"{name} {number} is negative: give 0 or more")
+    gpus = [_gpu_uuid(text) for text in config.gpus]
+    if doubled := {uuid for uuid in gpus if gpus.count(uuid) > 1}:
+        raise StartError(f"gpus names {min(doubled)} twice: name each GPU once")
+    config = msgspec.structs.replace(config, gpus=gpus)
     for model, units in config.gpu_units.items():
         if not model.strip() or units < 1:
             raise StartError(
                 f"gpu_units of {model!r} are {units}: name a part of the product's name, and give 1 or more"
             )
     return config
+
+
+def _gpu_uuid(text: str) -> str:
+    try:
+        return normalize_uuid(text)
+    except OperationError as error:
+        raise StartError(f"gpus: {error.message}") from error
 
 
 def _size_bytes(name: str, size: str | int) -> int:

@@ -49,9 +49,14 @@ Answer = TypeVar("Answer")
 
 @final
 class Inventory:
-    """The GPUs of this host. On a host without NVML it is empty."""
+    """The GPUs of this host. On a host without NVML it is empty.
 
-    def __init__(self) -> None:
+    Args:
+        served: UUIDs of the GPUs that this worker serves. Empty: all. The driver's map of GPUs needs the
+            others too, so :attr:`chips` and :attr:`minors` name every GPU of the host.
+    """
+
+    def __init__(self, served: Collection[str] = ()) -> None:
         # pynvml's first look-up of each symbol is not safe among threads.
         self._lock = threading.Lock()
         self._overdue = threading.Event()
@@ -69,24 +74,37 @@ class Inventory:
             self._handles, self.left_out = nvml.find_handles()
         else:
             logger.warning("no NVML (%s): this host counts as one without GPUs", self.unavailable_reason)
-        self.gpus: tuple[GpuFacts, ...] = tuple(
+        self._served = frozenset(served)
+        self._facts: tuple[GpuFacts, ...] = tuple(
             nvml.read_facts(uuid, handle) for uuid, handle in self._handles.items()
         )
-        self._xids = nvml.XidEvents(self._handles)
+        self._watched = {gpu.uuid: self._handles[gpu.uuid] for gpu in self.gpus}
+        """Those that this worker serves, whose health is its business."""
+        self._xids = nvml.XidEvents(self._watched)
         self._reading_lacks: tuple[str, ...] = ()
-        if self._handles:
+        if self._watched:
             self._xids.register()
             self._examine()
 
     @property
+    def gpus(self) -> tuple[GpuFacts, ...]:
+        """The GPUs that this worker serves, in slot order."""
+        return tuple(gpu for gpu in self._facts if not self._served or gpu.uuid in self._served)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """UUIDs of GPUs that this worker was to serve and that NVML does not know."""
+        return tuple(sorted(self._served - self._handles.keys()))
+
+    @property
     def chips(self) -> dict[str, str]:
-        """Chip of every GPU by UUID, in slot order. GPUs with equal product names have the same chip."""
-        return {gpu.uuid: gpu.name for gpu in self.gpus}
+        """Chip of every GPU of the host by UUID. GPUs with equal product names have the same chip."""
+        return {gpu.uuid: gpu.name for gpu in self._facts}
 
     @property
     def minors(self) -> dict[str, int]:
         """N of /dev/nvidiaN by GPU UUID. A GPU is missing where NVML can't say."""
-        return {gpu.uuid: gpu.minor_number for gpu in self.gpus if gpu.minor_number is not None}
+        return {gpu.uuid: gpu.minor_number for gpu in self._facts if gpu.minor_number is not None}
 
     def mig_enabled(self) -> frozenset[str]:
         """UUIDs of the GPUs with MIG on now: it can be turned on at any time.
@@ -196,7 +214,7 @@ class Inventory:
             What came, or why nothing can come: then it returns without waiting. Ask again later, as a driver
             that was broken can be well again.
         """
-        if not self._handles:
+        if not self._watched:
             return XidWait(unavailable_reason=self.unavailable_reason or "this host has no GPU")
         if not self._waiting.acquire(timeout=timeout_s):
             return XidWait()
@@ -210,7 +228,7 @@ class Inventory:
             self._waiting.release()
 
     def _read(self) -> dict[str, GpuReading]:
-        self.gpus = tuple(nvml.with_modes(gpu, self._handles[gpu.uuid]) for gpu in self.gpus)
+        self._facts = tuple(nvml.with_modes(gpu, self._handles[gpu.uuid]) for gpu in self._facts)
         return {uuid: nvml.read_sample(handle) for uuid, handle in self._handles.items()}
 
     def _usage(self) -> dict[str, GpuUsage]:
@@ -218,13 +236,13 @@ class Inventory:
         return {uuid: usage for uuid, usage in found.items() if usage is not None}
 
     def _examine(self) -> dict[str, HealthReading]:
-        found = {uuid: nvml.examine(handle) for uuid, handle in self._handles.items()}
+        found = {uuid: nvml.examine(handle) for uuid, handle in self._watched.items()}
         self._reading_lacks = self._told(lack for gpu in found.values() for lack in gpu.lacks.items())
         return {uuid: gpu.reading for uuid, gpu in found.items()}
 
     def _told(self, lacks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         """What is lacking with why, once each, and on how many GPUs where it is not all of them."""
-        total = len(self._handles)
+        total = len(self._watched)
         return tuple(
             f"{what}: {why}" if count == total else f"{what}: {why} ({count} of {total} GPUs)"
             for (what, why), count in Counter(lacks).items()

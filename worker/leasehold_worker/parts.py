@@ -1,5 +1,6 @@
 """The parts of a worker that carry out operations, built in one place."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.durations import Durations
+from leasehold_worker.errors import StartError
 from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.gpu_units import GpuUnits
@@ -50,6 +52,8 @@ from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
 from leasehold_worker.workload import Workload, parked_bytes
 from leasehold_worker.workloads import Workloads
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +131,16 @@ async def open_parts(
         written: Waits until what the observer was told is on disk; it raises OperationError where it can't.
 
     Raises:
-        StartError: A limit of the settings is above what the host has.
+        StartError: A limit of the settings is above what the host has, or it has none of the GPUs.
     """
-    inventory = await trio.to_thread.run_sync(Inventory)
+    inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
+    if config.gpus and not inventory.gpus:
+        raise StartError(
+            f"none of the GPUs that the setting gpus names is on this host, which has "
+            f"{', '.join(inventory.chips) or 'none'}: name some of these"
+        )
+    if inventory.missing:
+        logger.error("this host lacks %s, which the setting gpus names", ", ".join(inventory.missing))
     async with open_driver(config.driver_call_floor_s) as driver, trio.open_nursery() as nursery:
         units = GpuUnits(config.gpu_units)
         pool = GpuPool(

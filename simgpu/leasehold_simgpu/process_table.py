@@ -6,13 +6,16 @@ from pathlib import Path
 
 
 def start_time(pid: int) -> int | None:
-    """The start time of a process in clock ticks after boot; None if there is none or it is a zombie."""
+    """The start time of a process in clock ticks after boot; None if there is none or it is a zombie.
+
+    A process whose first thread has ended looks like a zombie and lives on with the others.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # from field 3 on: the name before it may hold spaces
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" and int(fields[17]) <= 1 else int(fields[19])
 
 
 def is_stopped(pid: int) -> bool:

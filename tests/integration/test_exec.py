@@ -390,6 +390,19 @@ def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     restarting_host.wait_line(waiting, "holding")
 
 
+def test_a_command_whose_first_thread_has_ended_keeps_its_gpus(restarting_host: LocalHost) -> None:
+    threads = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); "
+    program = f"{threads} print('up', flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    headless = restarting_host.exec("--gpus", "2", "--name", "headless", "--", sys.executable, "-c", program)
+    restarting_host.wait_line(headless, "up")
+    restarting_host.kill_worker()
+    restarting_host.start_worker()
+    assert "headless" in restarting_host.workloads()
+    assert restarting_host.states() == ["LEASED", "LEASED"]
+    headless.kill()
+    restarting_host.wait(lambda: restarting_host.states() == ["FREE", "FREE"])
+
+
 @pytest.mark.long
 def test_a_command_that_ended_while_the_worker_was_away_holds_nothing(restarting_host: LocalHost) -> None:
     holder = hold(restarting_host, "--gpus", "2")

@@ -31,6 +31,24 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+HEADLESS = """
+import ctypes, runpy, signal, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal = lambda *_: None
+del sys.argv[0]
+threading.Thread(target=runpy.run_path, args=sys.argv[:1], kwargs={"run_name": "__main__"}).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""A counter that ignores SIGTERM and whose first thread has ended."""
+
+
+def headless_run(name: str) -> RunOperation:
+    """A counter as a workload whose first thread has ended, and which ignores SIGTERM."""
+    run = counter_run(name)
+    run.spec.arguments[1:2] = ["-c", HEADLESS, run.spec.arguments[1]]
+    return run
+
+
 def unhandled_run(name: str) -> RunOperation:
     """A counter that leaves SIGTERM as it is, which then would kill it."""
     run = counter_run(name)

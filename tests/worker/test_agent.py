@@ -26,9 +26,10 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.processes import identify
 
 from .conftest import WorkerProcess
-from .counters import counter_run, counts, read_output, wait_counting
+from .counters import counter_run, counts, headless_run, read_output, wait_counting
 from .scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
 
 SUCCEEDED, FAILED, REJECTED = (
@@ -297,6 +298,20 @@ def test_a_workload_that_ignores_sigterm_is_killed_after_the_grace(session: Sess
     grace = duration_pb2.Duration(nanos=50_000_000)
     stopped = session.run("c2", "w1", stop=StopOperation(grace=grace))
     assert stopped.workloads[0].status.exit.signal_number == signal.SIGKILL
+
+
+def test_a_workload_whose_first_thread_has_ended_lives(session: Session, host: SimulatedHost) -> None:
+    uuids = [gpu.uuid for gpu in host.gpus]
+    assert session.run("c1", "w1", run=headless_run("one")).state == SUCCEEDED
+    wait_counting(session, "w1", uuids[0])
+    assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+    assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    wait_counting(session, "w1", uuids[0])
+    (pid,) = (process.pid for process in host.processes() if any(process.gpu_bytes.values()))
+    stop = StopOperation(grace=duration_pb2.Duration(nanos=50_000_000))
+    assert session.run("c4", "w1", stop=stop).state == SUCCEEDED
+    assert identify(pid) is None
+    pool_states(session, [FREE] * 4)
 
 
 def test_a_command_of_an_older_epoch_is_not_obeyed(session: Session) -> None:

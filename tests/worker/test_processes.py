@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold_worker.checkpoint.helper import trace_permission
 from leasehold_worker.errors import OperationError
 from leasehold_worker.libraries import loaded_library
 from leasehold_worker.processes import (
@@ -29,6 +30,8 @@ from leasehold_worker.processes import (
     identify,
     is_alive,
     is_ending,
+    is_zombie,
+    lineage,
     memory_bytes,
     missing_device_nodes,
     process_tree,
@@ -333,3 +336,46 @@ def test_the_libraries_of_a_process() -> None:
         assert loaded_library(child.pid, "libcuda.so") is None
     finally:
         end(child)
+
+
+@pytest.fixture
+def headless() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose first thread has ended, and which lives on by another."""
+    program = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+os.write(1, b".")
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**os.environ, "LEASEHOLD_TEST": "me"}
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"."
+    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    yield process
+    end(process)
+
+
+async def test_a_process_lives_on_when_its_first_thread_has_ended(headless: subprocess.Popen[bytes]) -> None:
+    identity = identity_of(headless)
+    assert is_alive(identity)
+    assert not is_zombie(identity.pid)
+    assert process_tree(identity) == [identity]
+    assert next(each for each, _ in lineage(headless.pid)) == identity
+    assert command_line(headless.pid)[0] == sys.executable
+    assert has_variable(identity, "LEASEHOLD_TEST")
+    assert loaded_library(headless.pid, "libc.so") == loaded_library(os.getpid(), "libc.so")
+    assert missing_device_nodes(identity, ["/dev/null"]) == []
+    assert trace_permission(headless.pid).value == 1
+    assert why_blocked(identity) is None
+    assert not is_ending(identity.pid)
+    send_signal(identity, signal.SIGSTOP)
+    wait_until(lambda: why_blocked(identity) == "stopped by a signal")
+    with held(identity) as pidfd:
+        assert pidfd is not None
+        assert not has_ended(pidfd)
+        send_signal(identity, signal.SIGKILL)
+        wait_until(lambda: has_ended(pidfd))
+    assert not is_alive(identity)
+    assert is_zombie(identity.pid)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from leasehold_worker.process_folders import facts_folder
+
 
 class LoadedLibrary(msgspec.Struct, frozen=True):
     """A shared library as a process has it mapped.
@@ -20,7 +22,7 @@ class LoadedLibrary(msgspec.Struct, frozen=True):
 def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
     """The shared library whose file name begins so, as a process has it mapped. None: it has none."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (facts_folder(pid) / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     for line in lines:

@@ -18,6 +18,8 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker import cgroups
 from leasehold_worker.errors import OperationError
+from leasehold_worker.process_folders import PROC, facts_folder, stat_fields
+from leasehold_worker.process_folders import has_ended as fields_show_end
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,10 @@ DYING_S: Final = 5.0
 HOLD_AGAIN_S: Final = 1.0
 """When a process is watched again that could not be held, for want of descriptors or memory."""
 
-_PROC = Path("/proc")
+_PROC = PROC
+
+_OF_MEMORY: Final = frozenset({"environ", "cmdline"})
+"""Files that are empty for a process whose first thread has ended."""
 
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """What pidfd_open(2) says of a pid that nobody has; the last two are for a thread's id, by kernel."""
@@ -68,7 +73,10 @@ class ProcessIdentity:
 class _Stat:
     pid: Pid
     state: str
+    over: bool
+    """All its threads have ended: it is a zombie, or about to be reaped."""
     parent_pid: int
+    group_id: int
     session_id: int
     flags: int
     start_time_ticks: int
@@ -76,11 +84,24 @@ class _Stat:
 
 def _read_stat(pid: int) -> _Stat | None:
     """Reads /proc/PID/stat; None where there is none to be seen (proc(5) numbers its fields from 1)."""
-    text = _read(pid, "stat").decode(errors="replace")
+    return _parse_stat(pid, _read(pid, "stat"))
+
+
+def _read_stat_of(folder: Path) -> _Stat | None:
+    """The stat of a thread; None where the thread has ended."""
+    try:
+        return _parse_stat(int(folder.name), (folder / "stat").read_bytes())
+    except OSError:
+        return None
+
+
+def _parse_stat(pid: int, content: bytes) -> _Stat | None:
+    text = content.decode(errors="replace")
     if not text:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(Pid(pid), fields[0], int(fields[1]), int(fields[3]), int(fields[6]), int(fields[19]))
+    fields = stat_fields(text)
+    parent, group, session, flags, start = (int(fields[place]) for place in (1, 2, 3, 6, 19))
+    return _Stat(Pid(pid), fields[0], fields_show_end(fields), parent, group, session, flags, start)
 
 
 def _read_status(pid: int) -> dict[str, str]:
@@ -90,13 +111,14 @@ def _read_status(pid: int) -> dict[str, str]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of /proc/PID. Empty where there is none, or where it is not for us (hidepid, ptrace_scope).
+    """A file of a process. Empty where there is none, or where it is not for us (hidepid, ptrace_scope).
 
     Raises:
         OSError: This host is short of descriptors or memory: that says nothing of the process.
     """
     try:
-        return (_PROC / str(pid) / name).read_bytes()
+        folder = facts_folder(pid) if name in _OF_MEMORY else _PROC / str(pid)
+        return (folder / name).read_bytes()
     except OSError as error:
         if error.errno in _SHORT:
             raise
@@ -110,7 +132,7 @@ def identify(pid: int) -> ProcessIdentity | None:
     issue 41).
     """
     stat = _read_stat(pid)
-    if stat is None or stat.state in "ZX" or _read_status(pid).get("Tgid") != str(pid):
+    if stat is None or stat.over or _read_status(pid).get("Tgid") != str(pid):
         return None
     return ProcessIdentity(stat.pid, stat.start_time_ticks)
 
@@ -123,7 +145,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 def is_zombie(pid: int) -> bool:
     """Whether the process with this pid has ended, and is not reaped."""
     stat = _read_stat(pid)
-    return stat is not None and stat.state == "Z"
+    return stat is not None and stat.over
 
 
 def process_tree(
@@ -157,7 +179,7 @@ def process_tree(
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         marked = {pid for pid in younger - members - theirs if _has_entry(pid, mark)}
         members |= below.grow(marked, theirs)
-    found = [stats[pid] for pid in members if stats[pid].state not in "ZX"]
+    found = [stats[pid] for pid in members if not stats[pid].over]
     found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
     return [ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found]
 
@@ -208,8 +230,9 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
     stat = _read_stat(identity.pid)
     if stat is None:
         return None
-    if stat.state in "Tt":
-        return {"T": "stopped by a signal", "t": "stopped by a debugger"}[stat.state]
+    thread = _read_stat_of(facts_folder(identity.pid))
+    if thread is not None and thread.state in "Tt":
+        return {"T": "stopped by a signal", "t": "stopped by a debugger"}[thread.state]
     tracer = _read_status(identity.pid).get("TracerPid", "0")
     if tracer != "0":
         return f"traced by process {tracer}"
@@ -251,7 +274,7 @@ def variable_of(pid: int, name: str) -> str:
 def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
     """The process and its ancestors, each with the id of its session. Zombies are left out."""
     while pid > 0 and (stat := _read_stat(pid)) is not None:
-        if stat.state not in "ZX":
+        if not stat.over:
             yield ProcessIdentity(stat.pid, stat.start_time_ticks), stat.session_id
         pid = stat.parent_pid
 
@@ -288,7 +311,7 @@ def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> lis
 
     A node that is not there for the worker either says nothing, and neither does a root that is shut to it.
     """
-    root = _PROC / str(identity.pid) / "root"
+    root = facts_folder(identity.pid) / "root"
     try:
         return [node for node in nodes if Path(node).exists() and not (root / node.lstrip("/")).exists()]
     except PermissionError:
@@ -368,7 +391,7 @@ async def will_end(identity: ProcessIdentity, within_s: float = ENDING_S) -> boo
 
 def is_ending(pid: int) -> bool:
     """Whether a process runs no more, though the kernel still writes its core dump or frees its memory."""
-    stat = _read_stat(pid)
+    stat = _read_stat_of(facts_folder(pid))  # the first thread may end alone
     return stat is not None and bool(stat.flags & (_PF_EXITING | _PF_SIGNALED))
 
 

@@ -31,9 +31,13 @@ static const char *stat_from_state(pid_t pid, char *text, size_t size) {
 uint64_t process_start_time(pid_t pid) {
     char text[1024];
     const char *field = stat_from_state(pid, text, sizeof text);
-    if (field == NULL || *field == 'Z' || *field == 'X')
+    if (field == NULL)
         return 0;
+    /* A process whose first thread has ended looks like a zombie and lives on with the others. */
+    bool first_ended = *field == 'Z' || *field == 'X';
     for (int number = 3; number < 22 && field != NULL; number++) {
+        if (number == 20 && first_ended && strtol(field, NULL, 10) <= 1)
+            return 0;
         field = strchr(field, ' ');
         if (field != NULL)
             field++;

@@ -25,6 +25,7 @@ from leasehold_worker.checkpoint.helper_protocol import (
     Request,
 )
 from leasehold_worker.libraries import loaded_library
+from leasehold_worker.process_folders import facts_folder
 
 PR_SET_PDEATHSIG = 1
 INVALID_VALUE = 1
@@ -130,7 +131,7 @@ def trace_permission(pid: int) -> Reply:
     The kernel asks the same of whoever opens a process's memory, Yama and capabilities included (ptrace(2)).
     """
     try:
-        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+        os.close(os.open(facts_folder(pid) / "mem", os.O_RDONLY))
     except OSError as error:
         return Reply(0, error.strerror or str(error), 0)
     return Reply(0, "permitted", 1)

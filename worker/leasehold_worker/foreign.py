@@ -196,7 +196,9 @@ class ForeignWatch:
         now = self._leases()
         moving = _changed(ours, workloads)
         # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
-        same = {gpu_uuid for gpu_uuid in found.foreign if before.get(gpu_uuid) == now.get(gpu_uuid)}
+        # NVML lists the GPUs of other workers of this host too.
+        ours_now = now.keys() & found.foreign.keys()
+        same = {gpu_uuid for gpu_uuid in ours_now if before.get(gpu_uuid) == now[gpu_uuid]}
         seen = {
             gpu_uuid: tuple(
                 process for process in who if now[gpu_uuid] is None or process.workload_id not in moving

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -312,6 +313,47 @@ def test_a_workload_whose_first_thread_has_ended_lives(session: Session, host: S
     assert session.run("c4", "w1", stop=stop).state == SUCCEEDED
     assert identify(pid) is None
     pool_states(session, [FREE] * 4)
+
+
+FORKING = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+count = os.open("forks", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+if os.fork() and sys.argv[1] == "stays":
+    print("up", flush=True)
+    time.sleep(1000)
+while not os.fork():
+    os.write(count, b".")
+    if sys.argv[2] == "own":
+        os.setsid()
+"""
+"""Forks, forks and forks: one process lives at any moment, for less than a millisecond."""
+
+
+@pytest.mark.parametrize("sessions", ["own", "same"])
+@pytest.mark.parametrize("root", ["stays", "leaves"])
+def test_nothing_of_a_chain_of_forks_is_left(
+    session: Session, tmp_path: Path, root: str, sessions: str
+) -> None:
+    arguments = [sys.executable, "-c", FORKING, root, sessions]
+    spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=workload_pb2.Resources(gpu_count=1))
+    assert session.run("c1", "w1", run=RunOperation(name="forking", spec=spec)).state == SUCCEEDED
+    forks = tmp_path / "state/workloads/w1/forks"
+    if root == "stays":
+        while not forks.exists() or forks.stat().st_size < 100:
+            time.sleep(0.01)
+        stop = StopOperation(grace=duration_pb2.Duration(nanos=50_000_000))
+        assert session.run("c2", "w1", stop=stop).state == SUCCEEDED
+    session.wait(
+        lambda frame: (
+            frame.workload_event.workload.status.state == workload_pb2.WORKLOAD_STATE_EXITED
+            and frame.HasField("workload_event")
+        )
+    )
+    left = forks.stat().st_size
+    assert left
+    time.sleep(0.3)
+    assert forks.stat().st_size == left, "it forks on"
 
 
 def test_a_command_of_an_older_epoch_is_not_obeyed(session: Session) -> None:

@@ -175,9 +175,22 @@ def test_what_was_not_promised_is_not_limited(
     assert host.text("workload-w/memory.max") == memory_max
 
 
-def test_without_promises_there_is_no_group(host: Host) -> None:
-    assert host.probe().create("w", 0, 0) is None
-    assert not (host.base / "workload-w").exists()
+def test_without_promises_a_group_limits_nothing(host: Host) -> None:
+    assert host.probe().create("w", 0, 0) == host.base / "workload-w"
+    assert host.text("workload-w/cpu.max") == "max 100000"
+    assert host.text("workload-w/memory.max") == "max"
+
+
+def test_a_group_is_killed_as_one(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    limits = host.probe()
+    limits.kill("w")
+    group = limits.create("w", 0, 0)
+    assert group is not None
+    limits.kill("w")  # a kernel before 5.14 has no such file
+    (group / "cgroup.kill").touch()
+    limits.kill("w")
+    assert host.text("workload-w/cgroup.kill") == "1"
+    assert not caplog.records
 
 
 def test_a_group_goes_with_its_processes(host: Host) -> None:
@@ -297,7 +310,7 @@ def test_one_controller_alone_is_made_use_of(tmp_path: Path, host: Host) -> None
     limits = host.probe()
     assert enforced(limits) == (False, True)
     assert "the cpu controller of version 2 is not to be had" in limits.cpu_refusal
-    assert limits.create("cpu-only", 1000, 0) is None
+    assert limits.create("cpu-only", 1000, 0) is not None
     limits.create("w", 1000, GIB)
     assert host.text("workload-w/memory.max") == str(GIB)
     assert not (host.base / "workload-w/cpu.max").exists()

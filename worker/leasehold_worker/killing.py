@@ -3,10 +3,14 @@
 Killing a process that was restored and runs was seen to hang the whole host (NVIDIA/cuda-checkpoint issue
 53); killing one that is checkpointed was not. So members of a workload that was restored are suspended first,
 and left alone where that fails.
+
+Processes can fork while they are killed. The kernel ends a whole control group (cgroup.kill), and a whole
+process group, in one step that no fork escapes, so nothing has to be frozen before. Processes outside of such
+a group are looked for and killed again and again, until nothing new is found.
 """
 
-import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, final
 
@@ -20,13 +24,16 @@ from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import send_signal, why_blocked
+from leasehold_worker.processes import ProcessIdentity, ProcessTree, kill_children, kill_tree, why_blocked
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workload import Workload, home_of
 
 ENDING_S: Final = 1.0
 """How long a member that can't be suspended may take to be gone: it may have been told to end."""
+
+CHASE_S: Final = 2.0
+"""How long processes are chased that start others while they are killed."""
 
 POLL_INTERVAL_S: Final = 0.05
 
@@ -35,7 +42,22 @@ POLL_INTERVAL_S: Final = 0.05
 class Killer:
     """Kills the processes of workloads of one worker."""
 
-    def __init__(self, driver: Driver, inventory: Inventory, rates: Rates) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        rates: Rates,
+        end_group: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Prepares a killer.
+
+        Args:
+            driver: Suspends members before they are killed.
+            inventory: Their GPUs.
+            rates: How long that takes.
+            end_group: Kills what is in the control group of a workload, by its id, if it has one.
+        """
+        self._end_group = end_group
         self._driver = driver
         self._inventory = inventory
         self._rates = rates
@@ -55,8 +77,8 @@ class Killer:
             if workload.restored and not force:
                 await self._park(workload, report)
             report.enter("kill")
-            for identity in await workload.find_processes():
-                send_signal(identity, signal.SIGKILL)
+            self._end_group(workload.workload_id)
+            await _kill_all(workload)
 
     async def _park(self, workload: Workload, report: Report) -> None:
         """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
@@ -105,6 +127,30 @@ class Killer:
                 )
         members = await find_members(self._driver, processes)
         return [member for member in members if member.state in (RUNNING, LOCKED)]
+
+
+async def _kill_all(workload: Workload) -> None:
+    """Sends SIGKILL to all processes, and to those that they started meanwhile."""
+    kill_tree(await workload.find_tree())
+    await trio.to_thread.run_sync(_chase, workload.scanner(""), workload.launcher)
+
+
+def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
+    """Kills what it finds until nothing new is found. It may block for CHASE_S, so call it in a thread."""
+    killed: set[ProcessIdentity] = set()
+    deadline = time.monotonic() + CHASE_S
+    while time.monotonic() < deadline:
+        # A process that forks and exits lives for a moment only: no scan of all processes is as quick.
+        while launcher is not None and time.monotonic() < deadline:
+            children = kill_children(launcher)
+            if killed.issuperset(children):
+                break
+            killed |= children
+        tree = scan(0.0)
+        kill_tree(tree)
+        if tree.complete and killed.issuperset(tree.processes):
+            return
+        killed |= set(tree.processes)
 
 
 async def _nobody() -> tuple[Member, ...]:

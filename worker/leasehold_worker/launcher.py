@@ -3,7 +3,8 @@
 Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP PROGRAM [ARGUMENT…]``, with the
 program's own environment, working directory and output. DESCRIPTORS is how many it may have open, and GROUP
 its control group, if any. Nothing but the standard library is imported, and little of it: one of these lives
-as long as each workload.
+as long as each workload. Processes of the program that lose their parent become children of the launcher, so
+that the worker can tell whose they are. The launcher ends after the last of them.
 
 Run as ``python -I -S launcher.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID``, it has CRIU
 bring a program back from an image as its child, under this pid, and goes on as if it had started it. Standard
@@ -24,8 +25,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 TYPE_CHECKING = False  # typing itself is larger than all of this
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class RestoreError(Exception):
 
 
 def main() -> None:
-    """Starts a program or brings one back, and waits for its end."""
+    """Starts a program or brings one back, and waits for its end and that of its orphans."""
+    adopt_orphans()
     if sys.argv[1] == RESTORE:
         restore()
     else:
@@ -85,7 +86,7 @@ def start() -> None:
     with os.fdopen(error_read, "rb") as errors:
         error = errors.read().decode(errors="replace")
     tell(status, {"error": error} if error else facts)
-    keep_end(folder, wait(pid), error)
+    see_out(folder, pid, error)
 
 
 def restore() -> None:
@@ -113,23 +114,22 @@ def restore() -> None:
 
     signal.signal(signal.SIGTERM, give_up)
     signal.signal(signal.SIGCHLD, child_ended)
-    with orphans_are_ours():
-        try:
-            lead_criu(criu, group, request, status, float(timeout_s), accept)
-        except (RestoreError, OSError) as error:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            reason = str(error) if isinstance(error, RestoreError) else f"criu can't be asked ({error})"
-            end_children()
-            if restored:
-                keep_end(folder, -signal.SIGKILL, reason)
-            tell(status, {"error": reason})
-            return
+    try:
+        lead_criu(criu, group, request, status, float(timeout_s), accept)
+    except (RestoreError, OSError) as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        reason = str(error) if isinstance(error, RestoreError) else f"criu can't be asked ({error})"
+        end_children()
+        if restored:
+            keep_end(folder, -signal.SIGKILL, reason)
+        tell(status, {"error": reason})
+        return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tell(status, restored)
     close_inherited()  # the image's directories, which CRIU was told by the numbers that they have here
-    keep_end(folder, wait(int(pid)), "")
+    see_out(folder, int(pid), "")
 
 
 def close_inherited() -> None:
@@ -269,17 +269,11 @@ def nested(message: dict[int, int | bytes], field: int) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-@contextmanager
-def orphans_are_ours() -> Iterator[None]:
-    """Whatever is below us and loses its parent meanwhile becomes our child, so that nothing escapes us."""
-    import ctypes  # not for those that never restore
+def adopt_orphans() -> None:
+    """From now on, whatever is below us and loses its parent becomes our child: nothing escapes us."""
+    import ctypes
 
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_children() -> None:
@@ -319,10 +313,15 @@ def claim(folder: str, facts: dict[str, object]) -> bool:
     return True
 
 
-def wait(pid: int) -> int:
-    """Waits for a child's end, as Python's returncode."""
-    _, wait_status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(wait_status)
+def see_out(folder: str, pid: int, error: str) -> None:
+    """Writes down how the program ends, and waits until nothing of it is left."""
+    while True:
+        try:
+            ended, status = os.wait()
+        except ChildProcessError:
+            return
+        if ended == pid:
+            keep_end(folder, os.waitstatus_to_exitcode(status), error)
 
 
 def keep_end(folder: str, returncode: int, error: str) -> None:

@@ -184,7 +184,7 @@ class LocalClaims:
         ledger alone.
         """
         limits, promised = self._parts.workloads.limits, workload.spec.resources
-        if workload.origin != EXEC:
+        if workload.origin != EXEC or not (promised.cpu_millicores or promised.memory_bytes):
             return
         group = None
         try:

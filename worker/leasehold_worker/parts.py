@@ -152,7 +152,8 @@ async def open_parts(
         )
         foreign = ForeignWatch(inventory, pool)
         rates = Rates()
-        killer = Killer(driver, inventory, rates)
+        enforced = ResourceLimits.probe()
+        killer = Killer(driver, inventory, rates, enforced.kill)
 
         async def kill(workload: Workload) -> None:
             await killer.kill(workload, Report(lambda _: None))
@@ -167,7 +168,6 @@ async def open_parts(
             disk_reserve_bytes=config.disk_reserve_bytes,
             parked_bytes=lambda: sum(map(parked_bytes, workloads.all())),
         )
-        enforced = ResourceLimits.probe()
         workloads = Workloads(
             pool,
             workloads_path,

@@ -6,6 +6,7 @@ import os
 import pwd
 import select
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -148,9 +149,36 @@ def is_zombie(pid: int) -> bool:
     return stat is not None and stat.over
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessTree:
+    """The processes of a workload at one moment.
+
+    Attributes:
+        processes: Those that live, by start time.
+        group_ids: Process groups that hold processes of the tree alone.
+        complete: No process of the tree can have been missed, because one that started it ended meanwhile.
+    """
+
+    processes: tuple[ProcessIdentity, ...]
+    group_ids: frozenset[int]
+    complete: bool
+
+
 def process_tree(
     root: ProcessIdentity, mark: str = "", without: Collection[ProcessIdentity] = ()
 ) -> list[ProcessIdentity]:
+    """The processes of :func:`scan_tree`, be it complete or not."""
+    return list(scan_tree(root, mark, without).processes)
+
+
+def scan_tree(
+    root: ProcessIdentity,
+    mark: str = "",
+    without: Collection[ProcessIdentity] = (),
+    reaper: ProcessIdentity | None = None,
+    *,
+    patience_s: float = 0.0,
+) -> ProcessTree:
     """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
 
     A workload's first process leads a session of its own where we started it, so that orphans are found too.
@@ -161,12 +189,17 @@ def process_tree(
             environment is read only of those that are not known otherwise; a process that is stuck in the
             kernel can make that wait for ever.
         without: Processes that are left out with what is below them, unless the root is there too.
+        reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
+            nobody does.
+        patience_s: How long processes are listed again because some ended before they were looked at.
     """
-    stats = {stat.pid: stat for stat in _all_stats()}
+    stats, missed, ended = _scan(patience_s)
     below = _Descent(stats)
     fences = {other.pid for other in without if other != root and _is_in(other, stats)}
     alive = _is_in(root, stats)
     members = below.grow({root.pid} - fences, fences) if alive else set()
+    if reaper is not None and reaper.pid != _INIT and _is_in(reaper, stats):
+        members |= below.grow({reaper.pid}, fences | members) - {reaper.pid}
     # Init is given orphans of everybody, so that what is below it says nothing.
     theirs = below.grow(fences - {_INIT}, members) | fences
     leaders = {other.pid for other in without if other != root and not _is_reused(other, stats)}
@@ -175,13 +208,21 @@ def process_tree(
         orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
         members |= below.grow(orphans - theirs, theirs)
     if mark:
-        # A process that inherited the variable is younger than the first process that had it.
+        # Whoever inherited the variable came after the first that had it.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         marked = {pid for pid in younger - members - theirs if _has_entry(pid, mark)}
         members |= below.grow(marked, theirs)
     found = [stats[pid] for pid in members if not stats[pid].over]
     found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
-    return [ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found]
+    outside = {stat.group_id for pid, stat in stats.items() if pid not in members and not stat.over}
+    complete = not missed and not ended & members
+    # Where a stranger may have been missed, only groups of the tree's own session are its own for certain.
+    sure = [stat for stat in found if complete or stat.session_id == root.pid]
+    return ProcessTree(
+        tuple(ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found),
+        frozenset(stat.group_id for stat in sure) - outside,
+        complete,
+    )
 
 
 class _Descent:
@@ -214,12 +255,41 @@ def _is_reused(identity: ProcessIdentity, stats: Mapping[Pid, _Stat]) -> bool:
     return identity.pid in stats and not _is_in(identity, stats)
 
 
-def _all_stats() -> Iterator[_Stat]:
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            stat = _read_stat(int(entry.name))
-            if stat is not None:
-                yield stat
+def _scan(patience_s: float) -> tuple[dict[Pid, _Stat], bool, set[Pid]]:
+    """Every process; whether some vanished before they were looked at; and those that had ended by then.
+
+    The kernel lists processes by pid and gives new ones higher pids, so that a listing always has one process
+    of a chain of forks. That process can end before its facts are read: then another listing shows its child.
+    """
+    stats: dict[Pid, _Stat] = {}
+    unreadable: set[Pid] = set()
+    deadline = time.monotonic() + patience_s
+    while True:
+        with os.scandir(_PROC) as entries:
+            listed = {Pid(int(entry.name)) for entry in entries if entry.name.isdigit()}
+        stats = {pid: stat for pid, stat in stats.items() if pid in listed}
+        # One whose parent has ended meanwhile has another parent now.
+        unread = {
+            pid for pid in listed - unreadable if pid not in stats or not _has_parent(stats[pid], listed)
+        }
+        missed = False
+        ended: set[Pid] = set()
+        for pid in sorted(unread, reverse=True):  # the youngest are the first to end
+            stat = _read_stat(pid)
+            if stat is None:  # it has ended, or it is not for us to see
+                stats.pop(pid, None)
+                unreadable.add(pid)
+                missed = True
+                continue
+            if stat.over and pid not in stats:
+                ended.add(pid)
+            stats[pid] = stat
+        if not (missed or ended) or time.monotonic() > deadline:
+            return stats, missed, ended
+
+
+def _has_parent(stat: _Stat, listed: Collection[int]) -> bool:
+    return stat.parent_pid in listed or stat.parent_pid == 0
 
 
 def why_blocked(identity: ProcessIdentity) -> str | None:
@@ -227,8 +297,7 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
 
     The driver talks to a thread inside the process, which must be able to run.
     """
-    stat = _read_stat(identity.pid)
-    if stat is None:
+    if _read_stat(identity.pid) is None:
         return None
     thread = _read_stat_of(facts_folder(identity.pid))
     if thread is not None and thread.state in "Tt":
@@ -415,6 +484,37 @@ def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
             signal.pidfd_send_signal(pidfd, signal_number)
         except ProcessLookupError:
             return
+
+
+def kill_tree(tree: ProcessTree) -> None:
+    """Sends SIGKILL to the processes of a tree, and to its process groups, which no fork can escape.
+
+    Raises:
+        OperationError: A process could not be held, and was not signalled.
+    """
+    for group_id in tree.group_ids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group_id, signal.SIGKILL)
+    for identity in tree.processes:
+        send_signal(identity, signal.SIGKILL)
+
+
+def kill_children(parent: ProcessIdentity) -> set[ProcessIdentity]:
+    """Sends SIGKILL to the children of a process that has one thread. Returns those that lived."""
+    killed: set[ProcessIdentity] = set()
+    if not is_alive(parent):
+        return killed
+    for text in _read(parent.pid, f"task/{parent.pid}/children").split():
+        child = identify(int(text))
+        if child is None:
+            continue
+        with suppress(OperationError), held(child) as pidfd:
+            stat = _read_stat(child.pid)
+            if pidfd is not None and stat is not None and stat.parent_pid == parent.pid:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                killed.add(child)
+    return killed
 
 
 def boot_id() -> str:

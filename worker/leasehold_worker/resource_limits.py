@@ -1,6 +1,7 @@
 """CPU and memory limits that the kernel enforces on workloads, by control groups of version 2.
 
-Each workload that was promised CPU time or memory gets a group below the worker's own::
+Each workload that the worker starts, and each that was promised CPU time or memory, gets a group below the
+worker's own::
 
     leasehold.service        the base: handed over to the worker (Delegate=yes), with no process in it
       agent                  the worker
@@ -89,14 +90,14 @@ class ResourceLimits:
             memory_bytes: Memory. 0: no limit. The kernel kills a process that would take more.
 
         Returns:
-            The group. None: nothing is to be enforced, or nothing can be.
+            The group. None: the worker can make none.
 
         Raises:
             OperationError: PERMISSION_OR_OS: the kernel refused. No group is left.
         """
         cpu_millicores = 0 if self.cpu_refusal else cpu_millicores
         memory_bytes = 0 if self.memory_refusal else memory_bytes
-        if self._base is None or not (cpu_millicores or memory_bytes):
+        if self._base is None:
             return None
         group = self._base / (_PREFIX + _checked(workload_id))
         if group.is_dir():
@@ -157,6 +158,21 @@ class ResourceLimits:
         except (OSError, ValueError) as error:
             raise _refused(group, error) from error
         return True
+
+    def kill(self, workload_id: str) -> None:
+        """Kills what is in the group of a workload, if it has one, in one step that no fork escapes.
+
+        Kernels before 5.14 can't. Then, and where the kernel refuses, nothing is done.
+        """
+        group = self.find(workload_id)
+        if group is None:
+            return
+        try:
+            self._files.write(group / "cgroup.kill", "1")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            logger.warning("the processes of control group %s can't be killed: %s", group, error.strerror)
 
     def remove(self, group: Path) -> bool:
         """Removes a group whose processes have ended, and what they made below it.

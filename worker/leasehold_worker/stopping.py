@@ -21,7 +21,7 @@ from leasehold_worker.workload import (
     UNKNOWN,
     Workload,
 )
-from leasehold_worker.workloads import LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
+from leasehold_worker.workloads import KILL_AGAIN_S, LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
 
 DEFAULT_GRACE_S: Final = 10.0
 LONGEST_GRACE_S: Final = 366 * 86_400.0
@@ -29,9 +29,6 @@ LONGEST_GRACE_S: Final = 366 * 86_400.0
 
 KILL_WAIT_S: Final = 15.0
 """How long a killed workload may take to be gone."""
-
-KILL_AGAIN_S: Final = 1.0
-"""How long it is waited before what is left of it is killed once more."""
 
 
 @final
@@ -168,7 +165,7 @@ async def _gone(workload: Workload) -> bool:
     """Whether no process is left soon. What was started while the others were killed has to be killed too."""
     pause_s = POLL_INTERVAL_S
     with trio.move_on_after(KILL_AGAIN_S):
-        while await workload.find_processes():  # nothing else tells
+        while not await workload.is_gone():  # nothing else tells
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return True

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_ledger import HostReservation
 from leasehold_worker.leases import Lease
-from leasehold_worker.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.processes import ProcessIdentity, ProcessTree, identify, scan_tree
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,9 @@ IN_OPERATION: Final = frozenset(
         workload_pb2.WORKLOAD_STATE_REMAPPING,
     }
 )
+
+PATIENCE_S: Final = 0.2
+"""How long processes are listed again where it matters that none is missed."""
 
 MARKS_TIMEOUT_S: Final = 2.0
 """How long the search for marked processes may take, which one that is stuck in the kernel holds up."""
@@ -137,6 +140,8 @@ class Workload:
     """What it holds of the host beside GPUs, until it has ended."""
     mark: str = ""
     """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    launcher: ProcessIdentity | None = None
+    """The parent of its first process, which gets its orphans. None: nobody of ours."""
     absent: bool = False
     """It is parked without processes: who bears the pid of its first one now is a stranger."""
     hooked: Hooked | None = None
@@ -177,31 +182,49 @@ class Workload:
         The worker and other workloads are left out with all that is below them, though they may descend from
         its first process, or have inherited its mark.
         """
-        return [] if self.absent else _tree(self.root, self.mark, self.others())
+        return [] if self.absent else list(self.scanner(self.mark)(0.0).processes)
 
     async def find_processes(self) -> list[ProcessIdentity]:
         """As :meth:`processes`, and never held up for long: then those that are only marked are left out."""
+        return list((await self.find_tree()).processes)
+
+    async def is_gone(self) -> bool:
+        """Whether no process of it is left, and none can have been missed."""
+        tree = await self.find_tree(PATIENCE_S)
+        return tree.complete and not tree.processes
+
+    async def find_tree(self, patience_s: float = 0.0) -> ProcessTree:
+        """As :meth:`find_processes`, with what a kill needs to know.
+
+        Args:
+            patience_s: How long processes are listed again because some ended before they were looked at.
+        """
         if self.absent:
             await trio.lowlevel.checkpoint()
-            return []
+            return ProcessTree((), frozenset(), complete=True)
         if self.mark:
             with trio.move_on_after(MARKS_TIMEOUT_S):
                 return await trio.to_thread.run_sync(
-                    _tree, self.root, self.mark, self.others(), abandon_on_cancel=True, limiter=_searches
+                    self.scanner(self.mark), patience_s, abandon_on_cancel=True, limiter=_searches
                 )
             logger.warning("workload %s: the search for marked processes hangs", self.name)
-        await trio.lowlevel.checkpoint()
-        return _tree(self.root, "", self.others())
+        return await trio.to_thread.run_sync(self.scanner(""), patience_s)
+
+    def scanner(self, mark: str) -> Callable[[float], ProcessTree]:
+        """What looks for its processes, for so long, in any thread; with an empty mark it never blocks."""
+        worker = identify(os.getpid())
+        without = [*self.others(), worker] if worker else list(self.others())
+        root, launcher = self.root, self.launcher
+
+        def scan(patience_s: float) -> ProcessTree:
+            tree = scan_tree(root, mark, without, launcher, patience_s=patience_s)
+            return replace(tree, processes=tuple(each for each in tree.processes if each != worker))
+
+        return scan
 
 
 _searches: Final = trio.CapacityLimiter(4)
 """Searches for marked processes, those included that hang."""
-
-
-def _tree(root: ProcessIdentity, mark: str, others: Collection[ProcessIdentity]) -> list[ProcessIdentity]:
-    worker = identify(os.getpid())
-    without = [*others, worker] if worker else others
-    return [identity for identity in process_tree(root, mark, without) if identity != worker]
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
-from leasehold_worker.launching import LaunchError, forget_start, launch, wait_exit
+from leasehold_worker.launching import LaunchError, forget_start, launch, launched, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, user_name
@@ -27,6 +27,7 @@ from leasehold_worker.workload import (
     LET_GO,
     OUTPUT_FILE,
     RELEASED,
+    RUN,
     UNKNOWN,
     WORKLOAD_ID_VARIABLE,
     Workload,
@@ -38,6 +39,9 @@ ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
 
 KILL_TIMEOUT_S: Final = 10.0
+"""How long processes may take to end, before that is told."""
+
+KILL_AGAIN_S: Final = 1.0
 """How long processes may take to end, before they are killed once more."""
 
 WATCH_AGAIN_S: Final = 1.0
@@ -255,6 +259,7 @@ class Workloads:
             watched: False: somebody has to look first what became of it, and begins to watch.
         """
         self._by_id[workload.workload_id] = workload
+        self._find_launcher(workload)
         workload.others = partial(self._roots_beside, workload)
         self._tell(workload)
         if workload.state in ENDED:
@@ -271,7 +276,12 @@ class Workloads:
         workload.watching.cancel()
         workload.watching = trio.CancelScope()
         workload.headless = False
+        self._find_launcher(workload)
         nursery.start_soon(self._watch, workload)
+
+    def _find_launcher(self, workload: Workload) -> None:
+        who = launched(self.folder(workload.workload_id)) if workload.origin == RUN else None
+        workload.launcher = who.launcher if who is not None and who.program == workload.root else None
 
     def give_back_host(self, workload: Workload) -> None:
         """Gives back what a workload holds of its host beside GPUs."""
@@ -382,21 +392,26 @@ class Workloads:
 
         What can't be killed keeps them: the workload is UNKNOWN for as long, and it is tried again.
         """
-        while await workload.find_processes():
+        deadline = trio.current_time() + KILL_TIMEOUT_S
+        while not await workload.is_gone():
             try:
                 await self._kill(workload)
                 error = OperationError(
                     errors_pb2.ERROR_REASON_DRIVER_ERROR,
-                    f"processes of workload {workload.name} are stuck in the kernel: its GPUs stay leased",
+                    f"processes of workload {workload.name} are stuck in the kernel, or start others faster "
+                    "than they can be killed: its GPUs stay leased",
                 )
             except OperationError as refused:
                 error = refused
-            with trio.move_on_after(KILL_TIMEOUT_S):
+            with trio.move_on_after(KILL_AGAIN_S):
                 pause_s = POLL_INTERVAL_S
-                while await workload.find_processes():  # nothing else tells
+                while not await workload.is_gone():  # nothing else tells
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 return
+            if trio.current_time() < deadline:
+                continue
+            deadline = trio.current_time() + KILL_TIMEOUT_S
             logger.error("%s", error.message)
             workload.error = error
             self.set_state(workload, UNKNOWN)

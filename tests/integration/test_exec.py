@@ -186,6 +186,20 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
+def test_who_waits_for_memory_keeps_no_more_than_it_asks_for(new_host: Callable[[int], LocalHost]) -> None:
+    host = new_host(2)
+    host.start_worker('memory_limit = "1GiB"')
+    memory = hold(host, "--gpus", "0", "--memory", "768MiB")
+    waiting = queue(host, "--memory", "512MiB")
+    assert host.run("--gpus", "1", "--wait", "0", "--", "echo", "done") == "done\n"
+    refused = host.run("--gpus", "2", "--wait", "0", "--", "true", code=125)
+    assert "2 GPUs are wanted, and of 2 that would do 2 are free, kept for claims that go first" in refused
+    refused = host.run("--gpus", "0", "--memory", "256MiB", "--", "true", code=125)
+    assert "256 MiB of 1 GiB are free, with 512 MiB kept for claims that wait" in refused
+    memory.kill()
+    host.wait_line(waiting, "holding")
+
+
 @pytest.mark.long
 def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)

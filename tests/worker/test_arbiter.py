@@ -172,15 +172,15 @@ async def test_nobody_is_asked_for_gpus_that_are_kept_for_who_waits_for_the_rest
     host.helper("0")
     host.helper("2")
     async with trio.open_nursery() as nursery:
-        lacks_memory = partial(host.pool.claim, "a", A, take_rest=lambda: False)
+        lacks_memory = partial(host.pool.claim, "a", A, take_host=lambda _: False)
         nursery.start_soon(lacks_memory)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(host.pool.claim, "b", A)
         await trio.testing.wait_all_tasks_blocked()
-        assert host.to_ask() == [], "the first is due what the helper would give back"
+        assert host.to_ask() == ["0"], "the first keeps the free GPU, and no other"
         nursery.start_soon(host.pool.claim, "c", B)
         await trio.testing.wait_all_tasks_blocked()
-        assert host.to_ask() == ["2"], "that it can't use"
+        assert host.to_ask() == ["0", "2"], "that it can't use"
         nursery.cancel_scope.cancel()
 
 
@@ -203,7 +203,7 @@ async def test_who_waits_for_something_else_or_for_the_impossible_keeps_no_helpe
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.pool.claim, "impossible", TWO)
         nursery.start_soon(
-            partial(host.pool.claim, has_rest=lambda: False, take_rest=lambda: False), "poor", ONE
+            partial(host.pool.claim, has_host=lambda _: False, take_host=lambda _: False), "poor", ONE
         )
         nursery.start_soon(partial(host.pool.claim, helper=True), "waiting helper", TWO)
         await trio.testing.wait_all_tasks_blocked()

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime
 
-from leasehold_worker.claim_queue import ClaimQueue, Waiter, due_to
+from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_for
 from leasehold_worker.gpu_choice import GpuRequest
+from leasehold_worker.host_ledger import HostRequest
 
 ONE = GpuRequest(1)
 
@@ -21,8 +22,9 @@ def add(
         request,
         priority=priority,
         helper=helper,
-        has_rest=lambda: True,
-        take_rest=lambda: True,
+        host=HostRequest(cpu_millicores=1),
+        has_host=lambda _: True,
+        take_host=lambda _: True,
         since=datetime.now(UTC),
     )
 
@@ -86,19 +88,20 @@ def test_ahead_of_a_new_claim_are_its_equals_and_those_above() -> None:
     assert names(queue.ahead_of(10, helper=True)) == ["high", "equal", "low"]
 
 
-def test_what_is_due_is_all_that_anyone_who_waits_could_use() -> None:
+def test_what_is_kept_is_no_more_than_those_who_wait_may_need() -> None:
     queue = ClaimQueue[str]()
-    add(queue, "a", request=GpuRequest(2, name="A"))
-    add(queue, "b", request=GpuRequest(1, name="B"))
+    add(queue, "lacks GPUs", request=GpuRequest(2, name="A"))
+    add(queue, "lacks the host", request=GpuRequest(1, name="B"))
+    add(queue, "behind", request=GpuRequest(1, name="B"))
     add(queue, "never", request=GpuRequest(8))
-    asked: list[str] = []
+    usable = {"A": frozenset("01"), "B": frozenset("2345")}
 
     def obtainable(request: GpuRequest) -> frozenset[str]:
-        asked.append(request.name)
-        return {"A": frozenset({"0", "1"}), "B": frozenset({"1", "2"})}.get(request.name, frozenset())
+        return usable.get(request.name, frozenset())
 
-    assert due_to(list(queue), obtainable) == {"0", "1", "2"}
-    assert due_to([], obtainable) == frozenset()
-    asked.clear()
-    due_to([add(queue, "same") for _ in range(1000)], obtainable)
-    assert asked == [""], "equal requests are looked at once"
+    def choose(request: GpuRequest, taken: frozenset[str]) -> tuple[str, ...] | None:
+        free = sorted(obtainable(request) - taken - {"0"})
+        return tuple(free[: request.count]) if len(free) >= request.count else None
+
+    assert kept_for(queue, choose, obtainable) == Kept(frozenset("0123"), HostRequest(cpu_millicores=3))
+    assert kept_for([], choose, obtainable) == Kept()

@@ -61,13 +61,18 @@ def test_a_shortage_tells_what_there_is() -> None:
         "3 GPUs are wanted, and of 6 that would do 1 is free "
         "(1 leased, 1 reserved, 1 cordoned, 1 unhealthy, 1 foreign)"
     )
-    assert shortage(GpuRequest(1), [FREE, FREE]) == "1 GPU is wanted, and of 2 that would do 2 are free"
+    assert shortage(GpuRequest(1), [FREE, FREE]) == (
+        "1 GPU is wanted, and of 2 that would do 2 are free, kept for claims that go first"
+    )
+    assert shortage(GpuRequest(1, units=9), [FREE]) == (
+        "1 GPU with 9 units is wanted, and of 1 that would do 1 is free"
+    )
     assert shortage(GpuRequest(1), []) == "1 GPU is wanted, and of 0 that would do none is free"
 
 
 def test_those_who_wait_are_told() -> None:
     assert not_enough(GpuRequest(1), [FREE], 2).message == (
-        "1 GPU is wanted, and of 1 that would do 1 is free; 2 wait for them: "
+        "1 GPU is wanted, and of 1 that would do 1 is free, kept for claims that go first; 2 wait for them: "
         "suspend or stop a workload, or wait"
     )
 

@@ -10,6 +10,7 @@ from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
 from leasehold_worker.gpu_slots import GpuSlots
+from leasehold_worker.host_ledger import HostRequest
 from leasehold_worker.leases import (
     CORDONED,
     FOREIGN,
@@ -74,7 +75,7 @@ class Claims:
         *,
         priority: int = 0,
         helper: bool = False,
-        take_rest: Callable[[], bool] = lambda: True,
+        take_host: Callable[[HostRequest], bool] = lambda _: True,
     ) -> None:
         scope = self.scopes[name] = trio.CancelScope()
 
@@ -82,7 +83,7 @@ class Claims:
             with scope:
                 lease = must(
                     await self._pool.claim(
-                        name, request, priority=priority, helper=helper, take_rest=take_rest
+                        name, request, priority=priority, helper=helper, take_host=take_host
                     )
                 )
                 self.granted.append(name)
@@ -276,13 +277,13 @@ async def test_the_rest_is_taken_in_the_same_step_as_the_grant() -> None:
     there = False
     asked: list[list[int]] = []
 
-    def take_rest() -> bool:
+    def take_host(_: HostRequest) -> bool:
         asked.append(states(pool))
         return there
 
     async with trio.open_nursery() as nursery:
         claims = Claims(pool, nursery)
-        await claims.add("w", take_rest=take_rest)
+        await claims.add("w", take_host=take_host)
         await claims.add("behind")
         assert asked == [[FREE], [FREE]], "nothing is held while it is asked for"
         assert pool.pending_claimers == 2, "the GPU is kept for the first"
@@ -836,7 +837,8 @@ async def test_why_not_counts_those_who_wait() -> None:
         claims = Claims(pool, nursery)
         await claims.add("large", TWO)
         assert pool.why_not(ONE).message == (
-            "1 GPU is wanted, and of 2 that would do 1 is free (1 leased); 1 wait for them: "
+            "1 GPU is wanted, and of 2 that would do 1 is free, kept for claims that go first (1 leased); "
+            "1 wait for them: "
             "suspend or stop a workload, or wait"
         )
         claims.cancel()

@@ -22,6 +22,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
+from leasehold_worker.host_ledger import HostRequest
 from leasehold_worker.leases import (
     CORDONED,
     FOREIGN,
@@ -133,11 +134,32 @@ class Oracle:
             [
                 slot
                 for slot in self.slots
-                if slot.holder is None
-                and slot.is_for(request)
-                and not any(self.could_use(waiter.request, slot) for waiter in ahead)
+                if slot.holder is None and slot.is_for(request) and slot.gpu.uuid not in self.kept(ahead)
             ],
         )
+
+    def kept(self, ahead: Sequence[ExpectedWaiter]) -> set[str]:
+        """The GPUs that are kept for those that wait.
+
+        While GPUs lack, that is every GPU that could be used. While only the rest lacks, it is the GPUs that
+        would be taken.
+        """
+        kept: set[str] = set()
+        for waiter in ahead:
+            free = [
+                slot
+                for slot in self.slots
+                if slot.holder is None and slot.is_for(waiter.request) and slot.gpu.uuid not in kept
+            ]
+            taken = None if self.cordoned else best(waiter.request, free)
+            usable = {slot.gpu.uuid for slot in self.slots if self.could_use(waiter.request, slot)}
+            kept |= usable if taken is None else set(taken) & usable
+        return kept
+
+    def kept_rest(self, ahead: Sequence[ExpectedWaiter]) -> int:
+        """What is kept of the rest for those that wait and can ever be granted."""
+        slots = self.slots
+        return sum(w.rest for w in ahead if any(self.could_use(w.request, slot) for slot in slots))
 
     def could_use(self, request: GpuRequest, slot: ExpectedSlot) -> bool:
         """Whether a request could be granted with this GPU if every lease ended."""
@@ -155,7 +177,7 @@ class Oracle:
             return False
         equals = [other for other in queue[:turn] if other.helper == waiter.helper]
         chosen = self.for_claim(waiter.request, equals)
-        if chosen is None or waiter.rest > self.rest:
+        if chosen is None or waiter.rest > max(0, self.rest - self.kept_rest(queue[:turn])):
             return False
         self.waiters.remove(waiter)
         self.rest -= waiter.rest
@@ -165,7 +187,9 @@ class Oracle:
     def holds_back_helpers(self, waiter: ExpectedWaiter) -> bool:
         """Whether it is GPUs, and nothing else, that a claim waits for which is no helper."""
         usable = [slot for slot in self.slots if slot.is_for(waiter.request)]
-        return not waiter.helper and waiter.rest <= self.rest and best(waiter.request, usable) is not None
+        ahead = self.queue[: self.queue.index(waiter)]
+        has_rest = waiter.rest <= max(0, self.rest - self.kept_rest(ahead))
+        return not waiter.helper and has_rest and best(waiter.request, usable) is not None
 
     def take(self, holder: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> None:
         self.leases[holder] = tuple(gpu_uuids)
@@ -331,8 +355,11 @@ class PoolMachine(RuleBasedStateMachine):
     async def run_claimant(self, claimant: Claimant) -> None:
         expected = claimant.expected
 
-        def take_rest() -> bool:
-            if expected.rest > self.rest:
+        def has_rest(kept: HostRequest) -> bool:
+            return expected.rest <= max(0, self.rest - kept.cpu_millicores)
+
+        def take_rest(kept: HostRequest) -> bool:
+            if not has_rest(kept):
                 return False
             assert not claimant.has_rest, "the rest is taken once"
             self.rest -= expected.rest
@@ -347,8 +374,9 @@ class PoolMachine(RuleBasedStateMachine):
                         expected.request,
                         priority=expected.priority,
                         helper=expected.helper,
-                        has_rest=lambda: expected.rest <= self.rest,
-                        take_rest=take_rest,
+                        host=HostRequest(cpu_millicores=expected.rest),
+                        has_host=has_rest,
+                        take_host=take_rest,
                     )
                 except trio.Cancelled:
                     if claimant.has_rest:

@@ -16,6 +16,7 @@ from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 
+from leasehold_worker.claim_queue import Kept, kept_with
 from leasehold_worker.command_states import SUCCEEDED
 from leasehold_worker.commands import Commands
 from leasehold_worker.errors import OperationError
@@ -57,7 +58,8 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
 
     A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
     alone. Where all of them together would not do, it takes none, and neither do those behind it on the same
-    GPUs; nor where it waits for CPU time or memory, which helpers keep. A worker that is cordoned grants
+    GPUs; nor where it waits for CPU time or memory, which helpers keep. Then those behind it take none of the
+    GPUs that are kept for it. A worker that is cordoned grants
     nothing, so it asks nobody.
     """
     if pool.slots.worker_cordon is not None:
@@ -69,7 +71,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     unasked = [helper.lease for helper in newest_first if not helper.asked]
     wanted: list[Lease] = []
     taken: set[str] = set()
-    due: frozenset[str] = frozenset()
+    kept = Kept()
 
     def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
         """What a claim would get if these ended too."""
@@ -80,13 +82,13 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
         if waiter.helper:
             break
         obtainable = pool.slots.obtainable(waiter.request)
-        lacks_gpus = pool.slots.choose(waiter.request, (), due) is None
-        due |= obtainable
-        asks = lacks_gpus and waiter.has_rest()
+        at_once = pool.slots.choose(waiter.request, (), kept.gpu_uuids)
+        asks = at_once is None and waiter.has_host(kept.host)
+        kept = kept_with(kept, waiter, at_once, obtainable)
         needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if asks else None
         chosen = None if needed is None else gpus_for(waiter.request, needed)
         if needed is None or chosen is None:
-            taken |= obtainable
+            taken |= obtainable if at_once is None else set(at_once)
             continue
         wanted += needed
         coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}

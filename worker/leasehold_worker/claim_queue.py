@@ -1,15 +1,17 @@
 """Who waits for GPUs, in which order, and whose turn it is. Pure but for the event that tells a waiter.
 
-The rule: claims go by priority, and first come, first served among equals. A claim is passed over only on
-GPUs that it could not use: so a large claim is not starved by small ones, and a small one is not held up
-where it makes no difference. One that could not be granted even if every lease ended, because GPUs are
-cordoned, unhealthy or in foreign hands, holds up nobody. Helpers come behind everybody, and get nothing while
-anybody else waits for GPUs. Who waits for CPU time or memory, or could not be granted at all, keeps no helper
-from them.
+The rule: claims go by priority, and first come, first served among equals. No claim is delayed by one behind
+it: what it needs is kept for it while it waits. Of the host (CPU time, memory, disk), that is what it asks
+for. Of the GPUs, it is all that the claim could use while too few of them are free, and no more than the
+claim would take while only the host lacks something. So a large claim is not starved by small ones, and a
+small one is not held up where it makes no difference. A claim that could not be granted even if every lease
+ended, because GPUs are cordoned, unhealthy or in foreign hands, holds up nobody. Helpers come behind
+everybody, and get nothing while anybody else waits for GPUs alone. A claim that waits for the host keeps no
+GPU from them: they give it back.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
@@ -18,6 +20,7 @@ from typing import Generic, TypeVar, final
 import trio
 
 from leasehold_worker.gpu_choice import GpuRequest
+from leasehold_worker.host_ledger import NOTHING, HostRequest
 
 Granted = TypeVar("Granted")
 
@@ -31,8 +34,9 @@ class Waiter(Generic[Granted]):
         request: The GPUs that are wanted.
         priority: Higher goes first.
         helper: It is opportunistic work.
-        has_rest: Whether what else is wanted is to be had now.
-        take_rest: Takes that, in the same step; False where it is not to be had.
+        host: What is wanted of the host beside GPUs.
+        has_host: Whether that is there now, beside what is kept for others.
+        take_host: Takes that, in the same step; False where it is not there.
         since: When it came.
         number: Its place among equals.
         granted: Set with ``lease``.
@@ -43,8 +47,9 @@ class Waiter(Generic[Granted]):
     request: GpuRequest
     priority: int
     helper: bool
-    has_rest: Callable[[], bool]
-    take_rest: Callable[[], bool]
+    host: HostRequest
+    has_host: Callable[[HostRequest], bool]
+    take_host: Callable[[HostRequest], bool]
     since: datetime
     number: int
     granted: trio.Event = field(default_factory=trio.Event)
@@ -82,13 +87,14 @@ class ClaimQueue(Generic[Granted]):
         *,
         priority: int,
         helper: bool,
-        has_rest: Callable[[], bool],
-        take_rest: Callable[[], bool],
+        host: HostRequest,
+        has_host: Callable[[HostRequest], bool],
+        take_host: Callable[[HostRequest], bool],
         since: datetime,
     ) -> Waiter[Granted]:
         """Takes a claim in, behind its equals."""
         waiter = Waiter[Granted](
-            workload_id, request, priority, helper, has_rest, take_rest, since, next(self._numbers)
+            workload_id, request, priority, helper, host, has_host, take_host, since, next(self._numbers)
         )
         insort(self._waiters, waiter, key=lambda waiter: waiter.turn)
         return waiter
@@ -102,13 +108,42 @@ class ClaimQueue(Generic[Granted]):
         return [waiter for waiter in self._waiters if waiter.turn[:2] <= (helper, -priority)]
 
 
-def due_to(
-    waiters: list[Waiter[Granted]], obtainable: Callable[[GpuRequest], frozenset[str]]
-) -> frozenset[str]:
-    """The GPUs that are kept for claims which wait: all that one of them could use.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept for claims that wait.
+
+    Attributes:
+        gpu_uuids: GPUs.
+        host: CPU time, memory and disk, be they free now or not.
+    """
+
+    gpu_uuids: frozenset[str] = frozenset()
+    host: HostRequest = NOTHING
+
+
+def kept_for(
+    waiters: Iterable[Waiter[Granted]],
+    choose: Callable[[GpuRequest, frozenset[str]], tuple[str, ...] | None],
+    obtainable: Callable[[GpuRequest], frozenset[str]],
+) -> Kept:
+    """What is kept for claims, none of which can be granted now.
 
     Args:
-        waiters: The claims, none of which can be granted now.
+        waiters: The claims, in the order of their turn.
+        choose: The GPUs that a request would get now if some were taken. None: too few are free.
         obtainable: The GPUs that a request could get if every lease ended. Empty: not enough of them.
     """
-    return frozenset().union(*(obtainable(request) for request in {waiter.request for waiter in waiters}))
+    kept = Kept()
+    for waiter in waiters:
+        kept = kept_with(kept, waiter, choose(waiter.request, kept.gpu_uuids), obtainable(waiter.request))
+    return kept
+
+
+def kept_with(
+    kept: Kept, waiter: Waiter[Granted], chosen: tuple[str, ...] | None, obtainable: frozenset[str]
+) -> Kept:
+    """What is kept once one more claim waits, which would get the chosen GPUs now. None: too few are free."""
+    if not obtainable:
+        return kept
+    gpu_uuids = obtainable if chosen is None else frozenset(chosen)
+    return Kept(kept.gpu_uuids | gpu_uuids, kept.host + waiter.host)

@@ -68,9 +68,9 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
         others += f"{crowded} with too little memory beside sleeping workloads"
     usable = _usable(request, fitting)
     free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
-    verb = "is" if request.count == 1 else "are"
+    kept = ", kept for claims that go first" if usable >= request.count and not request.units else ""
     return (
-        f"{wanted(request)} {verb} wanted, and of {len(fitting)} that would do {free} free"
+        f"{wanted(request)} {_is(request)} wanted, and of {len(fitting)} that would do {free} free{kept}"
         f"{f' ({others})' if others else ''}"
     )
 
@@ -120,7 +120,12 @@ def not_free(slot: SlotLease) -> OperationError:
 
 def wanted(request: GpuRequest) -> str:
     """How many GPUs, in words."""
-    return f"{request.count} GPU{'' if request.count == 1 else 's'}"
+    units = f" with {request.units} units" if request.units else ""
+    return f"{request.count} GPU{'' if request.count == 1 else 's'}{units}"
+
+
+def _is(request: GpuRequest) -> str:
+    return "is" if request.count == 1 else "are"
 
 
 def _state_name(state: SlotState.ValueType) -> str:

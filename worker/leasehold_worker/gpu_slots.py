@@ -143,6 +143,8 @@ class GpuSlots:
             kept_bytes: Memory by GPU. None: unknown, which counts as all of the GPU's memory.
         """
         for gpu_uuid, kept in kept_bytes.items():
+            if gpu_uuid not in self._slots:
+                continue  # another worker of this host serves it
             self._set_asleep(gpu_uuid, None if kept is None else self.get(gpu_uuid).asleep_bytes + kept)
 
     def _set_asleep(self, gpu_uuid: str, asleep_bytes: int | None) -> None:
@@ -245,14 +247,19 @@ class GpuSlots:
         """
         for gpu_uuid in request.gpu_uuids:
             self.get(gpu_uuid)
-        if request.count < 1 or choose(self.gpus, request, {}) is None:
-            fitting = sum(map(request.allows, self.gpus))
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"{wanted(request)} can't be claimed from a worker that has {len(self.gpus)}, of which "
-                f"{fitting} would do: ask for less",
-                {"field": "gpu_count"},
-            )
+        if request.count >= 1 and choose(self.gpus, request, {}) is not None:
+            return
+        units = sorted((gpu.units for gpu in self.gpus if request.allows(gpu)), reverse=True)
+        field, remedy = "gpu_count", "ask for less"
+        if 1 <= request.count <= len(units):
+            most = sum(units[: request.count])
+            field, remedy = "gpu_units", f"ask for {most} units at most, or for more GPUs"
+        raise OperationError(
+            errors_pb2.ERROR_REASON_NO_FREE_GPU,
+            f"{wanted(request)} can't be claimed from a worker that has {len(self.gpus)}, of which "
+            f"{len(units)} would do: {remedy}",
+            {"field": field},
+        )
 
     def _stand(self, gpu_uuid: str, standing: Standing) -> None:
         if standing != self.get(gpu_uuid).standing:

@@ -40,6 +40,16 @@ class HostRequest:
                     {"field": name},
                 )
 
+    def __add__(self, other: "HostRequest") -> "HostRequest":
+        return HostRequest(
+            self.cpu_millicores + other.cpu_millicores,
+            self.memory_bytes + other.memory_bytes,
+            self.disk_bytes + other.disk_bytes,
+        )
+
+
+NOTHING: Final = HostRequest()
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HostReservation:
@@ -74,6 +84,7 @@ class _Want:
         field: Its name in requests.
         wanted: How much is wanted.
         free: How much nobody holds.
+        kept: How much of that is kept for claims that wait.
         most: How much there is when nobody holds any.
         text: How people read a figure of it.
         what: How people call it.
@@ -83,6 +94,7 @@ class _Want:
     field: str
     wanted: int
     free: int
+    kept: int
     most: int
     text: Callable[[int], str]
     what: str
@@ -98,10 +110,12 @@ class _Want:
 
     def check(self) -> None:
         """Refuses what is not to be had now."""
-        if self.wanted > self.free:
+        if self.wanted and self.wanted > self.free - self.kept:
+            kept = f", with {self.text(self.kept)} kept for claims that wait" if self.kept else ""
             raise self._refusal(
                 f"{self.text(self.wanted)} of {self.what} are wanted, and {self.text(self.free)} of "
-                f"{self.text(self.most)} are free{self.why}: wait until a workload ends, or ask for less"
+                f"{self.text(self.most)} are free{kept}{self.why}: wait until a workload ends, or ask for "
+                "less"
             )
 
     def _refusal(self, message: str) -> OperationError:
@@ -165,13 +179,17 @@ class HostLedger:
             disk_free_bytes=free,
         )
 
-    def check(self, request: HostRequest) -> None:
+    def check(self, request: HostRequest, kept: HostRequest = NOTHING) -> None:
         """Refuses what :meth:`reserve` would refuse.
+
+        Args:
+            request: What is wanted.
+            kept: What is kept for claims that wait.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES; metadata has "field", "wanted", "free" and "most".
         """
-        wants = self._wants(request)
+        wants = self._wants(request, kept)
         for want in wants:
             want.check_possible()
         for want in wants:
@@ -183,16 +201,16 @@ class HostLedger:
         Raises:
             OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
         """
-        for want in self._wants(request):
+        for want in self._wants(request, NOTHING):
             want.check_possible()
 
-    def reserve(self, holder: str, request: HostRequest) -> HostReservation:
-        """Takes all that is requested, or nothing.
+    def reserve(self, holder: str, request: HostRequest, kept: HostRequest = NOTHING) -> HostReservation:
+        """Takes all that is requested, or nothing, beside what is kept for claims that wait.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
         """
-        self.check(request)
+        self.check(request, kept)
         return self.take_back(holder, request)
 
     def try_reserve(self, holder: str, request: HostRequest) -> HostReservation | None:
@@ -234,13 +252,14 @@ class HostLedger:
         if reservation in self._written:
             self._written[reservation] = max(0, written_bytes)
 
-    def _wants(self, request: HostRequest) -> list[_Want]:
+    def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
         """The kinds that are wanted, in the order in which they are taken."""
         wants = [
             _Want(
                 "cpu_millicores",
                 request.cpu_millicores,
                 self._cpu_free(),
+                kept.cpu_millicores,
                 self._limits.cpu_millicores,
                 _cores_text,
                 "CPU time",
@@ -249,6 +268,7 @@ class HostLedger:
                 "memory_bytes",
                 request.memory_bytes,
                 self._memory_free(),
+                kept.memory_bytes,
                 self._limits.memory_bytes,
                 size_text,
                 "host memory",
@@ -261,16 +281,17 @@ class HostLedger:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, volume, {"field": "disk_bytes"}
                 )
-            kept = self._kept_free(volume)
+            kept_free = self._kept_free(volume)
             wants.append(
                 _Want(
                     "disk_bytes",
                     request.disk_bytes,
                     self._disk_free(volume),
-                    max(0, volume.total_bytes - kept),
+                    kept.disk_bytes,
+                    max(0, volume.total_bytes - kept_free),
                     size_text,
                     "disk",
-                    f", with {size_text(kept)} kept free on purpose",
+                    f", with {size_text(kept_free)} kept free on purpose",
                 )
             )
         return wants

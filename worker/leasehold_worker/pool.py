@@ -9,16 +9,18 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import takewhile
 from typing import final
 
 import trio
 
-from leasehold_worker.claim_queue import ClaimQueue, Waiter, due_to
+from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_for, kept_with
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
 from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free
 from leasehold_worker.gpu_slots import GpuSlots
+from leasehold_worker.host_ledger import NOTHING, HostRequest
 from leasehold_worker.leases import Lease, LeaseId, LeaseSnapshot, Standing
 
 
@@ -75,8 +77,9 @@ class GpuPool:
         *,
         priority: int = 0,
         helper: bool = False,
-        has_rest: Callable[[], bool] = lambda: True,
-        take_rest: Callable[[], bool] = lambda: True,
+        host: HostRequest = NOTHING,
+        has_host: Callable[[HostRequest], bool] = lambda _: True,
+        take_host: Callable[[HostRequest], bool] = lambda _: True,
     ) -> Lease | None:
         """Waits its turn for GPUs.
 
@@ -87,9 +90,10 @@ class GpuPool:
             request: What is wanted.
             priority: Higher goes first.
             helper: Waits behind everybody else.
-            has_rest: Whether what else is wanted is to be had now.
-            take_rest: Takes that, in the same step as the grant, or says that it can't. Call
-                :meth:`note_rest` once it could.
+            host: What is wanted of the host beside GPUs.
+            has_host: Whether that is there now, beside what is kept for claims that go first.
+            take_host: Takes that, in the same step as the grant, or says that it can't. Call
+                :meth:`note_host` once it could.
 
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant that.
@@ -103,8 +107,9 @@ class GpuPool:
             request,
             priority=priority,
             helper=helper,
-            has_rest=has_rest,
-            take_rest=take_rest,
+            host=host,
+            has_host=has_host,
+            take_host=take_host,
             since=datetime.now(UTC),
         )
         self.note_change()
@@ -139,16 +144,28 @@ class GpuPool:
         if not self.capacity:
             return None
         self.slots.check_possible(request)
-        due = due_to(self._queue.ahead_of(priority, helper=False), self.slots.obtainable)
-        return self._choose(request, due)
+        return self._choose(request, self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids)
+
+    def kept_host(self, priority: int, *, helper: bool = False) -> HostRequest:
+        """What is kept of the host for claims that go before a new one."""
+        return self._kept(self._queue.ahead_of(priority, helper=helper)).host
 
     @property
     def holds_back_helpers(self) -> bool:
         """Whether somebody waits for GPUs, and for nothing else, who is no helper."""
-        return any(
-            not waiter.helper and waiter.has_rest() and bool(self.slots.obtainable(waiter.request))
-            for waiter in self._queue
-        )
+        kept = NOTHING
+        for waiter in self._queue:
+            if waiter.helper:
+                return False
+            if self.slots.obtainable(waiter.request):
+                if waiter.has_host(kept):
+                    return True
+                kept += waiter.host
+        return False
+
+    def _kept(self, waiters: Iterable[Waiter[Lease]]) -> Kept:
+        obtainable = cache(self.slots.obtainable)
+        return kept_for(waiters, self._choose, obtainable)
 
     def unclaimed(self, *, allow_foreign: bool = False, for_helper: bool = False) -> list[str]:
         """The GPUs that are free and due to nobody who waits, in slot order.
@@ -160,7 +177,7 @@ class GpuPool:
         if for_helper:
             due = frozenset(gpu.uuid for gpu in self.slots.gpus) if self.holds_back_helpers else frozenset()
         else:
-            due = due_to(list(self._queue), self.slots.obtainable)
+            due = self._kept(self._queue).gpu_uuids
         return [gpu_uuid for gpu_uuid in self.slots.free(allow_foreign=allow_foreign) if gpu_uuid not in due]
 
     def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> Lease:
@@ -249,8 +266,8 @@ class GpuPool:
             return cordoned("the worker", self.slots.worker_cordon)
         return not_enough(request, self.slots.fitting(request), self.pending_claimers)
 
-    def note_rest(self) -> None:
-        """What ``take_rest`` takes is another: grants what can be granted by now."""
+    def note_host(self) -> None:
+        """What ``take_host`` takes is another: grants what can be granted by now."""
         self.serve()
         self.note_change()
 
@@ -259,25 +276,22 @@ class GpuPool:
         if self.slots.worker_cordon is not None:
             return
         waiting = tuple(self._queue)  # helpers are last
-        self._serve(takewhile(lambda waiter: not waiter.helper, waiting))
+        kept = self._serve(takewhile(lambda waiter: not waiter.helper, waiting), Kept())
         if waiting and waiting[-1].helper and not self.holds_back_helpers:
-            self._serve(waiter for waiter in waiting if waiter.helper)
+            self._serve((waiter for waiter in waiting if waiter.helper), Kept(host=kept.host))
 
-    def _serve(self, waiters: Iterable[Waiter[Lease]]) -> None:
-        due: frozenset[str] = frozenset()
-        refused: set[GpuRequest] = set()
+    def _serve(self, waiters: Iterable[Waiter[Lease]], kept: Kept) -> Kept:
+        """Grants what can be granted, and says what is kept for the others."""
+        obtainable = cache(self.slots.obtainable)
         for waiter in waiters:
-            if self.slots.unleased() <= due:
-                return
-            # What was refused to one is refused to an equal behind it: less is left for that.
-            chosen = None if waiter.request in refused else self._choose(waiter.request, due)
-            if chosen is not None and waiter.take_rest():
+            chosen = self._choose(waiter.request, kept.gpu_uuids)
+            if chosen is not None and waiter.take_host(kept.host):
                 self._queue.remove(waiter)
                 waiter.lease = self._take(waiter.workload_id, chosen)
                 waiter.granted.set()
             else:
-                refused.add(waiter.request)
-                due |= self.slots.obtainable(waiter.request)
+                kept = kept_with(kept, waiter, chosen, obtainable(waiter.request))
+        return kept
 
     def _choose(self, request: GpuRequest, due: frozenset[str]) -> tuple[str, ...] | None:
         return None if self.slots.worker_cordon is not None else self.slots.choose(request, (), due)

@@ -14,7 +14,7 @@ from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest
-from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
+from leasehold_worker.host_ledger import NOTHING, HostLedger, HostRequest, HostReservation
 from leasehold_worker.leases import FREE, Lease
 from leasehold_worker.pool import GpuPool
 
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _NO_GPU: Final = GpuRequest(0)
 _ANY_GPU: Final = GpuRequest(1)
-_NOTHING: Final = HostRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class AllocRequest:
     """
 
     gpus: GpuRequest = _NO_GPU
-    host: HostRequest = _NOTHING
+    host: HostRequest = NOTHING
 
     @classmethod
     def of(cls, resources: workload_pb2.Resources, preferred: Sequence[str] = ()) -> "AllocRequest":
@@ -183,7 +182,7 @@ class Resources:
         self._ledger = ledger
         self._claims: dict[str, AllocRequest] = {}
         """By workload: what it waits for."""
-        ledger.on_change = pool.note_rest
+        ledger.on_change = pool.note_host
 
     def why_not(self, request: AllocRequest) -> OperationError:
         """Why a request can't be granted now, and what would help: its GPUs first, then the rest."""
@@ -231,7 +230,7 @@ class Resources:
             workload_id: Who is to hold it.
             request: What is wanted.
             live: False changes nothing, and refuses what a live call would refuse.
-            priority: GPUs that are due to who waits with this priority or a higher one are not taken.
+            priority: What is kept for claims that wait with this priority or a higher one is not taken.
 
         Raises:
             OperationError: INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, CORDONED, or whatever the pool says.
@@ -248,7 +247,7 @@ class Resources:
             if lease is None:
                 raise self._pool.why_not(request.gpus)
         try:
-            host = self._ledger.reserve(workload_id, request.host)
+            host = self._ledger.reserve(workload_id, request.host, self._pool.kept_host(priority))
         except Exception as error:
             if lease is not None:
                 self._roll_back(lease, error)
@@ -289,16 +288,16 @@ class Resources:
             return self.alloc(workload_id, request, live=True, priority=priority)
         taken: list[HostReservation] = []
 
-        def has_rest() -> bool:
+        def has_host(kept: HostRequest) -> bool:
             try:
-                self._ledger.check(request.host)
+                self._ledger.check(request.host, kept)
             except OperationError:
                 return False
             return True
 
-        def take_rest() -> bool:
+        def take_host(kept: HostRequest) -> bool:
             try:
-                taken.append(self._ledger.reserve(workload_id, request.host))
+                taken.append(self._ledger.reserve(workload_id, request.host, kept))
             except OperationError:
                 return False
             return True
@@ -310,8 +309,9 @@ class Resources:
                 request.gpus,
                 priority=priority,
                 helper=helper,
-                has_rest=has_rest,
-                take_rest=take_rest,
+                host=request.host,
+                has_host=has_host,
+                take_host=take_host,
             )
         except BaseException:
             for host in taken:
@@ -354,7 +354,7 @@ class Resources:
         gpu_uuids = self._pool.preview(request.gpus, priority=priority) if request.gpus.count else ()
         if gpu_uuids is None:
             raise self._pool.why_not(request.gpus)
-        self._ledger.check(request.host)
+        self._ledger.check(request.host, self._pool.kept_host(priority))
         return Preview(gpu_uuids, request.host)
 
     def _allocation(self, workload_id: str, lease: Lease | None, host: HostReservation) -> Allocation:

@@ -186,6 +186,10 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
+def test_disk_is_had_before_the_first_run(local_host: LocalHost) -> None:
+    assert local_host.run("--gpus", "0", "--disk", "1MB", "--", "echo", "done") == "done\n"
+
+
 def test_who_waits_for_memory_keeps_no_more_than_it_asks_for(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(2)
     host.start_worker('memory_limit = "1GiB"')

@@ -27,7 +27,9 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.errors import StartError
 from leasehold_worker.processes import identify
+from leasehold_worker.state_directory import open_state_directory
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counts, headless_run, read_output, wait_counting
@@ -478,6 +480,16 @@ def test_a_state_directory_belongs_to_one_worker(
     second = start_worker(None)
     assert second.process.wait(timeout=30) == 2
     assert "another worker uses the state directory" in second.log.read_text()
+
+
+def test_starts_are_counted(tmp_path: Path) -> None:
+    with open_state_directory(tmp_path / "state") as directory:
+        assert [directory.count_start(), directory.count_start()] == [1, 2]
+    with open_state_directory(tmp_path / "state") as directory:
+        assert directory.count_start() == 3
+        (tmp_path / "state/starts").write_text("none")
+        with pytest.raises(StartError, match="starts is damaged, it holds no number"):
+            directory.count_start()
 
 
 def test_a_gpu_belongs_to_one_worker(

@@ -511,7 +511,7 @@ async def test_fencing_tokens_grow_and_ids_are_never_used_again() -> None:
 async def test_tokens_go_on_from_those_of_the_last_start() -> None:
     later = must(pool_of(1).try_claim("a", ONE))
     pool = pool_of(2)
-    assert must(pool.try_claim("a", ONE)).fencing_token > later.fencing_token
+    must(pool.try_claim("a", ONE))
     for years, gpu_uuid in enumerate((UUIDS[1], "GPU-that-was-taken-out"), start=1):
         token = later.fencing_token + years * 10**17
         earlier = Lease(LeaseId(f"l-{years}"), "w", (gpu_uuid,), datetime.now(UTC), token)
@@ -519,6 +519,17 @@ async def test_tokens_go_on_from_those_of_the_last_start() -> None:
         lease = must(pool.try_claim("b", ONE))
         assert lease.fencing_token > earlier.fencing_token, "though the clock was set back"
         pool.release(lease)
+
+
+def test_tokens_of_a_start_are_greater_than_those_of_all_before() -> None:
+    tokens = []
+    for start_number in range(1, 4):
+        pool = GpuPool([PoolGpu("GPU-0")], start_number=start_number)
+        for _ in range(3):
+            lease = must(pool.try_claim("w", ONE))
+            tokens.append(lease.fencing_token)
+            pool.release(lease)
+    assert tokens == sorted(set(tokens))
 
 
 async def test_leases_and_reservations_are_reassigned_in_one_step() -> None:

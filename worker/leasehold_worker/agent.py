@@ -103,6 +103,7 @@ async def _run(
             keep_standing,
             worker_id,
             journal.wait_written,
+            state_directory.count_start(),
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))

@@ -15,7 +15,6 @@ from leasehold_worker import wire
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import owner
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
-from leasehold_worker.leases import Lease
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid
@@ -29,9 +28,6 @@ HOOKS_LIMIT_BYTES: Final = 65_536
 
 COALESCE_S: Final = 0.05
 """How long a place in the queue may have changed before it is told."""
-
-LAST_GPUS_LIMIT: Final = 256
-"""Names of which it is known on which GPUs they were last."""
 
 WAIT_LIMIT_S: Final = 366 * 24 * 3600
 GRACE_LIMIT_S: Final = 7 * 24 * 3600
@@ -85,7 +81,6 @@ class ClaimTurns:
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
         self._waiting: dict[str, Session] = {}
-        self._last_gpus: dict[str, tuple[str, ...]] = {}
 
     @contextmanager
     def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> Iterator[str]:
@@ -125,14 +120,6 @@ class ClaimTurns:
             for waiter in pool.waiting
             for session in (self._waiting.get(waiter.workload_id),)
         ]
-
-    def remember(self, name: str, lease: Lease | None) -> None:
-        """Notes on which GPUs a name is, for the next claim of that name."""
-        self._last_gpus.pop(name, None)
-        if lease is not None:
-            self._last_gpus[name] = lease.gpu_uuids
-        if len(self._last_gpus) > LAST_GPUS_LIMIT:
-            del self._last_gpus[next(iter(self._last_gpus))]
 
     def _new_name(self, wanted: str, workload_id: str) -> str:
         if not wanted:
@@ -197,7 +184,7 @@ class ClaimTurns:
             OperationError: It can't be had, or not in time.
         """
         spec = wanted.spec
-        request = AllocRequest.of(spec.resources, self._last_gpus.get(name, ()))
+        request = AllocRequest.of(spec.resources, self._parts.workloads.last_gpus(name))
         wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
         request.validate()
         if request.gpus.count:

@@ -249,8 +249,11 @@ class HostLedger:
 
         Does nothing for a reservation that was released.
         """
-        if reservation in self._written:
+        before = self._written.get(reservation)
+        if before is not None and before != written_bytes:
             self._written[reservation] = max(0, written_bytes)
+            if written_bytes > before:
+                self.on_change()
 
     def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
         """The kinds that are wanted, in the order in which they are taken."""

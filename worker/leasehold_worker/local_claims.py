@@ -168,7 +168,6 @@ class LocalClaims:
                 mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
                 host=allocation.host,
             )
-            self._turns.remember(name, workload.lease)
             self._limit(workload)
         except BaseException:
             allocation.release()

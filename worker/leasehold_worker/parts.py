@@ -17,6 +17,7 @@ from leasehold_worker.checkpoint.driver import Driver, open_driver
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.disk_usage import DiskUsage
 from leasehold_worker.durations import Durations
 from leasehold_worker.errors import StartError
 from leasehold_worker.foreign import ForeignWatch
@@ -118,6 +119,7 @@ async def open_parts(
     keep_standing: Callable[[str, Standing], None] = lambda *_: None,
     worker_id: str = "",
     written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    start_number: int = 0,
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context; what is left in the nursery is cancelled.
 
@@ -128,11 +130,14 @@ async def open_parts(
         on_forgotten: Told the id of an ended workload that is not remembered any longer.
         keep_standing: Told what is held against a GPU, or under "" against the worker, when it is another.
         worker_id: Whose images are on disk.
+        start_number: How often the worker has been started.
         written: Waits until what the observer was told is on disk; it raises OperationError where it can't.
 
     Raises:
         StartError: A limit of the settings is above what the host has, or it has none of the GPUs.
     """
+    # Its volume is asked for its room before the first workload is started.
+    await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))
     inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
     if config.gpus and not inventory.gpus:
         raise StartError(
@@ -149,6 +154,7 @@ async def open_parts(
                 for gpu in inventory.gpus
             ],
             keep_standing,
+            start_number,
         )
         foreign = ForeignWatch(inventory, pool)
         rates = Rates()
@@ -180,6 +186,7 @@ async def open_parts(
             config.socket_path,
         )
         resources = Resources(pool, ledger)
+        nursery.start_soon(DiskUsage(workloads, ledger).run)
         host_memory = HostMemory(
             config.host_memory_reserve_bytes,
             enforced.owns,

@@ -4,14 +4,13 @@ Whose turn it is, is said in :mod:`leasehold_worker.claim_queue`, which GPUs a r
 :mod:`leasehold_worker.gpu_choice`, and which may be had at all in :mod:`leasehold_worker.gpu_slots`.
 """
 
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import takewhile
-from typing import final
+from typing import Final, final
 
 import trio
 
@@ -23,6 +22,9 @@ from leasehold_worker.gpu_slots import GpuSlots
 from leasehold_worker.host_ledger import NOTHING, HostRequest
 from leasehold_worker.leases import Lease, LeaseId, LeaseSnapshot, Standing
 
+TOKEN_BITS: Final = 32
+"""Bits of a fencing token that count the leases of one start. The others are the number of the start."""
+
 
 @final
 class GpuPool:
@@ -31,17 +33,21 @@ class GpuPool:
     Args:
         gpus: The GPUs, in slot order.
         keep: Told the standing of a GPU whenever it is another, and under "" that of the worker.
+        start_number: How often the worker has been started. The fencing tokens of a start are greater than
+            those of every earlier start, whatever the clock says.
     """
 
     def __init__(
-        self, gpus: Sequence[PoolGpu], keep: Callable[[str, Standing], None] = lambda *_: None
+        self,
+        gpus: Sequence[PoolGpu],
+        keep: Callable[[str, Standing], None] = lambda *_: None,
+        start_number: int = 0,
     ) -> None:
         self.slots = GpuSlots(gpus, keep, self.serve)
         """The GPUs, and what is held against each."""
         self._leases: dict[LeaseId, Lease] = {}
         self._queue = ClaimQueue[Lease]()
-        # Later starts of the worker begin with a greater token, since time goes on.
-        self._last_token = time.time_ns()
+        self._last_token = start_number << TOKEN_BITS
 
     @property
     def capacity(self) -> int:

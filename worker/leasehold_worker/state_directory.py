@@ -1,4 +1,4 @@
-"""What a worker keeps across restarts: its id and the highest epoch that it has seen."""
+"""What a worker keeps across restarts: its id, the highest epoch that it has seen, its number of starts."""
 
 import fcntl
 import os
@@ -41,6 +41,23 @@ class StateDirectory:
         with self._epoch_lock:
             if epoch > self.last_epoch():
                 self._write(self._path / "epoch", str(epoch))
+
+    def count_start(self) -> int:
+        """Counts this start of the worker: 1 for the first. The number is on disk before this returns.
+
+        Raises:
+            StartError: The count can't be read.
+        """
+        path = self._path / "starts"
+        try:
+            number = 1 + (int(path.read_text(encoding="ascii")) if path.exists() else 0)
+        except ValueError:
+            raise StartError(
+                f"{path} is damaged, it holds no number: restore it from a backup, or end this worker's "
+                "workloads and choose another directory with --state-dir"
+            ) from None
+        self._write(path, str(number))
+        return number
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

@@ -62,7 +62,7 @@ class Taking:
         wanted.CopyFrom(spec.resources)
         if preferred and not wanted.gpu_preference:
             wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
-        request = AllocRequest.of(wanted, preferred)
+        request = AllocRequest.of(wanted, preferred or self._workloads.last_gpus(operation.name))
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 ENDED_LIMIT: Final = 256
 """Ended workloads that are remembered; their output stays on disk."""
 
+LAST_GPUS_LIMIT: Final = 256
+"""Names of which it is known on which GPUs they were last."""
+
 KILL_TIMEOUT_S: Final = 10.0
 """How long processes may take to end, before that is told."""
 
@@ -76,13 +79,23 @@ class Workloads:
         self._observer = observer
         self._on_forgotten = on_forgotten
         self._by_id: dict[str, Workload] = {}
+        self._last_gpus: dict[str, tuple[str, ...]] = {}
         self._changed = trio.Event()
 
     async def wait_changed(self) -> None:
         """Waits for the next change of any workload."""
         await self._changed.wait()
 
+    def last_gpus(self, name: str) -> tuple[str, ...]:
+        """The GPUs that a workload of this name had last, since the worker was started. Empty: none."""
+        return self._last_gpus.get(name, ())
+
     def _tell(self, workload: Workload) -> None:
+        if workload.lease is not None:
+            self._last_gpus.pop(workload.name, None)
+            self._last_gpus[workload.name] = workload.lease.gpu_uuids
+            if len(self._last_gpus) > LAST_GPUS_LIMIT:
+                del self._last_gpus[next(iter(self._last_gpus))]
         self._observer(workload)
         self._changed.set()
         self._changed = trio.Event()

@@ -1,0 +1,52 @@
+"""What workloads have written is told to the ledger, so that it counts once."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import workload_pb2
+from leasehold_worker import disk_usage
+from leasehold_worker.config import WorkerConfig
+from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
+from leasehold_worker.parts import open_parts
+from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.resources import AllocRequest
+from leasehold_worker.workload import Workload
+
+MIB = 2**20
+
+
+async def test_the_ledger_is_told_what_lies_in_the_folders_of_workloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+
+    def tell(_: HostLedger, reservation: HostReservation, written_bytes: int) -> None:
+        told.append((reservation.holder, written_bytes))
+
+    monkeypatch.setattr(disk_usage, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(HostLedger, "set_written", tell)
+    async with open_parts(WorkerConfig(state_dir=tmp_path), tmp_path / "workloads", lambda _: None) as parts:
+        for name, disk_bytes in (("writes", MIB), ("wants-none", 0)):
+            request = AllocRequest(host=HostRequest(disk_bytes=disk_bytes))
+            workload = Workload(
+                name,
+                name,
+                workload_pb2.WorkloadSpec(),
+                ProcessIdentity(Pid(2**22 + 1), 0),
+                Path("/nowhere"),
+                datetime.now(UTC),
+                None,
+                host=parts.resources.alloc(name, request, live=True).host,
+                absent=True,  # nobody watches for its end
+            )
+            folder = parts.workloads.folder(name)
+            folder.mkdir()
+            (folder / "output.log").write_bytes(bytes(MIB // 2))
+            parts.workloads.add(workload, parts.nursery)
+        with trio.fail_after(10):
+            while not any(size >= MIB // 2 for _, size in told):
+                await trio.sleep(0.01)
+    assert {name for name, _ in told} == {"writes"}
+    assert max(size for _, size in told) < MIB

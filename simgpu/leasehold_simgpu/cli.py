@@ -82,7 +82,8 @@ def command() -> None:
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the host's state here. If a host is there already, use it as it is.",
+    help="Keep the host's state here. A host that is there already is used as it is, and options that differ "
+    "from it are refused.",
 )
 @click.argument("program", nargs=-1, required=True, metavar="COMMAND...")
 @click.pass_context
@@ -372,15 +373,25 @@ def _timing(instant: bool, suspend_gbps: float | None, restore_gbps: float | Non
 
 def _open_unchanged(ctx: click.Context, directory: Path) -> SimulatedHost:
     """Opens a host that is there, unless options ask for another one."""
+    host = SimulatedHost.open(directory)
+    chips = [gpu.chip.lower() for gpu in host.gpus]
+    has: dict[str, Callable[[Any], bool]] = {
+        "gpus": lambda wanted: wanted == len(host.gpus),
+        "chip": lambda wanted: [chip.lower() for chip in wanted.split(",")] in (chips, sorted(set(chips))),
+        "memory": lambda wanted: all(gpu.memory_bytes == wanted for gpu in host.gpus),
+        "driver_version": lambda wanted: wanted == host.driver_version,
+    }
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name in has and has[name](ctx.params[name]):
+            continue
         if given and name not in {"directory", "program"}:
             raise InvalidSettingError(
-                f"{parameter.opts[0]} cannot change the host that is in {directory}: "
-                "leave it out, or name a new directory"
+                f"{parameter.opts[0]} cannot change the host that is in {directory}, which has "
+                f"{len(host.gpus)} GPUs: leave it out, or name a new directory"
             )
-    return SimulatedHost.open(directory)
+    return host
 
 
 def _describe(fault: Fault) -> str:

@@ -74,6 +74,11 @@ def test_exec_keeps_and_reuses_a_named_host(tmp_path: Path) -> None:
     assert len(first) == 3
     assert simgpu("exec", "--dir", directory, "--", "true").returncode == 0
     assert SimulatedHost.open(directory).gpus == first
+    same = ("--gpus", "3", "--chip", "h100", "--memory", "80GiB", "--driver-version", "580.95.05")
+    assert simgpu("exec", *same, "--dir", directory, "--", "true").returncode == 0
+    for option in (("--chip", "A100"), ("--memory", "1GiB"), ("--seed", "1")):
+        refused = simgpu("exec", *option, "--dir", directory, "--", "true")
+        assert f"{option[0]} cannot change the host" in refused.stderr
     refused = simgpu("exec", "--gpus", "2", "--dir", directory, "--", "true")
     assert refused.returncode == 2
     assert "--gpus cannot change the host" in refused.stderr

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
-from leasehold_worker import local_claims
+from leasehold_worker import claim_turns, local_claims
 from leasehold_worker.claim_turns import LABELS_LIMIT_BYTES, ClaimTurns, Session
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
@@ -27,7 +28,7 @@ from leasehold_worker.local_socket import Peer
 from leasehold_worker.operate import operate
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import identify
+from leasehold_worker.processes import ProcessIdentity, identify, process_tree
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Allocation, AllocRequest, Resources
 from leasehold_worker.workload import ENDED
@@ -119,7 +120,7 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
 async def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Local]:
     """A worker with four GPUs, on which NVML is silent."""
     gpus = [PoolGpu(f"GPU-{slot}", "P40", 2**30, 1) for slot in range(4)]
-    monkeypatch.setattr("leasehold_worker.parts.GpuPool", lambda _, keep: GpuPool(gpus, keep))
+    monkeypatch.setattr("leasehold_worker.parts.GpuPool", lambda _, *keep: GpuPool(gpus, *keep))
     async with open_local(tmp_path) as opened:
         yield opened
 
@@ -302,6 +303,21 @@ async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_beh
 
 def check_once(check: Callable[[ClaimTurns, Peer], None], turns: ClaimTurns, peer: Peer) -> None:
     check(turns, peer)
+
+
+async def test_descendants_are_read_beside_the_worker_s_loop(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def look(root: ProcessIdentity) -> list[ProcessIdentity]:
+        threads.append(threading.current_thread())
+        return process_tree(root)
+
+    monkeypatch.setattr(claim_turns, "process_tree", look)
+    await local.grant(peer, wanted())
+    assert threads
+    assert threading.main_thread() not in threads, "a process with 1,500 children took 2 s"
 
 
 async def test_a_claim_takes_in_neither_workloads_nor_the_worker(local: Local) -> None:

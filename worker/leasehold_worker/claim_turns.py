@@ -1,9 +1,10 @@
 """The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
 
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, final
 
 import trio
@@ -18,13 +19,15 @@ from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid
-from leasehold_worker.processes import process_tree
+from leasehold_worker.processes import lineage, process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
-from leasehold_worker.workload import ENDED
+from leasehold_worker.workload import ENDED, Workload
 
 HOOKS_LIMIT_BYTES: Final = 65_536
 """What the hooks of a claim may have: they travel with all that is told of its workload."""
+
+logger = logging.getLogger(__name__)
 
 COALESCE_S: Final = 0.05
 """How long a place in the queue may have changed before it is told."""
@@ -36,6 +39,12 @@ SIGNAL_LIMIT: Final = 64
 
 LABELS_LIMIT_BYTES: Final = 4096
 """Keys and values of a claim's labels together."""
+
+SEARCHES_LIMIT: Final = 4
+"""Claims at once whose descendants are looked at, each in a thread."""
+
+SEARCH_TIMEOUT_S: Final = 10.0
+"""How long that may take. One descendant that is stuck in the kernel makes it wait for ever."""
 
 TEXT_LIMIT: Final = 128
 """Characters of the name or the UUID of a GPU."""
@@ -81,9 +90,10 @@ class ClaimTurns:
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
         self._waiting: dict[str, Session] = {}
+        self._searches = trio.CapacityLimiter(SEARCHES_LIMIT)
 
-    @contextmanager
-    def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> Iterator[str]:
+    @asynccontextmanager
+    async def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
         """Lets a claim in, under a name that nobody else has while it waits.
 
         Yields:
@@ -97,6 +107,7 @@ class ClaimTurns:
         self._names[workload_id] = name
         self._waiting[workload_id] = session
         try:
+            await self._check_descendants(session.peer)
             yield name
         finally:
             del self._names[workload_id], self._waiting[workload_id]
@@ -151,7 +162,9 @@ class ClaimTurns:
         self.check_unowned(peer)
 
     def check_unowned(self, peer: Peer) -> None:
-        """Refuses a process that belongs to a workload, or that would take in somebody else's processes.
+        """Refuses a process that belongs to a workload, or that has the first process of one below it.
+
+        It reads no more than ancestors, however many processes are below.
 
         Raises:
             OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
@@ -160,22 +173,33 @@ class ClaimTurns:
         holder = owner(peer.identity.pid, workloads)
         if holder is not None:
             raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
-        below = {identity.pid for identity in process_tree(peer.identity)}
-        if os.getpid() in below:
+        if _is_below(os.getpid(), peer):
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
                 f"process {peer.identity.pid} can't claim: the worker itself is among its descendants, and "
                 "would be suspended and ended with it; start the worker elsewhere",
                 {"pid": str(peer.identity.pid)},
             )
-        for pid in sorted(below):
-            holder = owner(pid, workloads)
-            if holder is not None:
-                raise _registered(
-                    peer,
-                    f"has process {pid} of workload {holder.name} among its descendants: it can't claim that "
-                    "too",
-                )
+        for workload in workloads:
+            if workload.state not in ENDED and not workload.absent and _is_below(workload.root.pid, peer):
+                raise _has_below(peer, workload.root.pid, workload)
+
+    async def _check_descendants(self, peer: Peer) -> None:
+        """Refuses a process that has processes of a workload below it, be they known by their mark alone.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED.
+        """
+        workloads = self._parts.workloads.all()
+        found = None
+        with trio.move_on_after(SEARCH_TIMEOUT_S) as scope:
+            found = await trio.to_thread.run_sync(
+                _owned_below, peer, workloads, abandon_on_cancel=True, limiter=self._searches
+            )
+        if scope.cancelled_caught:
+            logger.warning("process %d claims, and not all its descendants can be read", peer.identity.pid)
+        if found is not None:
+            raise _has_below(peer, *found)
 
     async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
         """Waits for what is wanted, and tells how it stands meanwhile.
@@ -315,6 +339,25 @@ def _check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
     ):
         if size > limit:
             raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")
+
+
+def _is_below(pid: int, peer: Peer) -> bool:
+    return any(identity == peer.identity for identity, _ in lineage(pid))
+
+
+def _owned_below(peer: Peer, workloads: Collection[Workload]) -> tuple[int, Workload] | None:
+    """A descendant of a process that belongs to a workload, with that. It may block: call it in a thread."""
+    for pid in sorted(identity.pid for identity in process_tree(peer.identity)):
+        holder = owner(pid, workloads)
+        if holder is not None:
+            return pid, holder
+    return None
+
+
+def _has_below(peer: Peer, pid: int, workload: Workload) -> OperationError:
+    return _registered(
+        peer, f"has process {pid} of workload {workload.name} among its descendants: it can't claim that too"
+    )
 
 
 def _registered(peer: Peer, how: str) -> OperationError:

@@ -123,7 +123,7 @@ class LocalClaims:
             await self._hold(session, untold, resumed=True)
             return
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
-        with self._turns.entered(session, workload_id, wanted) as name:
+        async with self._turns.entered(session, workload_id, wanted) as name:
             allocation = await self._turns.wait_turn(session, workload_id, name, wanted)
             workload = self._register(session.peer, workload_id, name, wanted, allocation)
         await self._hold(session, workload)

@@ -465,6 +465,12 @@ def test_constraints_of_model_memory_uuids_and_units_hold() -> None:
     assert refusal(lambda: GpuPool(gpus).try_claim("w", GpuRequest(2, name="A100"))).message == (
         "2 GPUs can't be claimed from a worker that has 3, of which 1 would do: ask for less"
     )
+    refused = refusal(lambda: GpuPool(gpus).try_claim("w", GpuRequest(2, units=500)))
+    assert refused.metadata == {"field": "gpu_units"}
+    assert refused.message == (
+        "2 GPUs with 500 units can't be claimed from a worker that has 3, of which 3 would do: "
+        "ask for 80 units at most, or for more GPUs"
+    )
 
 
 def test_a_policy_chooses_other_slots_than_the_lowest() -> None:

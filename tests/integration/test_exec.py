@@ -186,6 +186,25 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
+FORKING = """
+import os, sys
+count = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+while not os.fork():
+    os.write(count, b".")
+    os.setsid()
+"""
+
+
+def test_a_command_that_forks_and_exits_all_the_time_is_ended(local_host: LocalHost, tmp_path: Path) -> None:
+    forks = tmp_path / "forks"
+    forking = local_host.exec("--gpus", "1", "--", sys.executable, "-c", FORKING, str(forks))
+    local_host.end(forking, 0)
+    local_host.wait(lambda: forks.exists() and "LEASED" not in local_host.states())
+    left = forks.stat().st_size
+    time.sleep(0.3)
+    assert forks.stat().st_size == left, "it forks on"
+
+
 def test_disk_is_had_before_the_first_run(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "0", "--disk", "1MB", "--", "echo", "done") == "done\n"
 

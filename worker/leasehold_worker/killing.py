@@ -132,11 +132,17 @@ class Killer:
 async def _kill_all(workload: Workload) -> None:
     """Sends SIGKILL to all processes, and to those that they started meanwhile."""
     kill_tree(await workload.find_tree())
-    await trio.to_thread.run_sync(_chase, workload.scanner(""), workload.launcher)
+    with trio.move_on_after(2 * CHASE_S):
+        await trio.to_thread.run_sync(
+            _chase, workload.scanner(workload.mark), workload.launcher, abandon_on_cancel=True
+        )
 
 
 def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
-    """Kills what it finds until nothing new is found. It may block for CHASE_S, so call it in a thread."""
+    """Kills what it finds until nothing new is found, for CHASE_S.
+
+    Call it in a thread: a marked process that is stuck in the kernel can make it wait for ever.
+    """
     killed: set[ProcessIdentity] = set()
     deadline = time.monotonic() + CHASE_S
     while time.monotonic() < deadline:
@@ -147,6 +153,8 @@ def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | Non
                 break
             killed |= children
         tree = scan(0.0)
+        if time.monotonic() > deadline:
+            return  # what it found may be long ago, and the ids of groups somebody else's by now
         kill_tree(tree)
         if tree.complete and killed.issuperset(tree.processes):
             return

@@ -39,6 +39,7 @@ def workload_of(identity: ProcessIdentity, workload_id: str = "w-1") -> Workload
         datetime.now(UTC),
         None,
         origin=CLAIM,
+        uid=os.getuid(),
     )
 
 

@@ -15,9 +15,10 @@ from leasehold.v1 import workload_pb2
 from leasehold_worker import processes, workload
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.foreign import owner
 from leasehold_worker.killing import Killer
 from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, process_tree, send_signal
+from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, process_tree, send_signal
 from leasehold_worker.report import Report
 from leasehold_worker.workload import (
     CLAIM,
@@ -27,6 +28,7 @@ from leasehold_worker.workload import (
 )
 
 SLEEP = "import time; time.sleep(1000)"
+NOBODY = 65534
 NESTED = f"""
 import subprocess, sys
 code = [*sys.argv[2:], {SLEEP!r}]
@@ -58,7 +60,7 @@ from leasehold_worker.processes import identify
 from leasehold_worker.workload import Workload
 helpers = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
 workload = Workload("w-1", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
-                    datetime.now(UTC), None, mark="LEASEHOLD_WORKLOAD_ID=w-1")
+                    datetime.now(UTC), None, uid=os.getuid(), mark="LEASEHOLD_WORKLOAD_ID=w-1")
 found = [identity.pid for identity in workload.processes()]
 found += [identity.pid for identity in trio.run(workload.find_processes)]
 print(*found, flush=True)
@@ -68,7 +70,7 @@ for helper in helpers:
 """A worker with helpers, that a workload's first process starts; says whom it takes for that workload."""
 
 
-def make(workload_id: str, root: ProcessIdentity, mark: str = "") -> Workload:
+def make(workload_id: str, root: ProcessIdentity, mark: str = "", uid: int | None = None) -> Workload:
     return Workload(
         workload_id,
         workload_id,
@@ -79,6 +81,7 @@ def make(workload_id: str, root: ProcessIdentity, mark: str = "") -> Workload:
         None,
         origin=EXEC if mark else CLAIM,
         mark=mark,
+        uid=os.getuid() if uid is None else uid,
     )
 
 
@@ -116,7 +119,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         process.kill()  # its environment, and so its mark, may not be there yet when its start is told
         process.wait(10)
-    for identity in process_tree(ProcessIdentity(Pid(2**22 + 1), 0), f"STARTED_BY={mark}"):
+    for identity in process_tree(
+        ProcessIdentity(Pid(2**22 + 1), 0), f"STARTED_BY={mark}", mark_uid=os.getuid()
+    ):
         send_signal(identity, signal.SIGKILL)
     for process in started:
         assert process.stdout is not None
@@ -173,11 +178,50 @@ def test_marked_processes_are_found_wherever_they_went(start: Start) -> None:
     grandchild = told(elsewhere)[0]
     mine = make("w-1", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-1")
     # What the worker itself started is never a workload's, marked or not: so look with another's eyes.
-    found = process_tree(mine.root, mine.mark)
+    found = process_tree(mine.root, mine.mark, mark_uid=mine.uid)
     assert {identity.pid for identity in found} == {root.pid, child, elsewhere.pid, grandchild}
     assert pids(mine) == {root.pid, child}
     later = make("w-1", sure(grandchild), mine.mark)
-    assert elsewhere.pid not in {identity.pid for identity in process_tree(later.root, later.mark)}
+    assert elsewhere.pid not in {
+        identity.pid for identity in process_tree(later.root, later.mark, mark_uid=later.uid)
+    }
+
+
+def test_a_mark_counts_in_processes_of_the_workload_s_user_only(start: Start) -> None:
+    root = start(SLEEP)
+    # An orphan: a descendant of the worker is in no workload.
+    orphan = told(start(ORPHANING, LEASEHOLD_WORKLOAD_ID="w-users"))[0]
+    for uid, counts in ((os.getuid(), True), (os.getuid() + 1, False)):
+        mine = make("w-users", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-users", uid)
+        found = {identity.pid for identity in process_tree(mine.root, mine.mark, mark_uid=mine.uid)}
+        assert (orphan in found) is counts
+        assert (owner(orphan, [mine]) is mine) is counts
+        assert (owner(orphan, [mine], "w-users") is mine) is counts
+
+
+@pytest.fixture
+def root_and_stranger(start: Start) -> Iterator[tuple[ProcessIdentity, ProcessIdentity]]:
+    """A first process, and a younger orphan of another user with the mark of its workload."""
+    root = sure(start(SLEEP).pid)
+    begun = ["sh", "-c", "setsid sleep 1000 >&- & echo $!"]
+    marked = {**os.environ, WORKLOAD_ID_VARIABLE: "w-strangers"}
+    identity = sure(int(subprocess.check_output(begun, env=marked, user=NOBODY, cwd="/")))
+    yield root, identity
+    send_signal(identity, signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process is started by root only")
+async def test_a_process_of_another_user_with_the_mark_is_not_killed(
+    config: WorkerConfig, tmp_path: Path, root_and_stranger: tuple[ProcessIdentity, ProcessIdentity]
+) -> None:
+    async with open_parts(config, tmp_path / "workloads", lambda _: None) as parts:
+        root, stranger = root_and_stranger
+        mine = make("w-strangers", root, f"{WORKLOAD_ID_VARIABLE}=w-strangers")
+        parts.workloads.add(mine, parts.nursery)
+        with trio.fail_after(10):
+            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Report(lambda _: None))
+            await mine.ended.wait()
+    assert is_alive(stranger)
 
 
 def test_a_worker_and_its_helpers_are_in_no_workload_that_started_them(start: Start) -> None:

@@ -127,6 +127,7 @@ class Adopting:
                 lease,
                 origin=ADOPT,
                 user=found.members[0].user,
+                uid=found.members[0].uid,
             ),
             self._nursery,
         )

@@ -21,6 +21,7 @@ from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import (
     ProcessIdentity,
     command_line,
+    has_real_user,
     identify,
     is_alive,
     lineage,
@@ -74,6 +75,8 @@ class _Holder(NamedTuple):
     root: ProcessIdentity
     name: str
     generation: int
+    uid: int | None
+    """The real user whose marked processes belong to it: every user can set the variable."""
     asleep_on: Collection[str]
     """GPUs on which it keeps a CUDA context though it holds no lease."""
     settled: bool
@@ -87,6 +90,7 @@ def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
             each.root,
             each.name,
             each.generation,
+            each.uid,
             each.parked.gpu_uuids if each.parked and each.is_asleep else (),
             each.state not in IN_OPERATION,
         )
@@ -114,7 +118,8 @@ def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) ->
         if found is not None:
             return found
     marked_id = variable_of(pid, WORKLOAD_ID_VARIABLE) if marked_id is None else marked_id
-    return marked_id if marked_id in {holder.workload_id for holder in holders} else ""
+    uids = {holder.workload_id: holder.uid for holder in holders}
+    return marked_id if has_real_user(pid, uids.get(marked_id)) else ""
 
 
 @final

@@ -40,6 +40,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     restored: bool
     origin: WorkloadOrigin.ValueType = workload_pb2.WORKLOAD_ORIGIN_RUN
     user: str = ""
+    uid: int | None = None
     mark: str = ""
     yielded: bool = False
     absent: bool = False
@@ -67,6 +68,7 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         restored=workload.restored,
         origin=workload.origin,
         user=workload.user,
+        uid=workload.uid,
         mark=workload.mark,
         yielded=workload.yielded,
         absent=workload.absent,

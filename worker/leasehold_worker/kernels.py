@@ -173,8 +173,7 @@ class Kernels:
                 "worker: start it with `leasehold run` or `leasehold exec`, or let it claim its GPUs first",
                 {"pid": str(pid)},
             )
-        # A mark in its environment may be all that makes it one of the workload's, and anybody can set that.
-        if not peer.is_trusted and peer.user != workload.user:
+        if not peer.is_trusted and peer.uid != workload.uid:
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
                 f"workload {workload.name} is of user {workload.user}: process {pid} of {peer.user} can't "

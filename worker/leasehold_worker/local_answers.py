@@ -69,7 +69,7 @@ class LocalAnswers:
             OperationError: UNKNOWN_WORKLOAD, NOT_PERMITTED, or why it can't be let go.
         """
         workload = self._find(name)
-        if not peer.is_trusted and peer.user != workload.user:
+        if not peer.is_trusted and peer.uid != workload.uid:
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
                 f"workload {workload.name} is of user {workload.user}: only that user, the worker's and root "

@@ -165,6 +165,7 @@ class LocalClaims:
                 allocation.lease,
                 origin=origin,
                 user=peer.user,
+                uid=peer.uid,
                 mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
                 host=allocation.host,
             )

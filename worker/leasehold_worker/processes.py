@@ -165,10 +165,14 @@ class ProcessTree:
 
 
 def process_tree(
-    root: ProcessIdentity, mark: str = "", without: Collection[ProcessIdentity] = ()
+    root: ProcessIdentity,
+    mark: str = "",
+    without: Collection[ProcessIdentity] = (),
+    *,
+    mark_uid: int | None = None,
 ) -> list[ProcessIdentity]:
     """The processes of :func:`scan_tree`, be it complete or not."""
-    return list(scan_tree(root, mark, without).processes)
+    return list(scan_tree(root, mark, without, mark_uid=mark_uid).processes)
 
 
 def scan_tree(
@@ -178,6 +182,7 @@ def scan_tree(
     reaper: ProcessIdentity | None = None,
     *,
     patience_s: float = 0.0,
+    mark_uid: int | None = None,
 ) -> ProcessTree:
     """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
 
@@ -192,6 +197,8 @@ def scan_tree(
         reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
             nobody does.
         patience_s: How long processes are listed again because some ended before they were looked at.
+        mark_uid: The real user whose marked processes count: every user can set the variable. None: no
+            marked process counts.
     """
     stats, missed, ended = _scan(patience_s)
     below = _Descent(stats)
@@ -210,7 +217,8 @@ def scan_tree(
     if mark:
         # Whoever inherited the variable came after the first that had it.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
-        marked = {pid for pid in younger - members - theirs if _has_entry(pid, mark)}
+        strangers = younger - members - theirs
+        marked = {pid for pid in strangers if has_real_user(pid, mark_uid) and _has_entry(pid, mark)}
         members |= below.grow(marked, theirs)
     found = [stats[pid] for pid in members if not stats[pid].over]
     found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
@@ -352,6 +360,15 @@ def user_id(pid: int) -> int | None:
     """The effective user id of a process. None: it is gone."""
     uids = _read_status(pid).get("Uid", "").split()
     return int(uids[1]) if len(uids) > 1 else None
+
+
+def has_real_user(pid: int, uid: int | None) -> bool:
+    """Whether a process has this real user id, as kill(2) asks: a setuid program does not change it.
+
+    False if the process is gone or the user id is None.
+    """
+    uids = _read_status(pid).get("Uid", "").split()
+    return uid is not None and bool(uids) and int(uids[0]) == uid
 
 
 def user_name(uid: int | None) -> str:

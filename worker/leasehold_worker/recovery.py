@@ -5,6 +5,7 @@ is asked for, and every command that was under way ends with what the driver, /p
 """
 
 import logging
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from leasehold_worker.journal_records import WorkloadRecord
 from leasehold_worker.launching import abandon, exit_record, launched
 from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
-from leasehold_worker.processes import boot_id, is_alive
+from leasehold_worker.processes import boot_id, is_alive, user_name
 from leasehold_worker.report import Report
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
@@ -184,7 +185,15 @@ class Recovery:
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
         workload = Workload(
-            workload_id, run.name, run.spec, who.program, folder / OUTPUT_FILE, datetime.now(UTC), None
+            workload_id,
+            run.name,
+            run.spec,
+            who.program,
+            folder / OUTPUT_FILE,
+            datetime.now(UTC),
+            None,
+            user=user_name(os.geteuid()),
+            uid=os.geteuid(),
         )
         if intent.reserved:
             workload.lease = self._adopt(workload, intent.reserved[0])
@@ -336,6 +345,7 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         restored=record.restored,
         origin=record.origin,
         user=record.user,
+        uid=record.uid,
         mark=record.mark,
         yielded=record.yielded,
         absent=record.absent,

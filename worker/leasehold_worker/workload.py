@@ -135,11 +135,13 @@ class Workload:
     """Held by whoever is killing its processes."""
     origin: WorkloadOrigin.ValueType = RUN
     user: str = ""
-    """Who its first process runs as."""
+    """Name of the user that its first process runs as, to be shown."""
+    uid: int | None = None
+    """Id of that user. Users are compared by their ids, and nobody has the id None."""
     host: HostReservation | None = None
     """What it holds of the host beside GPUs, until it has ended."""
     mark: str = ""
-    """Variable by which its processes are known, wherever they went. Empty: they are not marked."""
+    """Variable by which processes of its user are known, wherever they went. Empty: none are marked."""
     launcher: ProcessIdentity | None = None
     """The parent of its first process, which gets its orphans. None: nobody of ours."""
     absent: bool = False
@@ -214,10 +216,10 @@ class Workload:
         """What looks for its processes, for so long, in any thread; with an empty mark it never blocks."""
         worker = identify(os.getpid())
         without = [*self.others(), worker] if worker else list(self.others())
-        root, launcher = self.root, self.launcher
+        root, launcher, uid = self.root, self.launcher, self.uid
 
         def scan(patience_s: float) -> ProcessTree:
-            tree = scan_tree(root, mark, without, launcher, patience_s=patience_s)
+            tree = scan_tree(root, mark, without, launcher, patience_s=patience_s, mark_uid=uid)
             return replace(tree, processes=tuple(each for each in tree.processes if each != worker))
 
         return scan

@@ -173,6 +173,7 @@ class Workloads:
             datetime.now(UTC),
             lease,
             user=user_name(os.geteuid()),
+            uid=os.geteuid(),
             host=host,
         )
         self.add(workload, nursery)

@@ -1,5 +1,7 @@
 """The link in this process, with coordinators that read slowly or not at all."""
 
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -7,22 +9,34 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold.v1 import command_pb2
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk
-from leasehold_worker import journal_file
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import RunOperation, StopOperation
+from leasehold.v1.worker_session_pb2 import (
+    CommandUpdate,
+    ConnectRequest,
+    ConnectResponse,
+    Drain,
+    Hello,
+    OutputChunk,
+    ReadOutput,
+)
+from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_worker import journal_file, link
 from leasehold_worker.command_ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.journal import open_journal
-from leasehold_worker.link import Link
+from leasehold_worker.link import QUESTIONS_LIMIT, Link
 from leasehold_worker.operate import operate
 from leasehold_worker.outbox import FRAME_LIMIT
 from leasehold_worker.parts import open_parts
 from leasehold_worker.planning import Planning
+from leasehold_worker.questions import Questions
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
 
-from .scripted_coordinator import ScriptedCoordinator, Session, make_command
+from .scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session, make_command
 
 
 class DeafCoordinator(ScriptedCoordinator):
@@ -60,22 +74,41 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             lambda _: [],
             None,
             parts.nursery,
-            lambda update: link.send(ConnectRequest(command_update=update)),
+            lambda update: opened.send(ConnectRequest(command_update=update)),
         )
         reporter = Reporter(identity, parts, commands, journal)
-        link = Link(
+        opened = Link(
             coordinator.address,
             state,
             reporter,
             commands,
-            parts.workloads,
             parts.pool,
-            Planning(parts.operations.preflight, parts.durations),
-            parts.disk,
+            Questions(
+                parts.workloads, Planning(parts.operations.preflight, parts.durations), parts.disk, "worker-1"
+            ),
             journal,
         )
-        parts.nursery.start_soon(link.run)
-        yield link
+        parts.nursery.start_soon(opened.run)
+        yield opened
+
+
+class LateCoordinator(ScriptedCoordinator):
+    """Reads nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Event()
+
+    def _read(self, session: Session, frames: Iterator[ConnectRequest]) -> None:
+        self.reads.wait(TIMEOUT_S)
+        super()._read(session, frames)
+
+
+@pytest.fixture
+def late() -> Iterator[LateCoordinator]:
+    scripted = LateCoordinator()
+    yield scripted
+    scripted.stop()
 
 
 async def next_session(coordinator: ScriptedCoordinator) -> Session:
@@ -85,11 +118,11 @@ async def next_session(coordinator: ScriptedCoordinator) -> Session:
 async def test_a_coordinator_that_does_not_read_is_left_at_once(
     deaf: DeafCoordinator, state_path: Path
 ) -> None:
-    async with open_link(deaf, state_path) as link:
+    async with open_link(deaf, state_path) as opened:
         await next_session(deaf)
         chunk = ConnectRequest(output_chunk=OutputChunk(data=bytes(65_536)))
         for _ in range(2 * FRAME_LIMIT):
-            link.send(chunk)
+            opened.send(chunk)
         again = await next_session(deaf)
         assert again.hello.worker_id == "worker-1"
 
@@ -108,3 +141,71 @@ async def test_outcomes_beyond_what_may_wait_are_told_in_one_session(
         for command_id in ids:
             await trio.to_thread.run_sync(partial(session.outcome, command_id))
     assert coordinator.sessions.empty()
+
+
+async def test_readers_of_output_cut_no_worker_off(
+    late: LateCoordinator, state_path: Path, tmp_path: Path
+) -> None:
+    async with open_link(late, state_path):
+        session = await next_session(late)
+        answers = await trio.to_thread.run_sync(read_much, late, session, tmp_path)
+    refused = [chunk for chunk in answers if chunk.HasField("error")]
+    assert {chunk.error.reason for chunk in refused} <= {errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES}
+    assert late.sessions.empty()
+
+
+def read_much(late: LateCoordinator, session: Session, folder: Path) -> list[OutputChunk]:
+    """Asks for more than may wait while nothing is read, and then reads."""
+    script = f"head -c 100000 /dev/zero; touch {folder}/told; exec sleep 1000"
+    talkative = WorkloadSpec(arguments=["sh", "-c", script])
+    session.send(make_command("c1", "w1", run=RunOperation(name="one", spec=talkative)))
+    wait_for(folder / "told")
+    for number in range(QUESTIONS_LIMIT + 50):
+        session.down.put(ConnectResponse(read_output=ReadOutput(read_id=str(number), workload_id="w1")))
+    last = WorkloadSpec(arguments=["touch", f"{folder}/taken"])
+    session.send(make_command("c2", "w2", run=RunOperation(name="two", spec=last)))
+    wait_for(folder / "taken")
+    late.reads.set()
+    session.outcome("c2")
+    session.wait(lambda frame: frame.HasField("worker_load"))
+    session.run("c3", "w1", stop=StopOperation(force=True))
+    with session.arrived:
+        assert session.arrived.wait_for(lambda: len(chunks(session)) >= QUESTIONS_LIMIT, TIMEOUT_S)
+    return chunks(session)
+
+
+def chunks(session: Session) -> list[OutputChunk]:
+    return [frame.output_chunk for frame in session.frames if frame.HasField("output_chunk")]
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+async def test_a_drain_for_ever_ends(
+    coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "RECONNECT_LIMIT_S", 0.01)
+    async with open_link(coordinator, state_path):
+        session = await next_session(coordinator)
+        session.down.put(ConnectResponse(drain=Drain(reconnect_after=Duration(seconds=10**11))))
+        await next_session(coordinator)
+
+
+async def test_a_defect_in_a_session_ends_that_session_alone(
+    coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = Reporter.hello
+    failures = iter([ValueError("a defect")])
+
+    def fail_once(*arguments: object) -> Hello:
+        for error in failures:
+            raise error
+        return hello(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Reporter, "hello", fail_once)
+    async with open_link(coordinator, state_path):
+        await next_session(coordinator)

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkerLoad
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkerLoad
 from leasehold_worker.outbox import FRAME_LIMIT, Outbox, OutboxFullError
 
 
@@ -56,3 +56,26 @@ def test_a_waiting_reader_is_woken() -> None:
     reader.join(5)
     assert not reader.is_alive()
     assert got == [update("a")]
+
+
+def chunk(read_id: str) -> ConnectRequest:
+    return ConnectRequest(output_chunk=OutputChunk(read_id=read_id))
+
+
+def test_answers_go_behind_news_and_loads() -> None:
+    outbox = Outbox()
+    outbox.put_answer(chunk("a"))
+    outbox.put_answer(chunk("b"))
+    outbox.put_load(load(1))
+    outbox.put(update("news"))
+    assert [next(outbox) for _ in range(4)] == [update("news"), load(1), chunk("a"), chunk("b")]
+
+
+def test_answers_take_no_room_of_news_and_are_dropped_at_the_end() -> None:
+    outbox = Outbox()
+    while outbox.has_room:
+        outbox.put_answer(chunk("a"))
+    for number in range(FRAME_LIMIT):
+        outbox.put(update(str(number)))
+    outbox.close()
+    assert list(outbox) == [update(str(number)) for number in range(FRAME_LIMIT)]

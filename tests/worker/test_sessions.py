@@ -8,8 +8,16 @@ import pytest
 import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RunOperation
-from leasehold.v1.worker_session_pb2 import ConnectResponse, Drain, Goodbye, Heartbeat, Welcome
+from leasehold.v1.command_pb2 import RunOperation, StopOperation
+from leasehold.v1.worker_session_pb2 import (
+    ConnectResponse,
+    Drain,
+    Goodbye,
+    Heartbeat,
+    OutputChunk,
+    ReadOutput,
+    Welcome,
+)
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.bridge import INBOX_LIMIT, SessionEndError, start_reader
 
@@ -121,6 +129,83 @@ def test_hello_comes_again_when_the_inventory_changes(
     hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpu_pool)).hello
     assert hello.instance_id == session.hello.instance_id
     assert {c.name: c.available for c in hello.capabilities}["cuda_suspend"] is False
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ConnectResponse(goodbye=Goodbye(reason=99)),  # type: ignore[arg-type]  # of a newer coordinator
+        ConnectResponse(drain=Drain(reconnect_after=duration_pb2.Duration(seconds=-5))),
+    ],
+    ids=["unknown goodbye", "drain that is over"],
+)
+def test_a_frame_ends_no_more_than_its_session(
+    start_worker: Start, coordinator: ScriptedCoordinator, frame: ConnectResponse
+) -> None:
+    start_worker(None)
+    coordinator.next_session().down.put(frame)
+    coordinator.next_session()
+
+
+@pytest.mark.parametrize(
+    "durations",
+    [
+        {"load_interval": duration_pb2.Duration(seconds=-1)},
+        {"load_interval": duration_pb2.Duration()},
+        {"load_interval": duration_pb2.Duration(seconds=10**12)},
+        {"silence_limit": duration_pb2.Duration(seconds=-1)},
+        {"silence_limit": duration_pb2.Duration(seconds=2**63 - 1)},
+    ],
+    ids=["negative interval", "no interval", "huge interval", "negative limit", "huge limit"],
+)
+def test_a_welcome_with_impossible_times_is_refused(
+    start_worker: Start, coordinator: ScriptedCoordinator, durations: dict[str, duration_pb2.Duration]
+) -> None:
+    welcome = Welcome(
+        epoch=1,
+        protocol_version=worker_session_pb2.ProtocolVersion(major=1),
+        session_id="s",
+        load_interval=durations.get("load_interval", duration_pb2.Duration(seconds=5)),
+        silence_limit=durations.get("silence_limit", duration_pb2.Duration(seconds=9)),
+    )
+    coordinator.first_answer = ConnectResponse(welcome=welcome)
+    start_worker(None)
+    error = goodbye(coordinator.next_session(), PROTOCOL_ERROR).error
+    assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+
+
+def test_an_offset_beyond_every_file_is_refused_alone(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    for offset in (2**62, 2**63, 2**64 - 1):
+        chunk = read_at(session, "w1", offset)
+        expected = errors_pb2.ERROR_REASON_INVALID_ARGUMENT if offset > 2**62 else 0
+        assert (chunk.error.reason, chunk.data) == (expected, b"")
+    assert not session.ended
+
+
+def read_at(session: Session, workload_id: str, offset: int) -> OutputChunk:
+    read = ReadOutput(read_id=str(offset), workload_id=workload_id, offset=offset)
+    session.down.put(ConnectResponse(read_output=read))
+    return session.wait(lambda frame: frame.output_chunk.read_id == read.read_id).output_chunk
+
+
+@pytest.mark.parametrize("seconds", [-(2**63), -1, 2**63 - 1])
+def test_any_duration_of_a_command_ends_no_more_than_that(
+    start_worker: Start, coordinator: ScriptedCoordinator, seconds: int
+) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    odd = duration_pb2.Duration(seconds=seconds)
+    command = make_command("c2", "w1", stop=StopOperation(grace=odd))
+    command.timeout.CopyFrom(odd)
+    session.send(command)
+    assert session.outcome("c2").state == command_pb2.COMMAND_STATE_SUCCEEDED
+    assert not session.ended
 
 
 class Flood:

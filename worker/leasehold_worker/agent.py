@@ -31,6 +31,7 @@ from leasehold_worker.operate import operate
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.planning import Planning
 from leasehold_worker.processes import boot_id
+from leasehold_worker.questions import Questions
 from leasehold_worker.recovery import Recovery
 from leasehold_worker.reports import Reporter, WorkerIdentity
 from leasehold_worker.state_directory import StateDirectory
@@ -121,15 +122,14 @@ async def _run(
             parts.tiers.carry_out = commands.carry_out
             reporter = Reporter(identity, parts, commands, journal)
             planning = Planning(parts.operations.preflight, parts.durations)
+            questions = Questions(parts.workloads, planning, parts.disk, worker_id)
             link = Link(
                 config.coordinator,
                 state_directory,
                 reporter,
                 commands,
-                parts.workloads,
                 pool,
-                planning,
-                parts.disk,
+                questions,
                 journal,
             )
             turns = ClaimTurns(parts)

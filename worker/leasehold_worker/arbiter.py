@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 
@@ -26,6 +25,7 @@ from leasehold_worker.parts import Parts
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import send_signal
 from leasehold_worker.strategies import CUDA_SUSPEND, is_weaker
+from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import PARKED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
@@ -263,5 +263,4 @@ def _grace_s(helper: Workload) -> float:
     terms = helper.spec.helper
     if not terms.HasField("grace"):
         return DEFAULT_GRACE_S
-    grace: duration_pb2.Duration = terms.grace
-    return min(max(0.0, grace.ToNanoseconds() / 1e9), GRACE_LIMIT_S)
+    return min(max(0.0, seconds(terms.grace)), GRACE_LIMIT_S)

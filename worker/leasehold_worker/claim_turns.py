@@ -22,6 +22,7 @@ from leasehold_worker.preconditions import invalid
 from leasehold_worker.processes import lineage, process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
+from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import ENDED, Workload
 
 HOOKS_LIMIT_BYTES: Final = 65_536
@@ -209,7 +210,7 @@ class ClaimTurns:
         """
         spec = wanted.spec
         request = AllocRequest.of(spec.resources, self._parts.workloads.last_gpus(name))
-        wait_s = wanted.wait.ToTimedelta().total_seconds() if wanted.HasField("wait") else float("inf")
+        wait_s = seconds(wanted.wait) if wanted.HasField("wait") else float("inf")
         request.validate()
         if request.gpus.count:
             self._parts.pool.slots.check_possible(request.gpus)

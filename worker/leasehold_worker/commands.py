@@ -47,6 +47,7 @@ from leasehold_worker.intents import Intent
 from leasehold_worker.journal import Journal
 from leasehold_worker.report import Report
 from leasehold_worker.stalls import Stalls
+from leasehold_worker.wire_durations import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +386,7 @@ class _Execution:
 
     def begin(self) -> None:
         """Sets the deadline: the timeout counts from when the command may have come first."""
-        timeout_s = self.entry.command.timeout.ToTimedelta().total_seconds()
+        timeout_s = seconds(self.entry.command.timeout)
         if timeout_s > 0:
             waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)
             self.scope.deadline = trio.current_time() + timeout_s - waited_s

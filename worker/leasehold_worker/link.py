@@ -13,13 +13,10 @@ import grpc
 import trio
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
-    CheckpointQuery,
     ConnectRequest,
     ConnectResponse,
     Goodbye,
     GoodbyeReason,
-    PlanQuery,
-    ReadOutput,
     Welcome,
 )
 
@@ -31,20 +28,17 @@ from leasehold_worker.bridge import (
     violation,
 )
 from leasehold_worker.channel import open_channel
-from leasehold_worker.checkpoint_answers import answer_checkpoints
-from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuReading
 from leasehold_worker.journal import Journal
 from leasehold_worker.outbox import FRAME_LIMIT, Outbox, OutboxFullError
-from leasehold_worker.output import read_output
-from leasehold_worker.planning import Planning
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.questions import Questions
 from leasehold_worker.reports import PROTOCOL_VERSION, Reporter
 from leasehold_worker.state_directory import StateDirectory
-from leasehold_worker.workloads import Workloads
+from leasehold_worker.wire_durations import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +54,15 @@ COALESCE_S: Final = 0.05
 """Lease changes that come together are told by one load, within 100 ms."""
 
 POLL_INTERVAL_S: Final = 0.02
-READS_AT_ONCE: Final = 16
-PLANS_AT_ONCE: Final = 1
-LISTS_AT_ONCE: Final = 1
+LOAD_INTERVALS_S: Final = (0.01, 3600.0)
+SILENCE_LIMIT_S: Final = 86_400.0
+"""What a welcome may ask for. Beyond that the coordinator or the worker would be taken for gone."""
+
+RECONNECT_LIMIT_S: Final = 300.0
+"""How long a drain may keep a worker away."""
+
+QUESTIONS_LIMIT: Final = 256
+"""Questions that may wait for their answers, of 64 KiB at most each. Further questions are refused."""
 
 BACKOFF_MIN_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
@@ -86,20 +86,16 @@ class Link:
         state_directory: StateDirectory,
         reporter: Reporter,
         commands: Commands,
-        workloads: Workloads,
         pool: GpuPool,
-        planning: Planning,
-        disk: CheckpointDisk,
+        questions: Questions,
         journal: Journal,
     ) -> None:
         self._coordinator = coordinator
         self._state_directory = state_directory
         self._reporter = reporter
         self._commands = commands
-        self._workloads = workloads
         self._pool = pool
-        self._planning = planning
-        self._disk = disk
+        self._questions = questions
         self._journal = journal
         self._outbox: Outbox | None = None
         self._overflow = trio.Event()
@@ -108,6 +104,9 @@ class Link:
         self._epoch = state_directory.last_epoch()
         self._described = reporter.description()
         self._ignored = 0
+        self._asked = 0
+        """Questions whose answers are not in the outbox yet."""
+        self._answer_turn = trio.Lock()
 
     def send(self, frame: ConnectRequest) -> None:
         """Sends a frame if there is a session. Without one it is dropped: the next hello tells all.
@@ -140,7 +139,11 @@ class Link:
         with open_channel(self._coordinator) as channel:
             while True:
                 began = trio.current_time()
-                end = await self._session(channel)
+                try:
+                    end = await self._session(channel)
+                except Exception:  # a session is no reason for the worker to end
+                    logger.exception("a session failed by a defect")
+                    end = SessionEndError("a defect of Leasehold")
                 if self._leaving:
                     return
                 if trio.current_time() - began > HEALTHY_AFTER_S:
@@ -207,34 +210,35 @@ class Link:
         logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
         nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._report_loads, outbox, welcome)
-        reads = trio.CapacityLimiter(READS_AT_ONCE)
-        plans, lists = trio.CapacityLimiter(PLANS_AT_ONCE), trio.CapacityLimiter(LISTS_AT_ONCE)
-        silence_limit_s = welcome.silence_limit.ToTimedelta().total_seconds()
         while True:
-            frame = await _receive(frames, silence_limit_s)
-            match frame.WhichOneof("frame"):
-                case "command":
-                    self._commands.receive(frame.command, welcome.epoch)
-                case "command_ack":
-                    self._commands.acknowledge(frame.command_ack.command_id)
-                case "read_output":
-                    nursery.start_soon(self._answer_read, frame.read_output, reads)
-                case "plan_query":
-                    nursery.start_soon(self._answer_plan, frame.plan_query, plans)
-                case "checkpoint_query":
-                    nursery.start_soon(self._answer_checkpoints, frame.checkpoint_query, lists)
-                case "goodbye":
-                    raise _farewell(frame.goodbye)
-                case "drain":
-                    wait_s = frame.drain.reconnect_after.ToTimedelta().total_seconds()
-                    raise SessionEndError("the coordinator asked to connect again later", wait_s)
-                case "welcome":
-                    raise violation("welcome came twice: say it once per stream")
-                case "heartbeat":
-                    pass
-                case None:
-                    self._ignored += 1
-                    logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
+            frame = await _receive(frames, seconds(welcome.silence_limit))
+            try:
+                self._take(frame, welcome.epoch, outbox, nursery)
+            except SessionEndError:
+                raise
+            except Exception:
+                logger.exception("a %s failed by a defect, and is passed over", frame.WhichOneof("frame"))
+
+    def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
+        match frame.WhichOneof("frame"):
+            case "command":
+                self._commands.receive(frame.command, epoch)
+            case "command_ack":
+                self._commands.acknowledge(frame.command_ack.command_id)
+            case "read_output" | "plan_query" | "checkpoint_query":
+                self._ask(frame, outbox, nursery)
+            case "goodbye":
+                raise _farewell(frame.goodbye)
+            case "drain":
+                wait_s = min(max(0.0, seconds(frame.drain.reconnect_after)), RECONNECT_LIMIT_S)
+                raise SessionEndError("the coordinator asked to connect again later", wait_s)
+            case "welcome":
+                raise violation("welcome came twice: say it once per stream")
+            case "heartbeat":
+                pass
+            case None:
+                self._ignored += 1
+                logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
 
     async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[Incoming]) -> Welcome:
         frame = await _receive(frames, WELCOME_TIMEOUT_S)
@@ -280,6 +284,13 @@ class Link:
                 f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed",
             )
             raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
+        least_s, most_s = LOAD_INTERVALS_S
+        if not least_s <= (interval_s := seconds(welcome.load_interval)) <= most_s:
+            raise violation(f"a load interval of {interval_s:g} s: give {least_s:g} to {most_s:g} s")
+        if not 0 < (limit_s := seconds(welcome.silence_limit)) <= SILENCE_LIMIT_S:
+            raise violation(
+                f"a silence limit of {limit_s:g} s: give more than 0 and at most {SILENCE_LIMIT_S:g} s"
+            )
 
     async def _tell_again(self, outbox: Outbox) -> None:
         """Tells the outcomes that were never acknowledged, as fast as they are read: there may be many."""
@@ -290,7 +301,7 @@ class Link:
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Tells the load within every interval, and soon after each change of a lease."""
-        interval_s = welcome.load_interval.ToTimedelta().total_seconds()
+        interval_s = seconds(welcome.load_interval)
         next_s = random.uniform(0, interval_s)
         while True:
             with trio.move_on_after(next_s):
@@ -302,20 +313,23 @@ class Link:
             outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
             next_s = interval_s * random.uniform(0.9, 1.1)
 
-    async def _answer_read(self, request: ReadOutput, reads: trio.CapacityLimiter) -> None:
-        async with reads:
-            chunk = await read_output(self._workloads, request)
-        self.send(ConnectRequest(output_chunk=chunk))
+    def _ask(self, frame: ConnectResponse, outbox: Outbox, nursery: trio.Nursery) -> None:
+        if self._asked < QUESTIONS_LIMIT:
+            self._asked += 1
+            nursery.start_soon(self._answer, frame, outbox)
+        elif outbox.has_room and (refusal := self._questions.refuse(frame, _FULL)):
+            outbox.put_answer(refusal)
 
-    async def _answer_plan(self, query: PlanQuery, plans: trio.CapacityLimiter) -> None:
-        async with plans:
-            answer = await self._planning.answer(query)
-        self.send(ConnectRequest(plan_answer=answer))
-
-    async def _answer_checkpoints(self, query: CheckpointQuery, questions: trio.CapacityLimiter) -> None:
-        async with questions:
-            answer = await answer_checkpoints(self._disk, query, self._state_directory.worker_id())
-        self.send(ConnectRequest(checkpoint_answer=answer))
+    async def _answer(self, frame: ConnectResponse, outbox: Outbox) -> None:
+        try:
+            if (answer := await self._questions.answer(frame)) is None:
+                return
+            async with self._answer_turn:
+                while not outbox.has_room:  # noqa: ASYNC110 - gRPC's thread tells nobody
+                    await trio.sleep(POLL_INTERVAL_S)
+                outbox.put_answer(answer)
+        finally:
+            self._asked -= 1
 
 
 async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float) -> ConnectResponse:
@@ -338,8 +352,15 @@ async def _wait_end(frames: trio.MemoryReceiveChannel[Incoming]) -> None:
 
 
 def _farewell(goodbye: Goodbye) -> SessionEndError:
-    reason = GoodbyeReason.Name(goodbye.reason).removeprefix("GOODBYE_REASON_")
+    known = goodbye.reason in GoodbyeReason.values()
+    reason = GoodbyeReason.Name(goodbye.reason).removeprefix("GOODBYE_REASON_") if known else goodbye.reason
     why = f"the coordinator said goodbye ({reason})"
     if goodbye.HasField("error"):
         why += f": {goodbye.error.message}"
     return SessionEndError(why, REFUSED_BACKOFF_S if goodbye.reason in _FINAL_GOODBYES else None)
+
+
+_FULL: Final = OperationError(
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+    f"{QUESTIONS_LIMIT} questions wait for this worker's answers, the most that it takes: ask again later",
+)

@@ -1,6 +1,7 @@
 """Frames on their way up: the one queue between trio and gRPC's sending thread.
 
-Loads never queue: a newer one takes the place of an unsent one. Everything else is kept in order.
+News (hello, updates of commands and workloads, goodbye) keep their order and go first. Loads never queue: a
+newer one takes the place of an unsent one. Answers go last: readers of output must not cut a worker off.
 """
 
 import threading
@@ -11,7 +12,10 @@ from typing import Final, final
 from leasehold.v1.worker_session_pb2 import ConnectRequest
 
 FRAME_LIMIT: Final = 256
-"""Frames that may wait. More means that the coordinator doesn't read: the session is given up."""
+"""News that may wait. More means that the coordinator doesn't read: the session is given up."""
+
+ANSWER_LIMIT: Final = 16
+"""Answers that may wait before the next question is answered. The largest have 64 KiB."""
 
 
 class OutboxFullError(Exception):
@@ -25,14 +29,21 @@ class Outbox:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._frames: deque[ConnectRequest] = deque()
+        self._answers: deque[ConnectRequest] = deque()
         self._load: ConnectRequest | None = None
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """How many frames wait."""
+        """How many frames wait, beside answers."""
         with self._condition:
             return len(self._frames)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another question may be answered."""
+        with self._condition:
+            return len(self._answers) < ANSWER_LIMIT
 
     def put(self, frame: ConnectRequest) -> None:
         """Adds a frame that must not be lost. Nothing is added once the box is closed.
@@ -48,6 +59,13 @@ class Outbox:
             self._frames.append(frame)
             self._condition.notify()
 
+    def put_answer(self, frame: ConnectRequest) -> None:
+        """Adds an answer, which is sent once nothing else waits. The caller waits for room first."""
+        with self._condition:
+            if not self._closed:
+                self._answers.append(frame)
+                self._condition.notify()
+
     def put_load(self, frame: ConnectRequest) -> None:
         """Adds a load, in the place of one that has not been sent."""
         with self._condition:
@@ -56,9 +74,10 @@ class Outbox:
                 self._condition.notify()
 
     def close(self) -> None:
-        """Lets what waits be sent, and then ends the iterator."""
+        """Lets the news and the load that wait be sent, drops the answers, and then ends the iterator."""
         with self._condition:
             self._closed = True
+            self._answers.clear()
             self._condition.notify()
 
     def __iter__(self) -> Iterator[ConnectRequest]:
@@ -66,10 +85,15 @@ class Outbox:
 
     def __next__(self) -> ConnectRequest:
         with self._condition:
-            self._condition.wait_for(lambda: self._frames or self._load is not None or self._closed)
+            self._condition.wait_for(self._is_ready)
             if self._frames:
                 return self._frames.popleft()
             if self._load is not None:
                 load, self._load = self._load, None
                 return load
+            if self._answers:
+                return self._answers.popleft()
             raise StopIteration
+
+    def _is_ready(self) -> bool:
+        return bool(self._frames or self._answers) or self._load is not None or self._closed

@@ -1,5 +1,8 @@
 """Pieces of a workload's output, for whoever follows it."""
 
+import errno
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -8,46 +11,90 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import OutputChunk, ReadOutput
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.preconditions import invalid
+from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import ENDED, Workload
 from leasehold_worker.workloads import Workloads
 
 CHUNK_LIMIT_BYTES: Final = 65_536
 """Well below the limit of a frame."""
 
+OFFSET_LIMIT: Final = 2**62
+"""More bytes than any file has, and an offset that lseek(2) takes."""
+
 WAIT_LIMIT_S: Final = 30.0
 POLL_INTERVAL_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 1.0
+"""Between two looks at a file to which nothing is written. The pause begins short, and doubles."""
+
+READ_TIMEOUT_S: Final = 10.0
+"""How long a disk may take to answer."""
+
+READS_AT_ONCE: Final = 8
+_reads: Final = trio.CapacityLimiter(READS_AT_ONCE)
+"""Threads that read, those included that hang at a disk that does not answer."""
 
 
 async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
-    """The answer to a read. It waits for more as long as the request says, and never longer than 30 s."""
-    try:
-        workload = workloads.get(request.workload_id)
-        wait_s = min(request.wait.ToTimedelta().total_seconds(), WAIT_LIMIT_S)
-        data, end = await _next_bytes(workload, request, wait_s)
-    except OperationError as error:
-        return OutputChunk(read_id=request.read_id, error=error.to_proto())
-    except OSError as error:
-        refusal = OperationError(
-            errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
-            f"the output of workload {request.workload_id} can't be read: {error.strerror}",
+    """The answer to a read. It waits for more as long as the request says, and never longer than 30 s.
+
+    Raises:
+        OperationError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT for an offset that no file has, or
+            OUTPUT_UNAVAILABLE.
+    """
+    workload = workloads.get(request.workload_id)
+    if request.offset > OFFSET_LIMIT:
+        raise invalid(
+            "offset", f"the offset {request.offset} is beyond {OFFSET_LIMIT}: no output is that long"
         )
-        return OutputChunk(read_id=request.read_id, error=refusal.to_proto())
+    try:
+        data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
+    except OSError as error:
+        raise _unavailable(workload, error.strerror or "an error of the disk") from error
     return OutputChunk(read_id=request.read_id, data=data, end=end)
 
 
 async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) -> tuple[bytes, bool]:
     limit_bytes = min(request.limit_bytes or CHUNK_LIMIT_BYTES, CHUNK_LIMIT_BYTES)
     deadline = trio.current_time() + wait_s
+    pause_s = POLL_INTERVAL_S
     while True:
         # Asked before reading: what an ended workload has written is all there.
         ended = workload.state in ENDED
-        data = await trio.to_thread.run_sync(_read, workload.output_path, request.offset, limit_bytes)
-        if data or ended or trio.current_time() >= deadline:
+        data = await _read(workload, request.offset, limit_bytes)
+        left_s = deadline - trio.current_time()
+        if data or ended or left_s <= 0:
             return data, ended and len(data) < limit_bytes
-        await trio.sleep(POLL_INTERVAL_S)
+        await trio.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _read(path: Path, offset: int, limit_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(limit_bytes)
+async def _read(workload: Workload, offset: int, limit_bytes: int) -> bytes:
+    with trio.move_on_after(READ_TIMEOUT_S):
+        return await trio.to_thread.run_sync(
+            read_regular, workload.output_path, offset, limit_bytes, abandon_on_cancel=True, limiter=_reads
+        )
+    raise _unavailable(workload, f"its disk did not answer within {READ_TIMEOUT_S:g} s")
+
+
+def read_regular(path: Path, offset: int, limit_bytes: int) -> bytes:
+    """Bytes of a regular file. A link or a pipe in its place is refused: a pipe could be read for ever.
+
+    Raises:
+        OSError: It can't be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file")
+        return os.pread(descriptor, limit_bytes, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _unavailable(workload: Workload, why: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+        f"the output of workload {workload.name} can't be read ({why}): look at {workload.output_path} on "
+        "the worker's host",
+    )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final, final
 
 import trio
-from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
@@ -61,6 +60,7 @@ from leasehold_worker.strategies import (
 )
 from leasehold_worker.tiers import Tiers
 from leasehold_worker.trespass import displaced, is_elsewhere
+from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workload import (
     PARKED,
@@ -465,12 +465,11 @@ def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOp
     """
     if not operation.HasField("lock_timeout"):
         return DEFAULT_LOCK_TIMEOUT_S
-    duration: duration_pb2.Duration = operation.lock_timeout
-    seconds = duration.ToNanoseconds() / 1e9
-    if not 0 < seconds <= LOCK_TIMEOUT_LIMIT_S:
+    timeout_s = seconds(operation.lock_timeout)
+    if not 0 < timeout_s <= LOCK_TIMEOUT_LIMIT_S:
         raise invalid(
             "lock_timeout",
-            f"a lock timeout of {seconds:g} s is out of range: give more than 0 and at most "
+            f"a lock timeout of {timeout_s:g} s is out of range: give more than 0 and at most "
             f"{LOCK_TIMEOUT_LIMIT_S:g} s",
         )
-    return seconds
+    return timeout_s

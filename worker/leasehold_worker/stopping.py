@@ -12,6 +12,7 @@ from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.killing import Killer
 from leasehold_worker.processes import catches, send_signal, wait_ended
 from leasehold_worker.report import Report
+from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import (
     AWAY,
     ENDED,
@@ -189,8 +190,7 @@ async def _note(told: Callable[[], Awaitable[None]], report: Report) -> None:
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:
-    grace_s = DEFAULT_GRACE_S
-    if operation.HasField("grace"):  # no timedelta holds all that a message can
-        grace_s = min(max(0.0, operation.grace.seconds + operation.grace.nanos / 1e9), LONGEST_GRACE_S)
+    has_grace = operation.HasField("grace")
+    grace_s = min(max(0.0, seconds(operation.grace)), LONGEST_GRACE_S) if has_grace else DEFAULT_GRACE_S
     with trio.move_on_after(grace_s):
         await workload.ended.wait()

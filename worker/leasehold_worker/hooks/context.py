@@ -11,6 +11,7 @@ from leasehold.v1.workload_pb2 import WeightStrategy
 
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.strategies import policy_text, resolve
+from leasehold_worker.wire_durations import seconds
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """How long a hook may take where it does not say."""
@@ -203,5 +204,5 @@ def claims_memory(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.Value
 def timeout_s(hook: workload_pb2.Hook) -> float:
     """How long one call of a hook may take, in seconds."""
     if hook.HasField("timeout"):
-        return hook.timeout.seconds + hook.timeout.nanos / 1e9  # no timedelta holds all that a message can
+        return seconds(hook.timeout)
     return FRAMEWORK_TIMEOUT_S if kind(hook) in _FRAMEWORKS else DEFAULT_TIMEOUT_S

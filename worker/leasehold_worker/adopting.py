@@ -34,12 +34,12 @@ from leasehold_worker.workload import (
     ADOPT,
     ENDED,
     LET_GO,
-    OUTPUT_FILE,
     RUNNING,
     WORKLOAD_ID_VARIABLE,
     Workload,
     told_arguments,
 )
+from leasehold_worker.workload_files import OUTPUT_FILE
 from leasehold_worker.workloads import Workloads
 
 LOOK_TIMEOUT_S: Final = 2.0

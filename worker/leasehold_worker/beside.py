@@ -18,6 +18,7 @@ from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CUDA_SUSPEND, RETAIN
 from leasehold_worker.workload import Hooked, Workload
+from leasehold_worker.workload_files import WORKING_FOLDER
 from leasehold_worker.workloads import Workloads
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
@@ -85,7 +86,7 @@ class HookCalls:
             policy=policy or parked_by,
             member_pids=[member.identity.pid for member in party.members],
             environment={**os.environ, **workload.spec.environment},
-            working_directory=folder.parent if not folder.is_dir() else folder,
+            working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
             measure=partial(self._measure, party),
             kernel=self._kernel_of(workload.workload_id),
             record=record,

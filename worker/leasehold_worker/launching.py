@@ -8,19 +8,29 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import trio
+from msgspec import Meta
 
 from leasehold_worker import descriptors, launcher
 from leasehold_worker.processes import Pid, ProcessIdentity, boot_id, is_alive, wait_ended
+from leasehold_worker.workload_files import NotRegularError, read_regular
 
 START_TIMEOUT_S: Final = 30.0
 EXIT_TIMEOUT_S: Final = 5.0
 """How long a launcher may take to write how its program ended."""
 
 POLL_INTERVAL_S: Final = 0.01
+
+RECORD_LIMIT_BYTES: Final = 65_536
+LAST_TIME_S: Final = 253_402_300_799.0
+"""The last second that datetime can hold."""
+
+_Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class LaunchError(Exception):
@@ -30,10 +40,10 @@ class LaunchError(Exception):
 class Launched(msgspec.Struct, frozen=True):
     """Who a program is, and who waits for its end, as its launcher wrote it down."""
 
-    pid: int
-    start_time_ticks: int
-    launcher_pid: int
-    launcher_start_time_ticks: int
+    pid: _Pid
+    start_time_ticks: _Ticks
+    launcher_pid: _Pid
+    launcher_start_time_ticks: _Ticks
     boot_id: str
 
     @property
@@ -50,8 +60,8 @@ class Launched(msgspec.Struct, frozen=True):
 class ExitRecord(msgspec.Struct, frozen=True):
     """How a program ended. ``returncode`` is Python's, negative for a signal."""
 
-    returncode: int
-    end_time: float
+    returncode: Annotated[int, Meta(ge=-255, le=255)]
+    end_time: Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
     error: str = ""
 
 
@@ -261,10 +271,7 @@ async def _hear(descriptor: int) -> _StartRecord | None:
 
 def launched(folder: Path) -> Launched | None:
     """Who was started in a folder. None: nobody, and after :func:`abandon` nobody will be."""
-    try:
-        return msgspec.json.decode((folder / launcher.PROCESS_FILE).read_bytes(), type=Launched)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
+    return _record_at(folder / launcher.PROCESS_FILE, Launched)
 
 
 def abandon(folder: Path) -> bool:
@@ -284,12 +291,13 @@ def abandon(folder: Path) -> bool:
 async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
     """Waits for a program's end. None: it has ended, and nobody wrote down how."""
     await wait_ended(program)
-    who = launched(folder)
     with trio.move_on_after(EXIT_TIMEOUT_S):
+        who = await trio.to_thread.run_sync(launched, folder, abandon_on_cancel=True)
         while True:
             # Asked before reading: a launcher that has ended has written all that it ever will.
             over = who is None or not is_alive(who.launcher)
-            if (record := exit_record(folder)) is not None or over:
+            record = await trio.to_thread.run_sync(exit_record, folder, abandon_on_cancel=True)
+            if record is not None or over:
                 return record
             await trio.sleep(POLL_INTERVAL_S)
     return None
@@ -303,7 +311,12 @@ def forget_start(folder: Path) -> None:
 
 def exit_record(folder: Path) -> ExitRecord | None:
     """How the program of a folder ended. None: nobody wrote that down."""
+    return _record_at(folder / launcher.EXIT_FILE, ExitRecord)
+
+
+def _record_at(path: Path, kind: type[_Record]) -> _Record | None:
+    """A record of a launcher. None: there is none, or what is there was not written by a launcher."""
     try:
-        return msgspec.json.decode((folder / launcher.EXIT_FILE).read_bytes(), type=ExitRecord)
-    except (FileNotFoundError, msgspec.DecodeError):
+        return msgspec.json.decode(read_regular(path, RECORD_LIMIT_BYTES), type=kind)
+    except (FileNotFoundError, NotRegularError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -31,12 +31,12 @@ from leasehold_worker.workload import (
     CLAIM,
     ENDED,
     EXEC,
-    OUTPUT_FILE,
     RUNNING,
     WORKLOAD_ID_VARIABLE,
     Workload,
     told_arguments,
 )
+from leasehold_worker.workload_files import OUTPUT_FILE
 
 logger = logging.getLogger(__name__)
 

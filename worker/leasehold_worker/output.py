@@ -1,9 +1,5 @@
 """Pieces of a workload's output, for whoever follows it."""
 
-import errno
-import os
-import stat
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -14,6 +10,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import ENDED, Workload
+from leasehold_worker.workload_files import read_regular
 from leasehold_worker.workloads import Workloads
 
 CHUNK_LIMIT_BYTES: Final = 65_536
@@ -72,24 +69,9 @@ async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) ->
 async def _read(workload: Workload, offset: int, limit_bytes: int) -> bytes:
     with trio.move_on_after(READ_TIMEOUT_S):
         return await trio.to_thread.run_sync(
-            read_regular, workload.output_path, offset, limit_bytes, abandon_on_cancel=True, limiter=_reads
+            read_regular, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
         )
     raise _unavailable(workload, f"its disk did not answer within {READ_TIMEOUT_S:g} s")
-
-
-def read_regular(path: Path, offset: int, limit_bytes: int) -> bytes:
-    """Bytes of a regular file. A link or a pipe in its place is refused: a pipe could be read for ever.
-
-    Raises:
-        OSError: It can't be read, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file")
-        return os.pread(descriptor, limit_bytes, offset)
-    finally:
-        os.close(descriptor)
 
 
 def _unavailable(workload: Workload, why: str) -> OperationError:

@@ -36,10 +36,10 @@ from leasehold_worker.workload import (
     CHECKPOINTED,
     ENDED,
     FAILED,
-    OUTPUT_FILE,
     STOPPED,
     Workload,
 )
+from leasehold_worker.workload_files import OUTPUT_FILE
 
 logger = logging.getLogger(__name__)
 

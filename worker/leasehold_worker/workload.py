@@ -64,8 +64,6 @@ WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
 ARGUMENTS_LIMIT: Final = 4096
 """Characters of the arguments of programs that we did not start, which are told and not used."""
 
-OUTPUT_FILE: Final = "output.log"
-
 
 @dataclass(frozen=True, slots=True)
 class Parked:

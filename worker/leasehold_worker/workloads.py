@@ -25,13 +25,13 @@ from leasehold_worker.workload import (
     EXITED,
     IN_OPERATION,
     LET_GO,
-    OUTPUT_FILE,
     RELEASED,
     RUN,
     UNKNOWN,
     WORKLOAD_ID_VARIABLE,
     Workload,
 )
+from leasehold_worker.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_output
 
 logger = logging.getLogger(__name__)
 
@@ -216,23 +216,25 @@ class Workloads:
     ) -> ProcessIdentity:
         folder = self.folder(workload_id)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / OUTPUT_FILE).open("ab") as output:
+            output = await trio.to_thread.run_sync(open_output, folder)
+            try:
                 root = await launch(
                     folder,
                     spec.arguments,
-                    working_directory=spec.working_directory or folder,
+                    working_directory=spec.working_directory or folder / WORKING_FOLDER,
                     environment={
                         **os.environ,
                         **spec.environment,
                         **self.variables(workload_id, name, lease, restores=restores),
                     },
-                    output=output.fileno(),
+                    output=output,
                     group=self.limits.create(
                         workload_id, host.request.cpu_millicores, host.request.memory_bytes
                     ),
                     nursery=nursery,
                 )
+            finally:
+                os.close(output)
         except (OSError, LaunchError) as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,

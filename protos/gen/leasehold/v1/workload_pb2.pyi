@@ -511,7 +511,7 @@ class WorkloadSpec(_message.Message):
     HELPER_FIELD_NUMBER: _builtins.int
     KEEP_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
-    """Directory to start in, on the worker. Absent: the workload's own directory."""
+    """Directory to start in, on the worker. Absent: a directory of the workload's own."""
     priority: _builtins.int
     """Higher goes first. Absent: 0."""
     member_order: Global___MemberOrder.ValueType

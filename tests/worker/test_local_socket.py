@@ -407,7 +407,7 @@ def test_a_path_must_be_short_and_free(path: Path) -> None:
     with pytest.raises(StartError, match=r"is no socket: give .*`socket` in its settings"):
         LocalSocket(path, "")
     assert path.read_text() == "precious"
-    with pytest.raises(StartError, match=r"can't be made \(File exists\)"):
+    with pytest.raises(StartError, match=r"can't be made \(Not a directory\)"):
         LocalSocket(path / "worker.sock", "")
 
 

@@ -1,6 +1,7 @@
 """``leasehold worker``: the agent's command line."""
 
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ from leasehold_worker import __version__
 from leasehold_worker.agent import run_agent
 from leasehold_worker.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
+from leasehold_worker.private_directories import PASSABLE, PRIVATE, UMASK, require_private
 from leasehold_worker.state_directory import open_state_directory
+
+logger = logging.getLogger(__name__)
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -88,7 +92,12 @@ def command(
 
 def _serve(config: WorkerConfig) -> None:
     logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
-    with open_state_directory(config.state_dir) as state_directory:
+    os.umask(UMASK)
+    # The default place of the socket is reached by users whom the socket lets in.
+    mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
+    with open_state_directory(config.state_dir, mode) as state_directory:
+        if config.image_dir is not None:
+            _require_image_directory(config.image_dir)
         refusals: list[StartError] = []
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
         try:
@@ -97,6 +106,15 @@ def _serve(config: WorkerConfig) -> None:
             refusals += _leaves(group)
         if refusals:
             raise refusals[0]
+
+
+def _require_image_directory(path: Path) -> None:
+    """Refuses images that another user could replace: a restored program runs as the worker's user."""
+    try:
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        require_private(path, "image directory", may_be_roots=True)
+    except OSError as error:  # a volume that is not there now may be there later
+        logger.warning("the image directory %s can't be looked at: %s", path, error.strerror)
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> list[StartError]:

@@ -9,7 +9,9 @@ from typing import Final
 
 from leasehold_worker import cgroups, processes
 from leasehold_worker.doctor_patient import Patient, failed, not_checked, warning
+from leasehold_worker.errors import StartError
 from leasehold_worker.gates import PROVEN_ARCHITECTURE
+from leasehold_worker.private_directories import require_private
 from leasehold_worker.sizes import size_text
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -157,6 +159,10 @@ def state_directory(patient: Patient) -> str:
         )
     if nearest != path:
         return f"{path} will be made at the first start"
+    try:
+        require_private(path, "state directory")
+    except StartError as error:
+        raise failed(str(error)) from error
     if not os.path.exists(path / "lock"):
         return f"{path}, writable"
     try:

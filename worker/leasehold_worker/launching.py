@@ -14,7 +14,7 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from leasehold_worker import descriptors, launcher
+from leasehold_worker import descriptors, launcher, private_directories
 from leasehold_worker.processes import Pid, ProcessIdentity, boot_id, is_alive, wait_ended
 from leasehold_worker.workload_files import NotRegularError, read_regular
 
@@ -110,6 +110,7 @@ async def launch(
                 cwd=working_directory,
                 env=environment,
                 start_new_session=True,
+                umask=private_directories.STARTED_WITH,
                 pass_fds=(write_end,),
             )
         except (OSError, ValueError) as error:

@@ -31,6 +31,7 @@ import trio
 
 from leasehold_worker.descriptors import raise_limit
 from leasehold_worker.errors import StartError
+from leasehold_worker.private_directories import require_private
 from leasehold_worker.processes import ProcessIdentity, has_ended, identify, user_id, user_name
 
 logger = logging.getLogger(__name__)
@@ -315,7 +316,8 @@ def _listen(path: Path, gid: int) -> socket.socket:
         )
     listener = socket.socket(socket.AF_UNIX)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_public(path.parent)
+        require_private(path.parent, "socket's directory", may_be_roots=True)
         _remove_stale(path)
         mask = os.umask(0o777)  # nobody gets in before the mode is right
         try:
@@ -335,6 +337,13 @@ def _listen(path: Path, gid: int) -> socket.socket:
     return listener
 
 
+def _make_public(folder: Path) -> None:
+    """Makes a missing directory that every user may pass through, whatever the worker's umask is."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir()
+        missing.chmod(0o755)
+
+
 def _remove_stale(path: Path) -> None:
     """Removes a socket on which nobody listens.
 
@@ -342,7 +351,7 @@ def _remove_stale(path: Path) -> None:
         StartError: Somebody does, or it is no socket.
     """
     try:
-        mode = path.stat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):

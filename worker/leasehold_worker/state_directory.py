@@ -7,9 +7,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.private_directories import PRIVATE, open_private
+
+TEXT_LIMIT: Final = 256
+"""Characters of a file that are read."""
 
 
 @final
@@ -29,12 +33,14 @@ class StateDirectory:
         path = self._path / "worker_id"
         if not path.exists():
             self._write(path, f"worker-{uuid.uuid4().hex[:12]}")
-        return path.read_text(encoding="ascii").strip()
+        worker_id = self._read(path)
+        if not worker_id:
+            raise _damaged(path, "no id")
+        return worker_id
 
     def last_epoch(self) -> int:
         """The highest epoch seen, 0 before the first."""
-        path = self._path / "epoch"
-        return int(path.read_text(encoding="ascii")) if path.exists() else 0
+        return self._number("epoch")
 
     def save_epoch(self, epoch: int) -> None:
         """Keeps the epoch, on disk before this returns. It never goes back, however late the disk is."""
@@ -48,16 +54,24 @@ class StateDirectory:
         Raises:
             StartError: The count can't be read.
         """
-        path = self._path / "starts"
-        try:
-            number = 1 + (int(path.read_text(encoding="ascii")) if path.exists() else 0)
-        except ValueError:
-            raise StartError(
-                f"{path} is damaged, it holds no number: restore it from a backup, or end this worker's "
-                "workloads and choose another directory with --state-dir"
-            ) from None
-        self._write(path, str(number))
+        number = 1 + self._number("starts")
+        self._write(self._path / "starts", str(number))
         return number
+
+    def _number(self, name: str) -> int:
+        """The number in a file; 0 where there is none."""
+        path = self._path / name
+        if not path.exists():
+            return 0
+        if not (text := self._read(path)).isdecimal():
+            raise _damaged(path, "no number")
+        return int(text)
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="ascii")[:TEXT_LIMIT].strip()
+        except UnicodeDecodeError as error:
+            raise _damaged(path, "no text") from error
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")
@@ -73,16 +87,27 @@ class StateDirectory:
             os.close(folder)
 
 
+def _damaged(path: Path, what: str) -> StartError:
+    return StartError(
+        f"{path} is damaged, it holds {what}: restore it from a backup, or end this worker's workloads and "
+        "choose another directory with --state-dir"
+    )
+
+
 @contextmanager
-def open_state_directory(path: Path) -> Iterator[StateDirectory]:
+def open_state_directory(path: Path, mode: int = PRIVATE) -> Iterator[StateDirectory]:
     """Opens the directory for this process alone, and makes it where it is missing.
 
+    Args:
+        path: The directory.
+        mode: Its permissions.
+
     Raises:
-        StartError: It can't be used, or another worker uses it.
+        StartError: It can't be used, another user could change it, or another worker uses it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
+        open_private(path, "state directory", mode)
+        lock = os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StartError(
             f"the state directory {path} can't be written ({error.strerror}): choose another with --state-dir"

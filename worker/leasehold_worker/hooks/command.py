@@ -12,6 +12,7 @@ import trio
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
+from leasehold_worker.private_directories import STARTED_WITH
 
 SHOWN_OUTPUT_BYTES: Final = 2048
 """How much of a failed program's output is told: its end, which is where programs say what went wrong."""
@@ -45,6 +46,7 @@ async def run(turn: Turn) -> None:
             cwd=turn.context.working_directory,
             env=_environment(turn.context.environment, values),
             start_new_session=True,
+            umask=STARTED_WITH,
         )
     except (OSError, ValueError) as error:
         raise HookFailedError(f"{arguments[0]} could not be started ({error})") from error

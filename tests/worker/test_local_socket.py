@@ -26,6 +26,7 @@ from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_worker.descriptors import LIMIT
 from leasehold_worker.errors import StartError
+from leasehold_worker.local_service import CLAIMS_LIMIT, KERNELS_LIMIT, OTHER_CALLS_LIMIT, STREAMS_LIMIT
 from leasehold_worker.local_socket import (
     CONNECTIONS_LIMIT,
     PATH_LIMIT,
@@ -244,6 +245,46 @@ def test_one_user_does_not_take_all_connections(serve: Serve, path: Path) -> Non
     deadline = time.monotonic() + 30
     while ask(path, NOBODY, 1) != "0 GPUs":
         assert time.monotonic() < deadline
+
+
+HEADERS = f"""{BECOME}
+import threading
+silence = threading.Event()
+def nothing():
+    silence.wait()
+    yield from ()
+options = [("grpc.use_local_subchannel_pool", 1)]
+channels = [grpc.insecure_channel("unix:" + path, options=options) for _ in range(int(name))]
+calls = [
+    channel.stream_unary("/leasehold.v1.LocalService/List").future(nothing())
+    for channel in channels for _ in range({STREAMS_LIMIT})
+]
+ended = threading.Event()
+for call in calls:
+    call.add_done_callback(lambda _: ended.set())
+ended.wait(30)
+first = next(call for call in calls if call.done())
+print(first.code().name, first.details(), flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+"""Opens calls on many connections, and never says what it asks."""
+
+
+@needs_root
+def test_one_user_does_not_take_all_calls(serve: Serve, path: Path) -> None:
+    serve(f'socket_group = "{GROUP}"')
+    connections = (CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT) // STREAMS_LIMIT + 8
+    command = [sys.executable, "-c", HEADERS, str(path), f"{NOBODY},1", str(connections)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+        assert flood.stdout is not None
+        try:
+            said = flood.stdout.readline()
+            assert ask(path, 0, 0) == "0 GPUs"
+            assert ask(path, 2, 1) == "0 GPUs"
+        finally:
+            flood.kill()
+    assert said.startswith("RESOURCE_EXHAUSTED user nobody has"), said
 
 
 def test_as_many_descriptors_as_the_host_allows_are_used(serve: Serve, path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Final, NoReturn, TypeAlias, TypeVar, final
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
 
 import grpc
 import trio
@@ -15,7 +16,6 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2, local_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.local_pb2_grpc import LocalServiceServicer, add_LocalServiceServicer_to_server
 
 from leasehold_worker.claim_turns import Session
 from leasehold_worker.errors import OperationError
@@ -23,7 +23,8 @@ from leasehold_worker.kernel_session import KernelSession
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.local_answers import LocalAnswers
 from leasehold_worker.local_claims import LocalClaims
-from leasehold_worker.local_socket import LocalSocket, Peer
+from leasehold_worker.local_places import Places
+from leasehold_worker.local_socket import CONNECTIONS_LIMIT, LocalSocket, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,16 @@ KERNELS_LIMIT: Final = 64
 """Streams of applications that save themselves at once. Each takes two threads."""
 
 OTHER_CALLS_LIMIT: Final = 16
+STREAMS_LIMIT: Final = 16
+"""Calls of one connection at once; further ones wait in the client."""
+
+FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
+"""How long a call may be open without its request. Then it is cancelled."""
+
+LOOK_INTERVAL_S: Final = 1.0
+SPARE_THREADS: Final = 8
+"""Threads for calls that are refused."""
+
 MESSAGE_LIMIT_BYTES: Final = 262_144
 STOP_GRACE_S: Final = 1.0
 
@@ -61,6 +72,7 @@ _CODES: Final = {
 
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
+Request = TypeVar("Request")
 
 
 @final
@@ -108,8 +120,12 @@ def _kind(response: local_pb2.ClaimResponse | OperationError | None) -> str:
 
 
 @final
-class LocalService(LocalServiceServicer):
-    """Serves the processes of this host."""
+class LocalService:
+    """Serves the processes of this host.
+
+    Every method takes a stream of requests, also where the API has a single one, which is the same on the
+    wire: gRPC would keep a thread waiting for a call's request before we are asked whether the call may be.
+    """
 
     def __init__(
         self,
@@ -126,19 +142,54 @@ class LocalService(LocalServiceServicer):
         self._kernels = kernels
         self._token = token
         self._executor = executor
-        self._places = threading.Semaphore(CLAIMS_LIMIT)
-        self._kernel_places = threading.Semaphore(KERNELS_LIMIT)
+        self._calls = Places(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
+        self._claims_open = Places(CLAIMS_LIMIT, "claims")
+        self._kernels_open = Places(KERNELS_LIMIT, "applications that serve kernels")
+        self._unasked: dict[Context, float] = {}
+        """Calls of which the request has not come, and when they opened."""
 
-    def Claim(  # noqa: D102, N802 - the protos say it
-        self, request: local_pb2.ClaimRequest, context: Context
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The methods, for gRPC."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # gRPC types no mixture of methods
+            "Claim": grpc.stream_stream_rpc_method_handler(
+                self.claim,
+                request_deserializer=local_pb2.ClaimRequest.FromString,
+                response_serializer=local_pb2.ClaimResponse.SerializeToString,
+            ),
+            "ServeKernel": grpc.stream_stream_rpc_method_handler(
+                self.serve_kernel,
+                request_deserializer=local_pb2.ServeKernelRequest.FromString,
+                response_serializer=local_pb2.ServeKernelResponse.SerializeToString,
+            ),
+            "List": grpc.stream_unary_rpc_method_handler(
+                self.list,
+                request_deserializer=local_pb2.ListRequest.FromString,
+                response_serializer=local_pb2.ListResponse.SerializeToString,
+            ),
+            "Release": grpc.stream_unary_rpc_method_handler(
+                self.release,
+                request_deserializer=local_pb2.ReleaseRequest.FromString,
+                response_serializer=local_pb2.ReleaseResponse.SerializeToString,
+            ),
+        }
+        service = local_pb2.DESCRIPTOR.services_by_name["LocalService"].full_name
+        return grpc.method_handlers_generic_handler(service, methods)
+
+    async def cancel_unasked(self) -> None:
+        """Cancels calls whose request does not come, until cancelled itself."""
+        while True:
+            await trio.sleep(LOOK_INTERVAL_S)
+            latest = time.monotonic() - FIRST_MESSAGE_TIMEOUT_S
+            for context, since in list(self._unasked.items()):
+                if since < latest:
+                    context.cancel()
+
+    def claim(
+        self, requests: Iterator[local_pb2.ClaimRequest], context: Context
     ) -> Iterator[local_pb2.ClaimResponse]:
-        peer = self._peer(context)
-        if not self._places.acquire(blocking=False):
-            _abort(context, _FULL)
-        try:
-            yield from self._serve_claim(peer, request, context)
-        finally:
-            self._places.release()
+        """Waits for what a process claims, and holds it as long as the call lasts."""
+        with self._admitted(context, self._calls, self._claims_open) as peer:
+            yield from self._serve_claim(peer, self._first(requests, context), context)
 
     def _serve_claim(
         self, peer: Peer, request: local_pb2.ClaimRequest, context: Context
@@ -158,16 +209,12 @@ class LocalService(LocalServiceServicer):
                 _abort(context, response)
             yield response
 
-    def ServeKernel(  # noqa: D102, N802
-        self, request_iterator: Iterator[local_pb2.ServeKernelRequest], context: Context
+    def serve_kernel(
+        self, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
     ) -> Iterator[local_pb2.ServeKernelResponse]:
-        peer = self._peer(context)
-        if not self._kernel_places.acquire(blocking=False):
-            _abort(context, _FULL_OF_KERNELS)
-        try:
-            yield from self._serve_kernel(peer, request_iterator, context)
-        finally:
-            self._kernel_places.release()
+        """Asks an application to save itself, for as long as the call lasts."""
+        with self._admitted(context, self._calls, self._kernels_open) as peer:
+            yield from self._serve_kernel(peer, requests, context)
 
     def _serve_kernel(
         self, peer: Peer, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
@@ -199,31 +246,50 @@ class LocalService(LocalServiceServicer):
         except (trio.RunFinishedError, trio.Cancelled):
             return None
 
-    def List(  # noqa: D102, N802
-        self, request: local_pb2.ListRequest, context: Context
-    ) -> local_pb2.ListResponse:
-        self._peer(context)
-        return self._ask(context, self._answers.list)
+    def list(self, requests: Iterator[local_pb2.ListRequest], context: Context) -> local_pb2.ListResponse:
+        """Says who has what."""
+        with self._admitted(context, self._calls):
+            self._first(requests, context)
+            return self._ask(context, self._answers.list)
 
-    def Release(  # noqa: D102, N802
-        self, request: local_pb2.ReleaseRequest, context: Context
+    def release(
+        self, requests: Iterator[local_pb2.ReleaseRequest], context: Context
     ) -> local_pb2.ReleaseResponse:
-        peer = self._peer(context)
-        try:
-            released = trio.from_thread.run(
-                self._answers.release, peer, request.workload, trio_token=self._token
-            )
-        except OperationError as error:
-            _abort(context, error)
-        except trio.RunFinishedError:
-            _abort(context, _STOPPING)
-        return local_pb2.ReleaseResponse(workload=released)
+        """Lets a claim or an adopted process go."""
+        with self._admitted(context, self._calls) as peer:
+            name = self._first(requests, context).workload
+            try:
+                released = trio.from_thread.run(self._answers.release, peer, name, trio_token=self._token)
+            except OperationError as error:
+                _abort(context, error)
+            except trio.RunFinishedError:
+                _abort(context, _STOPPING)
+            return local_pb2.ReleaseResponse(workload=released)
 
-    def _peer(self, context: Context) -> Peer:
+    @contextmanager
+    def _admitted(self, context: Context, *kinds: Places) -> Iterator[Peer]:
+        """Takes a place of each kind for a call. It is refused where there is none for its user."""
         peer = self._socket.peer(context.peer())
         if peer is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "use the worker's socket")
-        return peer
+        with ExitStack() as places:
+            try:
+                for kind in kinds:
+                    places.enter_context(kind.taken(peer))
+            except OperationError as error:
+                _abort(context, error)
+            yield peer
+
+    def _first(self, requests: Iterator[Request], context: Context) -> Request:
+        """The request of a call that has one. A call that does not say it in time is cancelled."""
+        self._unasked[context] = time.monotonic()
+        try:
+            request = next(requests, None)
+        finally:
+            del self._unasked[context]
+        if request is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request: send one")
+        return request
 
     def _ask(self, context: Context, question: Callable[[], Answer]) -> Answer:
         try:
@@ -243,17 +309,6 @@ _STOPPING: Final = OperationError(
 )
 
 
-_FULL: Final = OperationError(
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
-    f"{CLAIMS_LIMIT} claims wait or hold on already, as many as a worker serves: wait until one ends",
-)
-
-_FULL_OF_KERNELS: Final = OperationError(
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
-    f"{KERNELS_LIMIT} applications serve kernels already, as many as a worker calls: wait until one ends",
-)
-
-
 @asynccontextmanager
 async def serve_locally(
     local_socket: LocalSocket, claims: LocalClaims, answers: LocalAnswers, kernels: Kernels
@@ -263,20 +318,26 @@ async def serve_locally(
     Whoever holds a claim by a stream has a while to come back to the next start of the worker.
     """
     calls = CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT
-    executor = ThreadPoolExecutor(calls + KERNELS_LIMIT, thread_name_prefix="local-api")
+    threads = calls + KERNELS_LIMIT + SPARE_THREADS
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="local-api")
     server = grpc.server(
         executor,
-        maximum_concurrent_rpcs=calls,
-        options=[("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES)],
+        # What connections allow together: which calls are served is decided by who makes them.
+        maximum_concurrent_rpcs=CONNECTIONS_LIMIT * STREAMS_LIMIT,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.max_concurrent_streams", STREAMS_LIMIT),
+        ],
     )
     token = trio.lowlevel.current_trio_token()
     service = LocalService(local_socket, claims, answers, kernels, token, executor)
-    add_LocalServiceServicer_to_server(service, server)
+    server.add_generic_rpc_handlers((service.handlers(),))
     server.add_insecure_port(local_socket.inner_address)
     server.start()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(local_socket.run)
+            nursery.start_soon(service.cancel_unasked)
             try:
                 yield
             finally:

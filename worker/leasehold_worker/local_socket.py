@@ -43,6 +43,9 @@ CONNECTIONS_LIMIT: Final = 512
 USER_CONNECTIONS_LIMIT: Final = 128
 """Those of one user at once, other than root and the worker's; further ones are refused."""
 
+CONNECTIONS_KEPT: Final = 64
+"""Connections of root and the worker's user that others leave room for."""
+
 DESCRIPTORS_KEPT: Final = 256
 """Those that are not for connections."""
 
@@ -105,6 +108,9 @@ class LocalSocket:
         self._peers: dict[str, Peer] = {}
         self._connections = Counter[int]()
         """By user."""
+        self._others = 0
+        """Connections of others than root and the worker's user."""
+        self._limit = _connections_limit(raise_limit())
         self._full: set[int] = set()
         """Users of whom it was logged that they have too many."""
         self._socket = _listen(path, self._gid)
@@ -131,7 +137,7 @@ class LocalSocket:
 
     async def run(self) -> None:
         """Takes connections until cancelled. Then the socket is gone."""
-        limit = trio.CapacityLimiter(_connections_limit(raise_limit()))
+        limit = trio.CapacityLimiter(self._limit)
         listener = trio.socket.from_stdlib_socket(self._socket)
         try:
             async with trio.open_nursery() as nursery:
@@ -173,6 +179,10 @@ class LocalSocket:
     @contextmanager
     def _counted(self, peer: Peer) -> Iterator[bool]:
         """Counts a connection of a user. Yields False where that has too many."""
+        if not peer.is_trusted and self._others >= self._limit - CONNECTIONS_KEPT:
+            logger.warning("user %s gets no connection: users have %d of them", peer.user, self._others)
+            yield False
+            return
         if not peer.is_trusted and self._connections[peer.uid] >= USER_CONNECTIONS_LIMIT:
             if peer.uid not in self._full:
                 self._full.add(peer.uid)
@@ -182,10 +192,12 @@ class LocalSocket:
             yield False
             return
         self._connections[peer.uid] += 1
+        self._others += not peer.is_trusted
         try:
             yield True
         finally:
             self._connections[peer.uid] -= 1
+            self._others -= not peer.is_trusted
             if not self._connections[peer.uid]:
                 del self._connections[peer.uid]
                 self._full.discard(peer.uid)

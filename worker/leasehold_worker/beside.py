@@ -1,6 +1,5 @@
 """The hooks of the workloads that one operation parks, wakes or moves, around the driver's calls."""
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, final
@@ -85,7 +84,7 @@ class HookCalls:
             hooks=workload.spec.hooks,
             policy=policy or parked_by,
             member_pids=[member.identity.pid for member in party.members],
-            environment={**os.environ, **workload.spec.environment},
+            environment={**self._workloads.inherited, **workload.spec.environment},
             working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
             measure=partial(self._measure, party),
             kernel=self._kernel_of(workload.workload_id),

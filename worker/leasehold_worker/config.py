@@ -61,6 +61,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
     """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
+    inherited_variables: list[str] = []
+    """Further variables of the worker that programs and hooks inherit; a star stands for any characters."""
     adopt_users: list[str] = []
     """Users, by name or number, whose processes may be adopted; "*" is everybody. Empty: the worker's own, or
     everybody where the worker is root."""

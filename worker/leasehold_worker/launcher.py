@@ -1,10 +1,11 @@
 """Starts a workload's program or brings it back, outlives the worker, and keeps how the program ended.
 
-Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP PROGRAM [ARGUMENT…]``, with the
-program's own environment, working directory and output. DESCRIPTORS is how many it may have open, and GROUP
-its control group, if any. Nothing but the standard library is imported, and little of it: one of these lives
-as long as each workload. Processes of the program that lose their parent become children of the launcher, so
-that the worker can tell whose they are. The launcher ends after the last of them.
+Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD PROGRAM
+[ARGUMENT…]``, with the program's own working directory and output. DESCRIPTORS is how many it may have open,
+GROUP its control group, if any, and ENVIRONMENT_FD holds its environment. Nothing but the standard library is
+imported, and little of it: one of these lives as long as each workload. Processes of the program that lose
+their parent become children of the launcher, so that the worker can tell whose they are. The launcher ends
+after the last of them.
 
 Run as ``python -I -S launcher.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID``, it has CRIU
 bring a program back from an image as its child, under this pid, and goes on as if it had started it. Standard
@@ -64,9 +65,10 @@ def main() -> None:
 
 def start() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, descriptors, group, *arguments = sys.argv[1:]
-    status = int(status_fd)
+    folder, boot_id, status_fd, descriptors, group, environment_fd, *arguments = sys.argv[1:]
+    status, environment = int(status_fd), int(environment_fd)
     os.set_inheritable(status, False)
+    os.set_inheritable(environment, False)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
     go_read, go_write = os.pipe()
@@ -74,7 +76,8 @@ def start() -> None:
     pid = os.fork()
     if pid == 0:
         os.close(go_write)
-        become(arguments, group, go_read, error_write)
+        become(arguments, group, environment, go_read, error_write)
+    os.close(environment)
     os.close(go_read)
     os.close(error_write)
     facts = describe(pid, boot_id)
@@ -331,17 +334,24 @@ def keep_end(folder: str, returncode: int, error: str) -> None:
     sync_folder(folder)
 
 
-def become(arguments: list[str], group: str, go_read: int, error_write: int) -> NoReturn:
+def become(arguments: list[str], group: str, environment: int, go_read: int, error_write: int) -> NoReturn:
     """Becomes the program once it may, at the head of a session of its own, within a control group if any."""
     os.setsid()
     if os.read(go_read, 1) == b"":
         os._exit(0)
     try:
         enter(group)
-        os.execvp(arguments[0], arguments)  # noqa: S606 - what the workload's owner asked for
+        os.execvpe(arguments[0], arguments, variables(environment))  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError) as error:
         os.write(error_write, str(error).encode())
     os._exit(127)
+
+
+def variables(descriptor: int) -> dict[bytes, bytes]:
+    """The variables in a file, in the form of /proc/PID/environ."""
+    with os.fdopen(descriptor, "rb") as file:
+        entries = file.read().split(b"\0")
+    return {entry[:at]: entry[at + 1 :] for entry in entries if (at := entry.find(b"=")) > 0}
 
 
 def enter(group: str) -> None:

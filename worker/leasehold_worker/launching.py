@@ -99,19 +99,19 @@ async def launch(
     """
     command = [sys.executable, "-I", "-S", launcher.__file__, str(folder), boot_id()]
     # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
-    with trio.CancelScope(shield=True):
+    with trio.CancelScope(shield=True), _input(_entries(environment)) as environment_descriptor:
         read_end, write_end = os.pipe()
+        settings = (write_end, descriptors.STARTED_WITH, group or "", environment_descriptor)
         try:
             process = await trio.lowlevel.open_process(
-                [*command, str(write_end), str(descriptors.STARTED_WITH), str(group or ""), *arguments],
+                [*command, *map(str, settings), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=working_directory,
-                env=environment,
                 start_new_session=True,
                 umask=private_directories.STARTED_WITH,
-                pass_fds=(write_end,),
+                pass_fds=(write_end, environment_descriptor),
             )
         except (OSError, ValueError) as error:
             os.close(read_end)
@@ -197,9 +197,24 @@ async def relaunch(
         stream.close()  # aclose() would raise Cancelled over what was restored
 
 
+def _entries(environment: Mapping[str, str]) -> bytes:
+    """An environment as in /proc/PID/environ.
+
+    The launcher itself runs in the worker's: an LD_PRELOAD is meant for the program, and would be loaded into
+    the launcher too.
+
+    Raises:
+        LaunchError: A variable can't be in an environment.
+    """
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise LaunchError(f"the variable {name!r} can't be set: take out '=' and NUL")
+    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment.items())
+
+
 @contextmanager
 def _input(request: bytes) -> Iterator[int]:
-    """A descriptor that the request can be read from, without a file system that may be full."""
+    """A descriptor that the bytes can be read from, without a file system that may be full."""
     descriptor = os.memfd_create("request")
     try:
         os.write(descriptor, request)

@@ -31,6 +31,7 @@ from leasehold_worker.images.criu import probe
 from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.images.store import ImageStore
 from leasehold_worker.imaging import Imaging
+from leasehold_worker.inherited_environment import inherited_environment
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.kernel_timeouts import KernelTimeouts
 from leasehold_worker.kernels import Kernels
@@ -184,6 +185,7 @@ async def open_parts(
             ledger,
             enforced,
             config.socket_path,
+            inherited_environment(config.inherited_variables),
         )
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -68,7 +68,10 @@ class Workloads:
         ledger: HostLedger,
         limits: ResourceLimits,
         socket_path: Path,
+        inherited: Mapping[str, str],
     ) -> None:
+        self.inherited = inherited
+        """What programs and hooks get of the worker's environment."""
         self._pool = pool
         self._ledger = ledger
         self.limits = limits
@@ -223,7 +226,7 @@ class Workloads:
                     spec.arguments,
                     working_directory=spec.working_directory or folder / WORKING_FOLDER,
                     environment={
-                        **os.environ,
+                        **self.inherited,
                         **spec.environment,
                         **self.variables(workload_id, name, lease, restores=restores),
                     },

@@ -526,7 +526,7 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables added to the worker's environment. CUDA_VISIBLE_DEVICES is set by the worker. Where they are read
+        """Variables added to those that programs inherit of the worker. CUDA_VISIBLE_DEVICES is set by the worker. Where they are read
         back the values are empty: they may be secrets.
         """
 

@@ -67,7 +67,8 @@ async def read_output(
             if chunk.HasField("error"):
                 raise FleetError.from_proto(chunk.error)
             if chunk.data:
-                offset += len(chunk.data)
+                begin = max(offset, chunk.offset) if chunk.HasField("offset") else offset
+                offset = begin + len(chunk.data)
                 yield ReadWorkloadOutputResponse(data=chunk.data, next_offset=offset)
             if chunk.end or not (chunk.data or follow):
                 return

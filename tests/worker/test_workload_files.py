@@ -1,6 +1,7 @@
 """Workloads that put something else in the place of their files."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from leasehold.v1.worker_session_pb2 import ConnectResponse, OutputChunk, ReadOu
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker import launcher
 from leasehold_worker.launching import exit_record, launched
-from leasehold_worker.workload_files import NotRegularError, open_output, read_regular
+from leasehold_worker.output_bounds import shorten
+from leasehold_worker.workload_files import NotRegularError, open_output, read_kept, read_regular
 
+from tests import prefork
+
+from . import conftest
 from .conftest import WorkerProcess
 from .scripted_coordinator import ScriptedCoordinator, Session
 
@@ -110,3 +115,64 @@ def test_output_goes_into_regular_files_only(tmp_path: Path) -> None:
         with pytest.raises(NotRegularError):
             read_regular(output, 100)
     assert not (tmp_path / "victim").exists()
+
+
+def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "w-1"
+    descriptor = open_output(folder)
+    os.write(descriptor, b"old\n" * 50_000)
+    output = folder / "output.log"
+    shorten(output, 131_072)
+    os.write(descriptor, b"new\n")
+    os.close(descriptor)
+    found = output.stat()
+    assert found.st_size == 200_004
+    assert found.st_blocks * 512 <= 131_072
+    begin, data = read_kept(output, 1_000_000, 0)
+    assert 0 < begin == 200_004 - len(data)
+    assert data == b"old\n" * ((len(data) - 4) // 4) + b"new\n"
+    assert read_kept(output, 10, 200_000) == (200_000, b"new\n")
+    assert read_kept(output, 10, 200_004) == (200_004, b"")
+    assert read_kept(output, 10, 2**62) == (2**62, b"")
+
+
+def test_a_reader_of_a_worker_is_told_where_what_is_kept_begins(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    config = tmp_path / "worker.toml"
+    config.write_text("output_limit = 65536\n")
+    start_worker(None, config=str(config))
+    session = coordinator.next_session()
+    run(session, "w1", "head -c 1000000 /dev/zero | tr '\\0' x; exec sleep 1000")
+    number = 0
+    while not (chunk := read(session, "w1", number)).offset:
+        number += 1
+    assert chunk.data.startswith(b"x")
+    assert chunk.offset + len(chunk.data) <= 1_000_000
+
+
+def test_the_files_of_the_oldest_ended_workloads_are_removed(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = "from leasehold_worker import workloads; workloads.ENDED_LIMIT = 1; "
+    monkeypatch.setattr(conftest, "WORKER", few + prefork.WORKER)
+    start_worker(None)
+    session = coordinator.next_session()
+    for workload_id in ("w1", "w2"):
+        run(session, workload_id, "true")
+    deadline = time.monotonic() + 30
+    while (left := sorted(path.name for path in (tmp_path / "state/workloads").iterdir())) != ["w2"]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("workload_id", ["../../elsewhere", "..", "a/b", "", "x" * 129])
+def test_an_id_that_is_no_name_of_a_folder_is_refused(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, workload_id: str
+) -> None:
+    start_worker(None)
+    session = coordinator.next_session()
+    spec = WorkloadSpec(arguments=["true"])
+    refused = session.run("c1", workload_id, run=RunOperation(name="one", spec=spec))
+    assert refused.error.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT
+    assert not (tmp_path / "elsewhere").exists()

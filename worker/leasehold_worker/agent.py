@@ -28,6 +28,7 @@ from leasehold_worker.local_claims import LocalClaims
 from leasehold_worker.local_service import serve_locally
 from leasehold_worker.local_socket import LocalSocket
 from leasehold_worker.operate import operate
+from leasehold_worker.output_bounds import bound_outputs, remove_folder
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.planning import Planning
 from leasehold_worker.processes import boot_id
@@ -80,6 +81,10 @@ async def _run(
             journal.put(key, statements, partial(send, ConnectRequest(workload_event=event)))
 
         def forget_workload(workload_id: str) -> None:
+            parts.nursery.start_soon(remove_and_forget, workload_id)
+
+        async def remove_and_forget(workload_id: str) -> None:
+            await remove_folder(parts.workloads.folder(workload_id))
             journal.put(("workloads", workload_id), journal_file.forget_workload(workload_id))
 
         def keep_standing(gpu_uuid: str, standing: Standing) -> None:
@@ -152,6 +157,7 @@ async def _run(
             nursery.start_soon(arbiter.run)
             nursery.start_soon(hook_retries.run)
             nursery.start_soon(parts.disk.run)
+            nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
             async with serve_locally(local_socket, claims, answers, parts.kernels):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()

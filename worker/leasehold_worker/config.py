@@ -13,6 +13,7 @@ from leasehold_worker.checkpoint.gpu_pairs import normalize_uuid
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.kernel_timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
+from leasehold_worker.output_bounds import DEFAULT_LIMIT_BYTES
 from leasehold_worker.proof import DEFAULT_TIMEOUT_S
 from leasehold_worker.sizes import parse_size
 
@@ -21,6 +22,7 @@ DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """As the coordinator lets in: the name stands in `worker/slot`."""
 
+MIN_OUTPUT_LIMIT_BYTES: Final = 65_536
 StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
 
 
@@ -61,6 +63,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
     """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
+    output_limit: str | int = DEFAULT_LIMIT_BYTES
+    """What a workload's output may take on disk: bytes, or a size. Of more, the oldest part is dropped."""
     inherited_variables: list[str] = []
     """Further variables of the worker that programs and hooks inherit; a star stands for any characters."""
     adopt_users: list[str] = []
@@ -97,6 +101,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def image_path(self) -> Path:
         """Where checkpoints are kept."""
         return self.image_dir or self.state_dir / "images"
+
+    @property
+    def output_limit_bytes(self) -> int:
+        """``output_limit`` in bytes."""
+        return _size_bytes("output_limit", self.output_limit)
 
     @property
     def checkpoint_limit_bytes(self) -> int:
@@ -170,6 +179,10 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
     if doubled := {uuid for uuid in gpus if gpus.count(uuid) > 1}:
         raise StartError(f"gpus names {min(doubled)} twice: name each GPU once")
     config = msgspec.structs.replace(config, gpus=gpus)
+    if config.output_limit_bytes < MIN_OUTPUT_LIMIT_BYTES:
+        raise StartError(
+            f"output_limit {config.output_limit} is too small: give {MIN_OUTPUT_LIMIT_BYTES} bytes or more"
+        )
     for model, units in config.gpu_units.items():
         if not model.strip() or units < 1:
             raise StartError(

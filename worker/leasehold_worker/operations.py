@@ -29,6 +29,7 @@ from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
 from leasehold_worker.trespass import CHILDREN_OF_MOVED
 from leasehold_worker.workload import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
+from leasehold_worker.workload_files import require_folder_name
 from leasehold_worker.workloads import Workloads
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -76,6 +77,7 @@ class Operations:
 
     async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
         """Takes what the program needs, without waiting, and starts it."""
+        require_folder_name(workload_id)
         spec = operation.spec
         if not spec.arguments:
             raise invalid("arguments", "a workload needs a program: give its arguments")

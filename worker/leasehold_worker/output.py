@@ -10,7 +10,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import ENDED, Workload
-from leasehold_worker.workload_files import read_regular
+from leasehold_worker.workload_files import read_kept
 from leasehold_worker.workloads import Workloads
 
 CHUNK_LIMIT_BYTES: Final = 65_536
@@ -45,31 +45,34 @@ async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
             "offset", f"the offset {request.offset} is beyond {OFFSET_LIMIT}: no output is that long"
         )
     try:
-        data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
+        offset, data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
     except OSError as error:
         raise _unavailable(workload, error.strerror or "an error of the disk") from error
-    return OutputChunk(read_id=request.read_id, data=data, end=end)
+    chunk = OutputChunk(read_id=request.read_id, data=data, end=end)
+    if offset > request.offset and data:
+        chunk.offset = offset
+    return chunk
 
 
-async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) -> tuple[bytes, bool]:
+async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) -> tuple[int, bytes, bool]:
     limit_bytes = min(request.limit_bytes or CHUNK_LIMIT_BYTES, CHUNK_LIMIT_BYTES)
     deadline = trio.current_time() + wait_s
     pause_s = POLL_INTERVAL_S
     while True:
         # Asked before reading: what an ended workload has written is all there.
         ended = workload.state in ENDED
-        data = await _read(workload, request.offset, limit_bytes)
+        offset, data = await _read(workload, request.offset, limit_bytes)
         left_s = deadline - trio.current_time()
         if data or ended or left_s <= 0:
-            return data, ended and len(data) < limit_bytes
+            return offset, data, ended and len(data) < limit_bytes
         await trio.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-async def _read(workload: Workload, offset: int, limit_bytes: int) -> bytes:
+async def _read(workload: Workload, offset: int, limit_bytes: int) -> tuple[int, bytes]:
     with trio.move_on_after(READ_TIMEOUT_S):
         return await trio.to_thread.run_sync(
-            read_regular, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
+            read_kept, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
         )
     raise _unavailable(workload, f"its disk did not answer within {READ_TIMEOUT_S:g} s")
 

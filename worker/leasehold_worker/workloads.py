@@ -36,7 +36,7 @@ from leasehold_worker.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_ou
 logger = logging.getLogger(__name__)
 
 ENDED_LIMIT: Final = 256
-"""Ended workloads that are remembered; their output stays on disk."""
+"""Ended workloads that are remembered. The files of older ones are removed."""
 
 LAST_GPUS_LIMIT: Final = 256
 """Names of which it is known on which GPUs they were last."""
@@ -264,6 +264,11 @@ class Workloads:
             "LEASEHOLD_SOCKET": str(self._socket_path),
             "LEASEHOLD_RESTORE": "1" if restores else "",
         }
+
+    def outputs(self) -> list[Path]:
+        """The outputs of the workloads that have not ended, beside those whose processes we did not start."""
+        living = (each for each in self._by_id.values() if each.state not in ENDED)
+        return [workload.output_path for workload in living if workload.origin == RUN]
 
     def folder(self, workload_id: str) -> Path:
         """Where a workload has its files."""

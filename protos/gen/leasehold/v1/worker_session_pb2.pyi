@@ -847,12 +847,15 @@ class OutputChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     read_id: _builtins.str
     """From read_output."""
     data: _builtins.bytes
     """The bytes. Empty: there are none at the offset now."""
     end: _builtins.bool
     """The workload has ended, and nothing follows these bytes."""
+    offset: _builtins.int
+    """Where the bytes begin. Absent: at the offset of the request. Later: what was there before is not kept."""
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
         """Why it can't be read. Absent: it can."""
@@ -864,14 +867,20 @@ class OutputChunk(_message.Message):
         data: _builtins.bytes = ...,
         end: _builtins.bool = ...,
         error: _errors_pb2.Error | None = ...,
+        offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_offset", b"_offset", "error", b"error", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "data", b"data", "end", b"end", "error", b"error", "read_id", b"read_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_offset", b"_offset", "data", b"data", "end", b"end", "error", b"error", "offset", b"offset", "read_id", b"read_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
+    _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
 
 Global___OutputChunk: _TypeAlias = OutputChunk  # noqa: Y015
 

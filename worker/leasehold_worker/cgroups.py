@@ -77,9 +77,10 @@ def _groups(pid: int, controller: str) -> Iterator[Path]:
 
 def _lines(pid: int) -> list[str]:
     try:
-        return (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+        text = (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
+    return text.split("\n")  # users name groups: with bytes that are no text, and other ends of lines
 
 
 def _version_1_root(controllers: str, controller: str) -> Path:

@@ -101,14 +101,26 @@ def _parse_stat(pid: int, content: bytes) -> _Stat | None:
     if not text:
         return None
     fields = stat_fields(text)
-    parent, group, session, flags, start = (int(fields[place]) for place in (1, 2, 3, 6, 19))
+    try:
+        parent, group, session, flags, start = (int(fields[place]) for place in (1, 2, 3, 6, 19))
+    except (ValueError, IndexError):
+        return None
     return _Stat(Pid(pid), fields[0], fields_show_end(fields), parent, group, session, flags, start)
 
 
 def _read_status(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status; none where there is none to be seen."""
     text = _read(pid, "status").decode(errors="replace")
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    # A program's name is among them, and may hold what else ends a line for Python.
+    return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
+
+
+def _number(text: str, base: int = 10) -> int | None:
+    """A number of /proc. None: there is none."""
+    try:
+        return int(text, base)
+    except ValueError:
+        return None
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -318,13 +330,13 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
 
 def tracer(identity: ProcessIdentity) -> tuple[int, str] | None:
     """Pid and name of who traces a process. None: nobody does."""
-    pid = int(_read_status(identity.pid).get("TracerPid", "0"))
+    pid = _number(_read_status(identity.pid).get("TracerPid", ""))
     return (pid, _read_status(Pid(pid)).get("Name", "")) if pid else None
 
 
 def catches(identity: ProcessIdentity, signal_number: int) -> bool:
     """Whether the process has a handler for a signal, rather than ending by it."""
-    mask = int(_read_status(identity.pid).get("SigCgt", "0"), 16)
+    mask = _number(_read_status(identity.pid).get("SigCgt", ""), 16) or 0
     return bool(mask >> (signal_number - 1) & 1)
 
 
@@ -359,7 +371,7 @@ def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
 def user_id(pid: int) -> int | None:
     """The effective user id of a process. None: it is gone."""
     uids = _read_status(pid).get("Uid", "").split()
-    return int(uids[1]) if len(uids) > 1 else None
+    return _number(uids[1]) if len(uids) > 1 else None
 
 
 def has_real_user(pid: int, uid: int | None) -> bool:
@@ -368,7 +380,7 @@ def has_real_user(pid: int, uid: int | None) -> bool:
     False if the process is gone or the user id is None.
     """
     uids = _read_status(pid).get("Uid", "").split()
-    return uid is not None and bool(uids) and int(uids[0]) == uid
+    return uid is not None and bool(uids) and _number(uids[0]) == uid
 
 
 def user_name(uid: int | None) -> str:

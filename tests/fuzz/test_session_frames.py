@@ -47,7 +47,7 @@ def play_all(coordinator: ScriptedCoordinator, first: Session, examples: Example
     @given(SEEDS)
     def play(seed: int) -> None:
         choose = random.Random(seed)
-        frame = fill(ConnectResponse, choose)
+        frame = any_frame(choose)
         if frame.HasField("welcome") and choose.random() < 0.5:
             coordinator.first_answer = frame
             sessions[-1].end()
@@ -59,6 +59,15 @@ def play_all(coordinator: ScriptedCoordinator, first: Session, examples: Example
             sessions.append(coordinator.next_session())
 
     play()
+
+
+def any_frame(choose: random.Random) -> ConnectResponse:
+    """A frame of any kind, all of them equally often."""
+    frame = ConnectResponse()
+    content = getattr(frame, choose.choice(ConnectResponse.DESCRIPTOR.fields).name)
+    content.SetInParent()
+    content.CopyFrom(fill(type(content), choose))
+    return frame
 
 
 def answers(session: Session, read_id: str) -> bool:

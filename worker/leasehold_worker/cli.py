@@ -13,12 +13,11 @@ from leasehold_worker import __version__
 from leasehold_worker.agent import run_agent
 from leasehold_worker.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
+from leasehold_worker.log_format import LogFormatter
 from leasehold_worker.private_directories import PASSABLE, PRIVATE, UMASK, require_private
 from leasehold_worker.state_directory import open_state_directory
 
 logger = logging.getLogger(__name__)
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @click.command(name="worker")
@@ -91,7 +90,9 @@ def command(
 
 
 def _serve(config: WorkerConfig) -> None:
-    logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
     # The default place of the socket is reached by users whom the socket lets in.
     mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE

@@ -17,6 +17,7 @@ import trio
 
 from leasehold_worker.inventory import GpuUsage, Inventory
 from leasehold_worker.leases import ForeignProcess, LeaseId
+from leasehold_worker.log_format import printable
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import (
     ProcessIdentity,
@@ -351,7 +352,7 @@ class _Sorting:
         workload_id, name = (holder.workload_id, holder.name) if holder is not None else ("", "")
         if not self.fully:
             return ForeignProcess(pid, "" if uid is None else str(uid), "", size, workload_id, name)
-        command = " ".join(command_line(pid))[:COMMAND_LIMIT]
+        command = printable(" ".join(command_line(pid)))[:COMMAND_LIMIT]
         return ForeignProcess(pid, user_name(uid), command, size, workload_id, name)
 
 

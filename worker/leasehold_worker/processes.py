@@ -100,12 +100,12 @@ def _parse_stat(pid: int, content: bytes) -> _Stat | None:
     text = content.decode(errors="replace")
     if not text:
         return None
-    fields = stat_fields(text)
     try:
+        fields = stat_fields(text)
         parent, group, session, flags, start = (int(fields[place]) for place in (1, 2, 3, 6, 19))
+        return _Stat(Pid(pid), fields[0], fields_show_end(fields), parent, group, session, flags, start)
     except (ValueError, IndexError):
         return None
-    return _Stat(Pid(pid), fields[0], fields_show_end(fields), parent, group, session, flags, start)
 
 
 def _read_status(pid: int) -> dict[str, str]:

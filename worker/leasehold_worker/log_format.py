@@ -1,0 +1,28 @@
+"""Lines of the log, which no workload, user or coordinator can forge or fill with orders to a terminal."""
+
+import logging
+from typing import Final, final
+
+FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@final
+class LogFormatter(logging.Formatter):
+    """Escapes what is not printable: messages hold names, arguments and errors of others."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
+        """The message, on one line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The entry. Only a traceback has lines of its own."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def printable(text: str) -> str:
+    """The text with an escape for each character that is not printable."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

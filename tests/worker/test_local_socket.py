@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -24,6 +25,7 @@ import trio
 from leasehold.v1 import local_pb2
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
+from leasehold_worker import local_socket
 from leasehold_worker.descriptors import LIMIT
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_service import CLAIMS_LIMIT, KERNELS_LIMIT, OTHER_CALLS_LIMIT, STREAMS_LIMIT
@@ -399,6 +401,30 @@ async def is_let_in(local_socket: LocalSocket, told: IO[bytes]) -> bool:
                 outcomes.append(False)
                 nursery.cancel_scope.cancel()
     return outcomes[0]
+
+
+def test_a_directory_of_users_that_hangs_holds_up_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_socket, "DIRECTORY_TIMEOUT_S", 0.05)
+    released = threading.Event()
+    first = iter([True])
+
+    def ask_directory(uid: int | None) -> str:
+        if next(first, False):
+            released.wait(60)  # longer than the peers are waited for
+        return str(uid)
+
+    monkeypatch.setattr(local_socket, "user_name", ask_directory)
+    taken = LocalSocket(path, "")
+    with socket.socket(socket.AF_UNIX) as held_up, socket.socket(socket.AF_UNIX) as second:
+        held_up.connect(str(path))
+        second.connect(str(path))
+        try:
+            assert len(trio.run(found_peers, taken)) == 1
+        finally:
+            released.set()
+    taken.close()
 
 
 def test_who_connects_itself_is_known(path: Path) -> None:

@@ -57,6 +57,10 @@ PATH_LIMIT: Final = 107
 
 REMEDY: Final = "give the worker another place by `socket` in its settings"
 
+DIRECTORY_TIMEOUT_S: Final = 10.0
+LOOK_UPS_AT_ONCE: Final = 8
+"""Threads that ask the directory of users who somebody is, those included that hang."""
+
 CHUNK_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
 _INT: Final = struct.Struct("i")
@@ -108,6 +112,7 @@ class LocalSocket:
         self._peers: dict[str, Peer] = {}
         self._connections = Counter[int]()
         """By user."""
+        self._look_ups = trio.CapacityLimiter(LOOK_UPS_AT_ONCE)
         self._others = 0
         """Connections of others than root and the worker's user."""
         self._limit = _connections_limit(raise_limit())
@@ -165,7 +170,7 @@ class LocalSocket:
     ) -> None:
         """Serves one connection, to its end. What goes wrong with it ends no other."""
         try:
-            peer = self._identify(connection, taken_at)
+            peer = await self._identify(connection, taken_at)
             if peer is not None:
                 with self._counted(peer) as admitted:
                     if admitted:
@@ -217,7 +222,7 @@ class LocalSocket:
             self._peers.pop(name, None)
             inner.close()
 
-    def _identify(self, connection: trio.socket.SocketType, taken_at: float) -> Peer | None:
+    async def _identify(self, connection: trio.socket.SocketType, taken_at: float) -> Peer | None:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(data)
         try:
@@ -232,8 +237,24 @@ class LocalSocket:
                 uid,
             )
             return None
+        with trio.move_on_after(DIRECTORY_TIMEOUT_S):
+            limiter = None if uid in (0, os.geteuid()) else self._look_ups
+            return await trio.to_thread.run_sync(
+                self._admit, identity, uid, gid, abandon_on_cancel=True, limiter=limiter
+            )
+        logger.warning(
+            "user %d connected, and was refused: the host's directory of users did not answer within %g s",
+            uid,
+            DIRECTORY_TIMEOUT_S,
+        )
+        return None
+
+    def _admit(self, identity: ProcessIdentity, uid: int, gid: int) -> Peer | None:
+        """Asks the host's directory of users, which may take long."""
         if uid not in (0, os.geteuid()) and self._gid not in _groups(uid, gid):
-            logger.warning("process %d of user %s may not connect, and was refused", pid, user_name(uid))
+            logger.warning(
+                "process %d of user %s may not connect, and was refused", identity.pid, user_name(uid)
+            )
             return None
         return Peer(identity, uid, user_name(uid))
 

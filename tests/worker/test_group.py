@@ -347,7 +347,7 @@ async def test_a_transfer_of_unknown_size_gets_its_time(
     (counter,) = await start_members(driver, start_counter, 1)
     members = await members_of(driver, [counter])
     inventory = Inventory()
-    inventory.gpus = (GpuFacts("GPU-0", "H100", *[None] * 9),)
+    inventory._facts = (GpuFacts("GPU-0", "H100", *[None] * 9),)
     parties = Group(driver, inventory, Rates(), [members], on_phase=lambda _: None)
     host.set_fault("checkpoint", counter.process.pid, delay_s=3, times=1)
     driver.call_floor_s = 1.0

@@ -22,8 +22,7 @@ class LoadedLibrary(msgspec.Struct, frozen=True):
 def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
     """The shared library whose file name begins so, as a process has it mapped. None: it has none."""
     try:
-        lines = (facts_folder(pid) / "maps").read_text(encoding="utf-8", errors="replace").split("
-")
+        lines = (facts_folder(pid) / "maps").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return None
     for line in lines:

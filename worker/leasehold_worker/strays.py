@@ -33,13 +33,13 @@ from leasehold_worker.processes import (
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.workload import (
     ENDED,
-    OUTPUT_FILE,
     RUNNING,
     UNKNOWN,
     WORKLOAD_ID_VARIABLE,
     Workload,
     told_arguments,
 )
+from leasehold_worker.workload_files import OUTPUT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,7 @@ class Strays:
             arguments=told_arguments(stray.arguments),
             resources=workload_pb2.Resources(gpu_count=len(stray.gpu_uuids)),
         )
+        uid = user_id(stray.program.pid)
         workload = Workload(
             stray.workload_id,
             stray.name,
@@ -158,7 +159,8 @@ class Strays:
             self._parts.workloads.folder(stray.workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             pool.occupy(stray.workload_id, mine) if mine else None,
-            user=user_name(user_id(stray.program.pid)),
+            user=user_name(uid),
+            uid=uid,
             state=UNKNOWN if others else RUNNING,
             home=stray.gpu_uuids if others else (),
             restored=True,  # perhaps: nobody knows

@@ -51,7 +51,7 @@ def displaced(
 
 
 def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], findings: Findings) -> Member:
-    used = member.device_memory_bytes
+    used = member.gpu_uuids
     strange = [gpu_uuid for gpu_uuid in used if gpu_uuid not in home]
     if not home or not strange or member.state != RUNNING:
         return member
@@ -71,6 +71,7 @@ def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], fi
     )
     return replace(
         member,
-        device_memory_bytes={old[gpu_uuid]: size for gpu_uuid, size in used.items()},
+        device_memory_bytes={old[gpu_uuid]: size for gpu_uuid, size in member.device_memory_bytes.items()},
+        gpu_uuids=tuple(old[gpu_uuid] for gpu_uuid in used),
         displacement=complete_pairs([GpuPair(old[gpu_uuid], gpu_uuid) for gpu_uuid in used], chips),
     )

@@ -138,7 +138,7 @@ class ChaosFleet:
         """How often a workload's program began."""
         return sum(
             len(path.read_text().splitlines())
-            for path in self.folder.glob(f"*/workloads/{workload_id}/starts")
+            for path in self.folder.glob(f"*/workloads/{workload_id}/work/starts")
         )
 
     def counts(self, workload_id: str) -> list[int]:

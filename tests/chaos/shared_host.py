@@ -108,7 +108,8 @@ class SharedHost:
         environment["LD_LIBRARY_PATH"] = str(self.folder / "lib")
         environment["HOME"] = str(self.folder)
         environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
-        for path in (self.folder, *self.folder.rglob("*")):
+        self.folder.chmod(0o755)  # daemons refuse files in a folder that others may write to
+        for path in self.folder.rglob("*"):
             if not path.is_symlink():
                 path.chmod(0o777 if path.is_dir() else 0o666 if path.suffix != ".so" else 0o777)
         return environment

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import pytest
 import trio
 from google.protobuf import message_factory
 from hypothesis import given
@@ -47,12 +46,7 @@ def damaged(choose: random.Random, method: str) -> bytes:
     return bytes(data)
 
 
-async def test_a_process_harms_no_other_by_what_it_asks(
-    tmp_path: Path, examples: Examples, request: pytest.FixtureRequest
-) -> None:
-    if "many" in request.node.name:
-        reason = "many examples failed at their first run, on a busy machine: the cause is to be found"
-        request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
+async def test_a_process_harms_no_other_by_what_it_asks(tmp_path: Path, examples: Examples) -> None:
     async with open_served(tmp_path) as served:
         await trio.to_thread.run_sync(play_all, served.folder / "worker.sock", examples)
 
@@ -72,7 +66,8 @@ def play_all(socket: Path, examples: Examples) -> None:
             choose = random.Random(seed)
             frames = [damaged(choose, method) for _ in range(choose.randrange(4))]
             code, details = ask(hostile, method, frames)
-            assert code in FINE or (code, details) == UNREADABLE, (method, details)
+            fine = code in FINE or (code, details) == UNREADABLE or is_refused_stream(code, details)
+            assert fine, (method, details)
             LocalServiceStub(honest).List(local_pb2.ListRequest(), timeout=20)
 
         play()
@@ -80,6 +75,11 @@ def play_all(socket: Path, examples: Examples) -> None:
 
 UNREADABLE = (grpc.StatusCode.INTERNAL, "Exception deserializing request!")
 """What gRPC says of bytes that are no message."""
+
+
+def is_refused_stream(code: grpc.StatusCode, details: str) -> bool:
+    """Whether the connection had all its streams in use, so nothing began (RFC 9113, REFUSED_STREAM)."""
+    return code is grpc.StatusCode.UNAVAILABLE and "RST_STREAM with error code 7" in details
 
 
 def ask(channel: grpc.Channel, method: str, frames: list[bytes]) -> tuple[grpc.StatusCode, str]:

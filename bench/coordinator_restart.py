@@ -5,11 +5,11 @@ times; what it says of its own loading is read from its log. Prints one JSON doc
 """
 
 import argparse
+import asyncio
 import json
 import os
 import platform
 import re
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -18,62 +18,47 @@ import time
 from pathlib import Path
 
 from leasehold.v1 import command_pb2, workload_pb2
-from leasehold_coordinator.store import Store
+from leasehold_coordinator.command_ledger import StoredCommand
+from leasehold_coordinator.store import Store, command_row, workload_row
 
 WORKERS = 1_000
 OPEN_SHARE = 100
 
 
-def fill(database: Path, workloads: int, commands: int) -> None:
+def make_workload(number: int) -> workload_pb2.Workload:
+    """A workload that runs."""
+    workload = workload_pb2.Workload(
+        workload_id=f"w-{number}",
+        name=f"workload-{number}",
+        worker_id=f"worker-{number % WORKERS}",
+        spec=workload_pb2.WorkloadSpec(arguments=["python", "train.py", "--size", "large"]),
+        status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=3),
+    )
+    workload.create_time.GetCurrentTime()
+    return workload
+
+
+def make_command(number: int, workloads: int) -> StoredCommand:
+    """A command that its worker has accepted. One in `OPEN_SHARE` has not ended."""
+    ended = number % OPEN_SHARE != 0
+    command = command_pb2.Command(
+        command_id=f"c-{number}",
+        worker_id=f"worker-{number % WORKERS}",
+        workload_id=f"w-{number % workloads}",
+        operation=command_pb2.Operation(suspend=command_pb2.SuspendOperation()),
+        state=command_pb2.COMMAND_STATE_SUCCEEDED if ended else command_pb2.COMMAND_STATE_RUNNING,
+    )
+    command.create_time.GetCurrentTime()
+    return StoredCommand(command, instance_id="i", accepted=True)
+
+
+async def fill(database: Path, workloads: int, commands: int) -> None:
     """Puts the rows into a fresh store."""
-    Store.open(str(database)).close()
-    now_ns = time.time_ns()
-    with sqlite3.connect(database) as connection:
-        for number in range(workloads):
-            workload = workload_pb2.Workload(
-                workload_id=f"w-{number}",
-                name=f"workload-{number}",
-                worker_id=f"worker-{number % WORKERS}",
-                spec=workload_pb2.WorkloadSpec(arguments=["python", "train.py", "--size", "large"]),
-                status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=3),
-            )
-            connection.execute(
-                "INSERT INTO workloads VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    workload.workload_id,
-                    workload.name,
-                    workload.worker_id,
-                    False,
-                    now_ns,
-                    workload.SerializeToString(),
-                ),
-            )
-        for number in range(commands):
-            ended = number % OPEN_SHARE != 0
-            command = command_pb2.Command(
-                command_id=f"c-{number}",
-                worker_id=f"worker-{number % WORKERS}",
-                workload_id=f"w-{number % workloads}",
-                operation=command_pb2.Operation(suspend=command_pb2.SuspendOperation()),
-                state=command_pb2.COMMAND_STATE_SUCCEEDED if ended else command_pb2.COMMAND_STATE_RUNNING,
-            )
-            values = {
-                "command_id": command.command_id,
-                "workload_id": command.workload_id,
-                "worker_id": command.worker_id,
-                "instance_id": "i",
-                "accepted": True,
-                "cancel_requested": False,
-                "ended": ended,
-                "create_time_ns": now_ns,
-                "record": command.SerializeToString(),
-            }
-            columns, marks = ", ".join(values), ", ".join("?" * len(values))
-            connection.execute(
-                f"INSERT INTO commands ({columns}) VALUES ({marks})",  # noqa: S608 - our own names
-                tuple(values.values()),
-            )
-    connection.close()
+    store = Store.open(str(database))
+    rows = [workload_row(make_workload(number)) for number in range(workloads)]
+    rows += [command_row(make_command(number, workloads)) for number in range(commands)]
+    await store.write(*rows)
+    store.close()
 
 
 def start(database: Path) -> tuple[float, float]:
@@ -108,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder:
         empty, full = Path(folder) / "empty.sqlite3", Path(folder) / "full.sqlite3"
-        fill(full, options.workloads, options.commands)
+        asyncio.run(fill(full, options.workloads, options.commands))
         times = [(start(empty), start(full)) for _ in range(options.rounds)]
     document = {
         "machine": {

@@ -220,9 +220,10 @@ def all_faults(kind: Kind) -> Iterator[CaseFault]:
 def regressions() -> list[Case]:
     """A case for each defect of the worker that only large samples found."""
     lost = CaseFault("restore", condition=Condition.LOST, destination=True)
+    gone = CaseFault("", condition=Condition.LOST)
     late = CaseFault("lock", crash=True, dies_late=True)
     lost_cases = [Case(kind, 2, 1, sequential=True, fault=lost) for kind in (Kind.RESTORE, Kind.SWAP)]
-    return [*lost_cases, Case(Kind.SUSPEND, 1, 0, sequential=False, fault=late)]
+    return [*lost_cases, *(Case(Kind.SUSPEND, 1, 0, sequential=False, fault=fault) for fault in (gone, late))]
 
 
 def positions(kind: Kind, size: int) -> list[int]:

@@ -64,7 +64,7 @@ def test_a_host_with_nothing_wrong(session: Session, host: SimulatedHost) -> Non
     assert reasons(plan) == []
     assert [check.result for check in plan.checks] == [plan_pb2.CHECK_RESULT_PASSED] * len(plan.checks)
     assert {check.name for check in plan.checks} == {
-        *("policy", "state", "driver", "mig", "runnable", "members"),
+        *("policy", "state", "driver", "mig", "present", "runnable", "members"),
         *("mps", "libcuda", "trace_permission", "host_memory"),
     }
     (member,) = plan.members

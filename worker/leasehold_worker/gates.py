@@ -103,6 +103,19 @@ class Gates:
                         {"gpu_uuid": gpu_uuid},
                     )
 
+    async def present(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
+        """GPUs that have fallen off the bus: nothing can be copied from them, and NVML tells nothing."""
+        readings = await trio.to_thread.run_sync(self._inventory.read)
+        with findings.check("present", "on the bus"):
+            for gpu_uuid in gpu_uuids:
+                if gpu_uuid in readings and readings[gpu_uuid].lost:
+                    raise OperationError(
+                        errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
+                        f"NVML says that {gpu_uuid} is lost, so that nothing can be copied from it: stop the "
+                        "workload, restart the host, and look at the GPU's seat",
+                        {"gpu_uuid": gpu_uuid},
+                    )
+
     def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
         """Processes on which driver calls would block for ever. False: there is one, so make no call."""
         found = list(processes)

@@ -337,6 +337,8 @@ class Preflight:
             party.home = party.home or home_of(party.workload)
         self._gates.driver(findings, cuda_version)
         await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
+        leases = [party.workload.lease for party in plan.parties if party.workload.lease is not None]
+        await self._gates.present(findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids])
         for party in plan.parties:
             # An image holds any program, and then there is nothing for the driver to do.
             held = party.workload.lease is not None or party.workload.is_asleep

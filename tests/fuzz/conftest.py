@@ -14,7 +14,7 @@ Examples: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 _FEW: Final = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-_MANY: Final = settings(_FEW, max_examples=1500, derandomize=False, database=None)
+_MANY: Final = settings(_FEW, max_examples=400, derandomize=False, database=None)
 
 
 @pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.long)])

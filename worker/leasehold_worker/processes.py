@@ -361,8 +361,13 @@ def variable_of(pid: int, name: str) -> str:
 
 
 def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
-    """The process and its ancestors, each with the id of its session. Zombies are left out."""
-    while pid > 0 and (stat := _read_stat(pid)) is not None:
+    """The process and its ancestors, each with the id of its session. Zombies are left out.
+
+    Pids are used again while this reads them, so that a chain of them can lead back to where it began.
+    """
+    seen: set[int] = set()
+    while pid > 0 and pid not in seen and (stat := _read_stat(pid)) is not None:
+        seen.add(pid)
         if not stat.over:
             yield ProcessIdentity(stat.pid, stat.start_time_ticks), stat.session_id
         pid = stat.parent_pid

@@ -148,8 +148,8 @@ def _exchange(
         if given_up.is_set():  # nobody waits any more, and what is asked might be done after it was undone
             raise ConnectionAbortedError("given up while it connected")
         connection.request(method, target, body, headers)
-        response = connection.getresponse()
-        return HttpAnswer(response.status, response.read(MOST_ANSWER_BYTES))
+        with connection.getresponse() as response:
+            return HttpAnswer(response.status, response.read(MOST_ANSWER_BYTES))
     finally:
         connection.close()
 

@@ -19,7 +19,7 @@ from leasehold_simgpu.new_host import (
     store_timing,
     uuid_text,
 )
-from leasehold_simgpu.process_table import has_restore_thread, has_thread, start_time
+from leasehold_simgpu.process_table import has_restore_thread
 from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess
 from leasehold_simgpu.state_file import StateFile
 from leasehold_simgpu.timing import Timing
@@ -379,7 +379,7 @@ class SimulatedHost:
 
     def _live_records(self) -> list[layout.Process]:
         with self._file.locked() as state:
-            return [record for record in state.processes if record.pid != 0 and _is_there(record)]
+            return [record for record in state.processes if record.pid != 0 and _is_live(record)]
 
     def _live_record(self, pid: int) -> layout.Process:
         for record in self._live_records():
@@ -425,23 +425,8 @@ class SimulatedHost:
 
 
 def _is_live(record: layout.Process) -> bool:
-    """As `simgpu_record_is_live` of the libraries: an exec keeps pid and start time, but ends the thread."""
-    return start_time(record.pid) == record.start_time and has_thread(record.pid, record.restore_tid)
-
-
-def _is_there(record: layout.Process) -> bool:
-    return _is_live(record) or _has_returned(record)
-
-
-def _has_returned(record: layout.Process) -> bool:
-    """As `simgpu_record_has_returned`: whether it was written to disk while CHECKPOINTED, and is back."""
-    away = ProcessState(record.status & layout.STATE_MASK) is ProcessState.CHECKPOINTED
-    return (
-        away
-        and not record.status & layout.RESIDENT
-        and start_time(record.pid) not in (None, record.start_time)
-        and has_restore_thread(record.pid, record.restore_tid)
-    )
+    """As `simgpu_record_is_live` of the libraries: an exec keeps the pid, but ends the thread."""
+    return has_restore_thread(record.pid, record.restore_tid)
 
 
 def _short_name(name: str) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ class ProgramError(Exception):
 class Program:
     """A `cuda_child.py`. `program.lock(pid)` calls its function of that name and returns what it answers."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], begin: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
+            [*begin, sys.executable, str(CHILD)],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

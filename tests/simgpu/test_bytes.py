@@ -25,6 +25,7 @@ from .programs import (
     RUNNING,
     SUCCESS,
     Program,
+    environment_of,
     wait_until,
 )
 
@@ -505,6 +506,33 @@ def test_memory_of_all_dead_processes_is_released_when_the_next_one_starts_cuda(
     newcomer.set_up(3)
     newcomer.allocate(MIB)
     assert list((host.directory / "memory").iterdir()) == []
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can make a time namespace, as CRIU does for an image"
+)
+def test_a_process_of_another_time_namespace_sees_who_lives(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    address = filled(target)
+    namespace = ("unshare", "--time", "--boottime", "1000", "--fork", "--kill-child")
+    program = Program(environment_of(host.environment()), namespace)
+    try:
+        program.set_up()
+        own = filled(program, seed=8)
+        assert target.holds(address, MIB, 7)
+        pid = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text())
+        controller.init()
+        assert controller.lock(pid, 5000) == SUCCESS
+        assert controller.checkpoint(pid) == SUCCESS
+        suspend(controller, target)
+        assert controller.restore(pid, None) == SUCCESS
+        assert controller.unlock(pid) == SUCCESS
+        resume(controller, target)
+        assert target.holds(address, MIB, 7)
+        assert program.holds(own, MIB, 8)
+    finally:
+        program.close()
 
 
 def test_bytes_of_every_gpu_of_a_process_move(

@@ -44,7 +44,7 @@ def test_where_no_other_slot_is_left_the_oldest_that_waits_is_taken(
     host = make_host(gpus=1)
     for number, record in enumerate(host._state.processes):
         record.pid = 2**22 + number + 1  # above every pid that the kernel gives
-        record.start_time = 1000 - number
+        record.id = 1000 - number
         record.status = CHECKPOINTED
     program = start_program(host)
     assert program.init() == SUCCESS

@@ -195,7 +195,7 @@ def test_a_recycled_pid_is_another_process(host: SimulatedHost, controller: Prog
     target.allocate(MIB)
     records = StateFile.open(host.directory).host.processes
     record = next(record for record in records if record.pid == target.pid)
-    record.start_time -= 1  # as if the record were of a process that had the pid before
+    record.restore_tid = target.pid  # as if the record were of a process that had the pid before
     assert controller.get_state(target.pid) == [NOT_INITIALIZED, None]
     assert host.processes() == ()
     assert host.gpus[0].used_bytes == 0

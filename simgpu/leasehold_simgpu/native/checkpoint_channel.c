@@ -36,17 +36,14 @@ bool channel_owns_record(const struct channel *channel) {
     return record->pid == channel->pid && record->start_time == channel->start_time;
 }
 
-/* The record of a process. The first who asks for one that has come back from an image gives it its new start time.
- * Under the lock. */
-static struct simgpu_process *find_record(struct simgpu_host *host, pid_t pid) {
+/* The record of a process, with its start time: one that has come back from an image has another. Under the lock. */
+static struct simgpu_process *find_record(const struct channel *channel) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
-        struct simgpu_process *record = &host->processes[slot];
-        if (record->pid != pid)
-            continue;
-        if (simgpu_record_has_returned(record))
-            record->start_time = process_start_time(pid);
-        if (simgpu_record_is_live(record))
+        struct simgpu_process *record = &channel->host->processes[slot];
+        if (record->pid == channel->pid && simgpu_record_is_live(record)) {
+            record->start_time = channel->start_time;
             return record;
+        }
     }
     return NULL;
 }
@@ -61,7 +58,7 @@ static CUresult find_target(struct channel *channel, int pid) {
         return CUDA_ERROR_OPERATING_SYSTEM;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
-    channel->target = find_record(channel->host, channel->pid);
+    channel->target = find_record(channel);
     simgpu_unlock();
     return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }

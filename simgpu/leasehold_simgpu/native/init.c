@@ -36,7 +36,7 @@ static struct simgpu_process *free_record(struct simgpu_host *host) {
             continue;
         if (!simgpu_record_can_return(record))
             return record;
-        if (!simgpu_record_has_returned(record) && (oldest == NULL || record->start_time < oldest->start_time))
+        if (oldest == NULL || record->id < oldest->id)
             oldest = record;
     }
     return oldest;

@@ -51,12 +51,6 @@ bool process_is_stopped(pid_t pid) {
     return state != NULL && (*state == 'T' || *state == 't');
 }
 
-bool process_has_thread(pid_t pid, pid_t tid) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/task/%d", (int)pid, (int)tid);
-    return access(path, F_OK) == 0;
-}
-
 void restore_thread_name(pid_t pid, char name[16]) {
     snprintf(name, 16, "cuda%011x", (unsigned)pid);
 }

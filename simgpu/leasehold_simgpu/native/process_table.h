@@ -12,8 +12,6 @@ uint64_t process_start_time(pid_t pid);
 /* Is it stopped by a signal or a tracer, so that no thread of it can answer? */
 bool process_is_stopped(pid_t pid);
 
-bool process_has_thread(pid_t pid, pid_t tid);
-
 /* The name of the thread through which a process's driver answers: "cuda" and 11 hex digits. */
 void restore_thread_name(pid_t pid, char name[16]);
 

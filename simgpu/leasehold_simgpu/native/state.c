@@ -123,22 +123,13 @@ uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_pro
 }
 
 bool simgpu_record_is_live(const struct simgpu_process *process) {
-    return process->pid != 0 && process_start_time(process->pid) == process->start_time &&
-           process_has_thread(process->pid, process->restore_tid);
+    return process->pid != 0 && process_has_restore_thread(process->pid, process->restore_tid);
 }
 
 bool simgpu_record_can_return(const struct simgpu_process *process) {
     uint32_t status = atomic_load(&process->status);
     return process->pid != 0 && (status & SIMGPU_STATE_MASK) == CU_PROCESS_STATE_CHECKPOINTED &&
            !(status & SIMGPU_RESIDENT);
-}
-
-bool simgpu_record_has_returned(const struct simgpu_process *process) {
-    if (!simgpu_record_can_return(process))
-        return false;
-    uint64_t start_time = process_start_time(process->pid);
-    return start_time != 0 && start_time != process->start_time &&
-           process_has_restore_thread(process->pid, process->restore_tid);
 }
 
 uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except) {

@@ -3,7 +3,7 @@
  * leasehold_simgpu/layout.py states the same layout for Python, and a test compares the two field by field.
  *
  * Any process may be killed at any instruction. So: the file lock is a flock, which the kernel takes back from
- * the dead; a process record counts only while a process with its pid AND its start time lives; and each change
+ * the dead; a process record counts only while a process with its pid AND its restore thread lives; and each change
  * of a process's state is one store of one word, `status`, so that no reader ever sees half of it.
  *
  * A process that is CHECKPOINTED may be written to disk by CRIU, end, and be brought back later. So its record stays
@@ -110,7 +110,7 @@ enum simgpu_request {
 struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
     int32_t restore_tid;
-    uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot */
+    uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot, as the last controller read it */
     uint64_t id;         /* of no other record, ever: a process knows its own by it, whoever was given the slot since */
     _Atomic uint32_t status;
     _Atomic uint32_t in_flight; /* device calls that are running now */
@@ -179,15 +179,13 @@ uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_pro
  * lock. */
 uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except);
 
-/* Does the process of this record still live, with the driver in it? An exec keeps pid and start time, but ends the
- * restore thread. */
+/* Does the process of this record live, with the driver in it? An exec keeps the pid, but ends the restore thread. CRIU
+ * brings pid and threads back, with a start time of its own, and in a time namespace in which those of all processes
+ * read otherwise: so the thread decides, and no start time. */
 bool simgpu_record_is_live(const struct simgpu_process *process);
 
 /* May the process of this record be away, to be brought back from an image of it? Then the record waits for it. */
 bool simgpu_record_can_return(const struct simgpu_process *process);
-
-/* Has it come back? CRIU gives it its pid and its threads again, but a new start time. */
-bool simgpu_record_has_returned(const struct simgpu_process *process);
 
 /* Stores a new status and wakes everyone who waits for one. */
 void simgpu_set_status(struct simgpu_process *process, uint32_t status);

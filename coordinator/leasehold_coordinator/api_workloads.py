@@ -97,15 +97,22 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         hub = self.fleet.workload_hub
-        with hub.subscribe() as subscription:
+        # By id: meanwhile the name may pass to another workload.
+        wanted = await self.fleet.find_workload(request.workload) if request.workload else None
+        key = wanted.workload_id if wanted is not None else None
+        with hub.subscribe(key) as subscription:
             token = hub.token(hub.revision)
             if request.resume_token:
                 for change in hub.since(request.resume_token):
-                    yield WatchWorkloadsResponse(
-                        workload=change.message, resume_token=hub.token(change.revision)
-                    )
+                    if key in (None, change.key):
+                        yield WatchWorkloadsResponse(
+                            workload=change.message, resume_token=hub.token(change.revision)
+                        )
             else:
-                for workload in list(self.fleet.workloads.values()):
+                shown = list(self.fleet.workloads.values())
+                if key is not None:
+                    shown = [await self.fleet.find_workload(key)]
+                for workload in shown:
                     yield WatchWorkloadsResponse(workload=self.fleet.view(workload), resume_token=token)
                 yield WatchWorkloadsResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
             async for next_change in subscription.changes():

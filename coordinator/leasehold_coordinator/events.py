@@ -23,7 +23,7 @@ from leasehold_coordinator.gpu_conditions import ConditionChange
 from leasehold_coordinator.registry import KnownWorker
 from leasehold_coordinator.schema import event_id_at
 from leasehold_coordinator.store import Store, event_row
-from leasehold_coordinator.workload_states import state_name
+from leasehold_coordinator.workload_states import RUNNING, state_name
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,12 @@ class Events:
         self._add(events_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
 
     def workload(self, workload: Workload) -> None:
-        """A workload is in another state."""
+        """A workload is in another state, or has become ready."""
+        status = workload.status
+        ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
         event = self._add(
             events_pb2.EVENT_KIND_WORKLOAD_CHANGED,
-            f"workload {workload.name} is {state_name(workload.status.state)}",
+            f"workload {workload.name} is {state_name(status.state)}{ready}",
             workload.worker_id,
         )
         event.workload_id, event.workload_name = workload.workload_id, workload.name

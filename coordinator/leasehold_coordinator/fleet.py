@@ -326,7 +326,7 @@ class Fleet:
         for workload in workloads:
             self.workload_hub.publish(workload.workload_id, self.view(workload))
             earlier = before[workload.workload_id]
-            if earlier is None or earlier.status.state != workload.status.state:
+            if earlier is None or _condition(earlier) != _condition(workload):
                 self.events.workload(workload)
 
     async def fail_workload(self, workload: Workload, error: errors_pb2.Error, *rows: Change) -> None:
@@ -409,6 +409,11 @@ class Fleet:
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""
         return [workload for workload in self.workloads.values() if workload.worker_id == worker_id]
+
+
+def _condition(workload: Workload) -> tuple[int, bool]:
+    """What of a workload is an event when it changes: its state, and whether it is ready."""
+    return workload.status.state, workload.status.HasField("ready_time")
 
 
 def _failed(workload: Workload, error: errors_pb2.Error) -> Workload:

@@ -10,7 +10,8 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, events_pb2, workload_pb2
 from leasehold.v1.events_pb2 import Event, ListEventsRequest
 from leasehold.v1.events_pb2_grpc import EventServiceStub
-from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+from leasehold.v1.fleet_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
+from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_coordinator import events as events_module
 from leasehold_coordinator import schema
@@ -53,6 +54,38 @@ def test_the_life_of_a_workload_is_told_newest_first(
     before = listed(coordinator)
     coordinator.restart()
     assert listed(coordinator)[-len(before) :] == before
+
+
+def tell(worker: ScriptedWorker, workload: Workload) -> None:
+    worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=workload)))
+
+
+def test_that_a_workload_became_ready_is_told(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    request = CreateWorkloadRequest(name="one", spec=WorkloadSpec(arguments=["program"]))
+    workload = coordinator.workloads.CreateWorkload(request).workload
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
+    worker.succeed("run", Workload(workload_id=workload.workload_id, name="one", status=status))
+    watch = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(workload="one"), timeout=20)
+    assert not next(watch).workload.status.HasField("ready_time")
+    assert next(watch).bookmark.snapshot_end
+    status.generation = 2
+    status.ready_time.FromSeconds(1_700_000_000)
+    tell(worker, Workload(workload_id="w-other", name="other", status=status))
+    tell(worker, Workload(workload_id=workload.workload_id, name="one", status=status))
+    told = next(watch)
+    assert (told.workload.name, told.workload.status.ready_time.seconds) == ("one", 1_700_000_000)
+    assert listed(coordinator, workload="one")[0].message == "workload one is RUNNING and ready"
+    again = WatchWorkloadsRequest(workload="one", resume_token=told.resume_token)
+    resumed = coordinator.workloads.WatchWorkloads(again, timeout=20)
+    status.generation = 3
+    status.state = workload_pb2.WORKLOAD_STATE_EXITED
+    tell(worker, Workload(workload_id="w-other", name="other", status=status))
+    tell(worker, Workload(workload_id=workload.workload_id, name="one", status=status))
+    assert next(resumed).workload.name == "one"
+    ended = next(coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(workload="one"), timeout=20))
+    assert ended.workload.status.state == workload_pb2.WORKLOAD_STATE_EXITED
 
 
 def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> None:

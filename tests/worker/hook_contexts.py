@@ -14,6 +14,7 @@ OFFLOAD = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
 DISCARD = workload_pb2.WEIGHT_STRATEGY_DISCARD
 BEFORE = workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
 AFTER = workload_pb2.HOOK_PHASE_AFTER_RESTORE
+READINESS = workload_pb2.HOOK_PHASE_READINESS
 
 
 def this_process() -> ProcessIdentity:

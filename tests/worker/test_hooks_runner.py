@@ -15,7 +15,7 @@ from leasehold_worker.hooks import runner
 from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
 from .framework_servers import ScriptedServer, VllmServer, serving
-from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, RETAIN, context, http_hook
+from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, READINESS, RETAIN, context, http_hook
 
 
 @pytest.fixture
@@ -284,3 +284,25 @@ async def test_a_signal_reaches_the_first_process(waiter: subprocess.Popen[str],
     waiter.wait(10)
     with pytest.raises(OperationError, match=r"SIGUSR1 was not sent: process .* has ended"):
         await runner.down(context([hook], tmp_path, root=root))
+
+
+async def test_readiness_probes_succeed_or_say_why_not(server: ScriptedServer, tmp_path: Path) -> None:
+    called = context(
+        [
+            http_hook("before", f"{server.url}/before"),
+            http_hook("up", f"{server.url}/health/{{phase}}", READINESS, "GET"),
+            http_hook("model", f"{server.url}/model", READINESS, "GET"),
+            http_hook("after", f"{server.url}/after", AFTER),
+        ],
+        tmp_path,
+    )
+    server.answers["/health/readiness"] = [503]
+    with pytest.raises(OperationError, match=r"hook up \(http\) as a readiness probe failed.*503") as refused:
+        await runner.probe(called)
+    assert refused.value.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
+    assert server.paths() == ["/health/readiness"]
+    await runner.probe(called)
+    assert server.paths()[1:] == ["/health/readiness", "/model"]
+    await runner.down(called)
+    await runner.up(called)
+    assert server.paths()[3:] == ["/before", "/after"], "probes are no part of a way down or up"

@@ -23,7 +23,7 @@ from leasehold_worker.hooks.validation import (
     weights_hooks,
 )
 
-from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, RETAIN, http_hook
+from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, READINESS, RETAIN, http_hook
 
 URL = "http://127.0.0.1:8000"
 IDLE = HttpHook(method="GET", url=f"{URL}/idle")
@@ -51,6 +51,8 @@ def test_good_hooks_are_accepted() -> None:
                 http=IDLE,
                 drain=WorkDrain(stop_admitting=IDLE, idle=IDLE, admit_again=IDLE),
             ),
+            http_hook("up", f"{URL}/health", READINESS, "GET"),
+            Hook(name="there", phase=READINESS, command=CommandHook(arguments=["test", "-e", "ready"])),
         ]
     )
 
@@ -63,6 +65,11 @@ def test_good_hooks_are_accepted() -> None:
         ("action", Hook(name="a")),
         ("phase", Hook(name="a", vllm=VllmHook(url=URL), phase=BEFORE)),
         ("phase", Hook(name="a", http=IDLE)),
+        ("phase", Hook(name="a", phase=READINESS, signal=SignalHook(signal_number=10))),
+        ("phase", Hook(name="a", phase=READINESS, vllm=VllmHook(url=URL))),
+        ("weight_strategies", Hook(name="a", phase=READINESS, http=IDLE, weight_strategies=[OFFLOAD])),
+        ("frees_memory", Hook(name="a", phase=READINESS, http=IDLE, frees_memory=True)),
+        ("drain", Hook(name="a", phase=READINESS, http=IDLE, drain=WorkDrain(idle=IDLE))),
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration())),
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=-1))),
         ("timeout", Hook(name="a", kernel=KernelHook(), timeout=Duration(seconds=7200))),

@@ -14,6 +14,7 @@ from leasehold_worker.checkpoint.members import search_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import ForeignWatch, owner
 from leasehold_worker.gates import SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.hooks.context import probes
 from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import Findings
@@ -128,6 +129,7 @@ class Adopting:
                 origin=ADOPT,
                 user=found.members[0].user,
                 uid=found.members[0].uid,
+                ready_time=None if probes(operation.hooks) else datetime.now(UTC),
             ),
             self._nursery,
         )

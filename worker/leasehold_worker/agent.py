@@ -154,6 +154,7 @@ async def _run(
             nursery.start_soon(link.run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
+            nursery.start_soon(parts.readiness.run)
             nursery.start_soon(arbiter.run)
             nursery.start_soon(hook_retries.run)
             nursery.start_soon(parts.disk.run)

@@ -11,7 +11,7 @@ from leasehold_worker.checkpoint.members import needed_by_gpu
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
-from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
+from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide, calls
 from leasehold_worker.plan import Party
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
@@ -52,6 +52,14 @@ class HookCalls:
         self._kernel_of = kernel_of
         self._written = written
 
+    async def probe(self, workload: Workload) -> None:
+        """Calls the readiness probes of a workload once.
+
+        Raises:
+            OperationError: HOOK_FAILED: the application is not ready.
+        """
+        await runner.probe(self._context(None, Party(workload), HookRecord(), []))
+
     def beside(self, parties: Sequence[Party], policy: EvictionPolicy | None, report: Report) -> "Beside":
         """The hooks of an operation on some workloads.
 
@@ -60,7 +68,7 @@ class HookCalls:
             policy: How they are being parked. None: as each was, or as is plain where it wasn't.
             report: Gets what goes wrong and is not fatal.
         """
-        hooked = [party for party in parties if party.workload.spec.hooks]
+        hooked = [party for party in parties if calls(party.workload.spec.hooks)]
         return Beside(hooked, partial(self._context, policy), report, self._keep)
 
     async def _keep(self, workload: Workload) -> None:

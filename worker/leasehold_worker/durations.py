@@ -13,6 +13,7 @@ from typing import Final, final
 from leasehold.v1.workload_pb2 import EvictionPolicy, WeightStrategy
 
 from leasehold_worker.checkpoint.rates import Estimate
+from leasehold_worker.hooks.context import calls
 from leasehold_worker.plan import Plan
 from leasehold_worker.report import OperationPhase, Report
 from leasehold_worker.strategies import CHECKPOINT, DISCARD, DISK, OFFLOAD, RETAIN, STOP
@@ -137,7 +138,7 @@ def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
     on_disk = _on_disk(plan)
     moved = sum(member.total_bytes for member in plan.members) or sum(plan.party.full_bytes.values())
     if way is Way.DOWN:
-        if workload.spec.hooks and workload.parked is None and not stops:
+        if calls(workload.spec.hooks) and workload.parked is None and not stops:
             yield HOOKS, moved
         if stops and plan.saves:
             yield SAVE, on_disk
@@ -153,7 +154,7 @@ def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
         return
     if policy.process_strategy == CHECKPOINT:
         yield RESUME, on_disk
-    if workload.spec.hooks:
+    if calls(workload.spec.hooks):
         yield HOOKS, max(moved, sum(plan.party.full_bytes.values()))
 
 

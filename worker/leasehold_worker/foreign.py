@@ -201,6 +201,8 @@ class ForeignWatch:
             usage, found = {}, _Found({}, {})
         now = self._leases()
         moving = _changed(ours, workloads)
+        for workload_id in found.present - moving:
+            self._note_cuda(workloads.get(workload_id), workloads)
         # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
         # NVML lists the GPUs of other workers of this host too.
         ours_now = now.keys() & found.foreign.keys()
@@ -218,6 +220,12 @@ class ForeignWatch:
         self._free_bytes = _free_bytes(usage, self._pool)
         self._pool.slots.observe({**seen, **self._over()}, self._free_bytes, asleep)
         return seen.keys()
+
+    @staticmethod
+    def _note_cuda(workload: Workload, workloads: Workloads) -> None:
+        """A workload without a readiness probe is ready once a process of it uses CUDA."""
+        if not workload.has_probe:
+            workloads.set_ready(workload)
 
     def _leases(self) -> dict[str, LeaseId | None]:
         slots = self._pool.snapshot_leases().slots
@@ -301,6 +309,8 @@ class _Found(NamedTuple):
     """Processes of no workload with a lease, by GPU."""
     asleep_bytes: dict[str, int | None]
     """Memory of sleeping workloads, by GPU. None: NVML couldn't say."""
+    present: frozenset[str] = frozenset()
+    """Workloads of which NVML lists a process on any GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +335,7 @@ class _Sorting:
         pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
         holder_ids = {pid: _holder_id(pid, self.ours, marked_id) for pid in pids}
         holders = {holder.workload_id: holder for holder in self.ours}
-        found = _Found({}, {})
+        found = _Found({}, {}, frozenset(filter(None, holder_ids.values())))
         for gpu_uuid, gpu in self.usage.items():
             sleepers = {each.workload_id for each in self.ours if gpu_uuid in each.asleep_on}
             found.asleep_bytes[gpu_uuid] = _kept_bytes(gpu, sleepers, holder_ids)

@@ -46,6 +46,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     absent: bool = False
     hooked: Hooked | None = None
     home: tuple[str, ...] = ()
+    ready_time: datetime | None = None
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
@@ -74,6 +75,7 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         absent=workload.absent,
         hooked=workload.hooked,
         home=workload.home,
+        ready_time=workload.ready_time,
     )
 
 

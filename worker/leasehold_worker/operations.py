@@ -39,6 +39,7 @@ NOT_ESCALATED: Final = frozenset(
     {
         errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
         errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+        errors_pb2.ERROR_REASON_NOT_READY,
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
         errors_pb2.ERROR_REASON_TARGET_CRASHED,
         errors_pb2.ERROR_REASON_INTERNAL,
@@ -254,6 +255,9 @@ class Operations:
         """
         self._note_failed(plan)
         plan.require()
+        for party in plan.parties:  # NVML may list no process of a container
+            if party.members and not party.workload.has_probe:
+                self._workloads.set_ready(party.workload)
         report.warnings += plan.findings.warnings
         report.already_there = plan.already_there
         return plan.already_there

@@ -44,6 +44,7 @@ from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preflight import Preflight
 from leasehold_worker.proof import Proof
+from leasehold_worker.readiness import Readiness
 from leasehold_worker.report import Report
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Resources
@@ -83,6 +84,7 @@ class Parts:
         tiers: Who makes room for what is to be parked.
         stopping: Stop.
         adopting: Adopt and release.
+        readiness: Sees when workloads become ready.
         servicing: Cordon, uncordon and the reset of a GPU's health.
         nursery: Where the workloads are watched.
     """
@@ -107,6 +109,7 @@ class Parts:
     tiers: Tiers
     stopping: Stopping
     adopting: Adopting
+    readiness: Readiness
     servicing: Servicing
     nursery: trio.Nursery
 
@@ -287,6 +290,7 @@ async def open_parts(
             tiers=tiers,
             stopping=stopping,
             adopting=adopting,
+            readiness=Readiness(workloads, foreign, hook_calls.probe),
             servicing=servicing,
             nursery=nursery,
         )

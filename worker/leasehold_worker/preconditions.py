@@ -62,9 +62,17 @@ def require_alive(workload: Workload) -> None:
         )
 
 
-def require_members(workload: Workload, members: Sequence[Member]) -> None:
-    """Refuses a workload without CUDA processes, or with one that is not RUNNING."""
+def require_members(workload: Workload, members: Sequence[Member], *, listed: bool = False) -> None:
+    """Refuses a workload without CUDA processes, or with one that is not RUNNING.
+
+    Args:
+        workload: The workload.
+        members: Its CUDA processes by the driver's word.
+        listed: NVML lists a process of it, so that it uses CUDA whatever the driver says.
+    """
     if not members:
+        if workload.awaits_readiness and not listed:
+            raise _not_ready(workload, "no process of it uses CUDA yet", "stop it")
         raise OperationError(
             errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
             f"no process of workload {workload.name} uses CUDA: wait until it does, or stop it",
@@ -82,6 +90,21 @@ def require_members(workload: Workload, members: Sequence[Member]) -> None:
                 f"{remedy}",
                 {"pid": str(member.identity.pid), "observed_state": state},
             )
+
+
+def require_ready(workload: Workload) -> None:
+    """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY."""
+    if workload.awaits_readiness and workload.has_probe:
+        raise _not_ready(workload, workload.unready or "its readiness probe has not answered yet", "force it")
+
+
+def _not_ready(workload: Workload, why: str, other: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_NOT_READY,
+        f"workload {workload.name} is not ready ({why}): try again once `leasehold wait {workload.name}` has "
+        f"returned, or {other}",
+        {"workload_id": workload.workload_id},
+    )
 
 
 def require_all(

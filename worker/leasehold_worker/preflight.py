@@ -42,6 +42,7 @@ from leasehold_worker.preconditions import (
     require_all,
     require_members,
     require_open,
+    require_ready,
     require_state,
 )
 from leasehold_worker.processes import is_alive, will_end
@@ -136,24 +137,29 @@ class Preflight:
             if rung.process_strategy in tried:
                 continue
             allowed = operation.force or rung is not rungs[0]
-            plan = await self._suspend_by(workload, rung, allowed=allowed)
+            plan = await self._suspend_by(workload, rung, allowed=allowed, forced=operation.force)
             self._tiers.excuse(plan)
             if not plan.refused:
                 plan.findings.warnings += skipped
                 return plan
+            if not operation.gives_way and _is_unready(plan):
+                return plan  # a program that starts is worth waiting for: nothing stronger is done to it
             skipped.append(f"{policy_text(rung)} was not possible: {plan.findings.refusals[0].message}")
             first = first or plan
         if first is None:
             raise ValueError("every rung was tried")
         return first
 
-    async def _suspend_by(self, workload: Workload, policy: EvictionPolicy, *, allowed: bool) -> Plan:
+    async def _suspend_by(
+        self, workload: Workload, policy: EvictionPolicy, *, allowed: bool, forced: bool
+    ) -> Plan:
         """The plan of a suspend by one policy.
 
         Args:
             workload: The workload.
             policy: How it is to be parked.
             allowed: Whether it may lose something, or free nothing.
+            forced: Whether its readiness probes may be passed over.
         """
         plan = Plan([Party(workload, home=home_of(workload))])
         if workload.parked is not None and workload.state in PARKED:
@@ -166,6 +172,8 @@ class Preflight:
         plan.policy = policy
         plan.steps = [step.down for step in strategy_of(policy).steps]
         self._policies.check(plan, allowed=allowed)
+        if policy.process_strategy != strategies.STOP and not forced:
+            _check_ready(plan)
         match policy.process_strategy:
             case strategies.KEEP_RUNNING:
                 await self._look_at_sleeper(plan)
@@ -322,6 +330,7 @@ class Preflight:
         if stays and not await self._are_elsewhere(plan):
             plan.already_there = True
             return plan
+        _check_ready(plan)
         await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
         await self._foreign.look(self._workloads)
         await self._destinations.check(plan)
@@ -377,7 +386,9 @@ class Preflight:
                 party.members = found
                 if needs_cuda or found:
                     require_open(search, usage)
-                    require_members(party.workload, found)
+                    pids = {identity.pid for identity in processes}
+                    listed = any(pids & gpu.processes.keys() for gpu in usage.values())
+                    require_members(party.workload, found, listed=listed)
             except OperationError:
                 # The driver takes a process that is about to be gone for one without CUDA.
                 if await will_end(party.workload.root):
@@ -453,6 +464,17 @@ class Preflight:
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
+
+
+def _check_ready(plan: Plan) -> None:
+    for party in plan.parties:
+        if party.workload.has_probe:
+            with plan.findings.check("ready", f"{party.workload.name} is ready"):
+                require_ready(party.workload)
+
+
+def _is_unready(plan: Plan) -> bool:
+    return any(refusal.reason == errors_pb2.ERROR_REASON_NOT_READY for refusal in plan.findings.refusals)
 
 
 def _leased(party: Party) -> tuple[str, ...]:

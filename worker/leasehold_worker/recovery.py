@@ -351,4 +351,5 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         absent=record.absent,
         hooked=record.hooked,
         home=record.home,
+        ready_time=record.ready_time,
     )

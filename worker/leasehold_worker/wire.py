@@ -144,6 +144,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         error=record.trouble.to_proto() if record.trouble else None,
         yielded=record.yielded,
         kernel=record.kernel,
+        ready_time=timestamp(record.ready_time),
         checkpoint_id=(parked.checkpoint_id or None) if parked else None,
         disk_bytes=(parked.disk_bytes or None) if parked else None,
     )

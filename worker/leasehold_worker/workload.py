@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -14,6 +15,7 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadStat
 
 from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.errors import OperationError
+from leasehold_worker.hooks.context import probes
 from leasehold_worker.host_ledger import HostReservation
 from leasehold_worker.leases import Lease
 from leasehold_worker.processes import ProcessIdentity, ProcessTree, identify, scan_tree
@@ -150,6 +152,12 @@ class Workload:
     """The kernel that its application serves now."""
     yielded: bool = False
     """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
+    ready_time: datetime | None = None
+    """When the program became ready. None: it is not ready."""
+    begun_s: float = field(default_factory=time.monotonic)
+    """When readiness was first waited for, of the monotonic clock."""
+    unready: str = ""
+    """Why the readiness probe failed the last time."""
     watching: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Around the wait for its end."""
     others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
@@ -164,6 +172,16 @@ class Workload:
     def is_half_awake(self) -> bool:
         """Whether it runs, though not all that its hooks put away is back."""
         return self.state == RUNNING and self.hooked is not None
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether its spec names a readiness probe."""
+        return bool(probes(self.spec.hooks))
+
+    @property
+    def awaits_readiness(self) -> bool:
+        """Whether it runs and is not ready."""
+        return self.state == RUNNING and self.ready_time is None
 
     @property
     def trouble(self) -> OperationError | None:

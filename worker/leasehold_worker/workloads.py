@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -132,6 +133,14 @@ class Workloads:
         workload.generation += 1
         self._tell(workload)
 
+    def set_ready(self, workload: Workload) -> None:
+        """Notes that a workload is ready, and tells the observer. One that is ready stays so."""
+        if workload.awaits_readiness:
+            workload.ready_time = datetime.now(UTC)
+            workload.unready = ""
+            workload.generation += 1
+            self._tell(workload)
+
     def set_kernel(self, workload: Workload, kernel: workload_pb2.Kernel | None) -> None:
         """Notes which kernel a workload's application serves now, and tells the observer."""
         if workload.state not in ENDED and workload.kernel != kernel:
@@ -205,6 +214,9 @@ class Workloads:
             restores=restores,
         )
         workload.absent = False
+        workload.ready_time = None
+        workload.unready = ""
+        workload.begun_s = time.monotonic()
 
     async def _start(
         self,

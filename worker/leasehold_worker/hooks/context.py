@@ -29,6 +29,7 @@ class Phase(StrEnum):
     BEFORE_SUSPEND = "before_suspend"
     AFTER_RESTORE = "after_restore"
     ROLLBACK = "rollback"
+    READINESS = "readiness"
 
 
 class HookFailedError(Exception):
@@ -182,6 +183,21 @@ def is_two_way(hook: workload_pb2.Hook) -> bool:
 def goes_down(hook: workload_pb2.Hook) -> bool:
     """Whether a hook is called on the way down."""
     return is_two_way(hook) or hook.phase == workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
+
+
+def is_probe(hook: workload_pb2.Hook) -> bool:
+    """Whether a hook is a readiness probe, and no part of a way down or up."""
+    return hook.phase == workload_pb2.HOOK_PHASE_READINESS
+
+
+def probes(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
+    """The readiness probes among hooks, in their order."""
+    return [hook for hook in hooks if is_probe(hook)]
+
+
+def calls(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
+    """The hooks that a way down or up calls, in their order: all but readiness probes."""
+    return [hook for hook in hooks if not is_probe(hook)]
 
 
 def concerns(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:

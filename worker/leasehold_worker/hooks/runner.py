@@ -32,6 +32,7 @@ from leasehold_worker.hooks.context import (
     goes_down,
     is_two_way,
     kind,
+    probes,
     timeout_s,
 )
 
@@ -41,6 +42,7 @@ _WAYS: Final = {
     Phase.BEFORE_SUSPEND: "before the suspend",
     Phase.AFTER_RESTORE: "on the way up",
     Phase.ROLLBACK: "on the way back",
+    Phase.READINESS: "as a readiness probe",
 }
 
 
@@ -123,6 +125,16 @@ async def roll_back(context: HookContext) -> list[str]:
     failures = await _go_back(context, _begun(context), Phase.ROLLBACK)
     context.warnings.extend(failure.message for failure in failures)
     return context.warnings[told:]
+
+
+async def probe(context: HookContext) -> None:
+    """Calls each readiness probe once, in their order, until one fails.
+
+    Raises:
+        OperationError: HOOK_FAILED: the application is not ready.
+    """
+    for hook in probes(context.hooks):
+        await _limited(Turn(hook, context, Phase.READINESS, warnings=context.warnings), _act_once)
 
 
 def _downward(context: HookContext) -> list[workload_pb2.Hook]:

@@ -11,7 +11,15 @@ from leasehold.v1.workload_pb2 import WeightStrategy
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import templates
-from leasehold_worker.hooks.context import claims_memory, concerns, goes_down, is_two_way, kind, timeout_s
+from leasehold_worker.hooks.context import (
+    claims_memory,
+    concerns,
+    goes_down,
+    is_probe,
+    is_two_way,
+    kind,
+    timeout_s,
+)
 from leasehold_worker.hooks.http_call import check_url
 
 MOST_HOOKS: Final = 32
@@ -22,7 +30,15 @@ LONGEST_TIMEOUT_S: Final = 3600.0
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"})
-_PHASES: Final = frozenset({workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, workload_pb2.HOOK_PHASE_AFTER_RESTORE})
+_PHASES: Final = frozenset(
+    {
+        workload_pb2.HOOK_PHASE_BEFORE_SUSPEND,
+        workload_pb2.HOOK_PHASE_AFTER_RESTORE,
+        workload_pb2.HOOK_PHASE_READINESS,
+    }
+)
+_PROBES: Final = frozenset({"command", "http"})
+"""Hooks that tell something, and so can be readiness probes."""
 
 
 def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
@@ -110,7 +126,19 @@ def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
     if is_two_way(hook) and hook.phase:
         raise _invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) knows both ways: leave its phase out")
     if not is_two_way(hook) and hook.phase not in _PHASES:
-        raise _invalid(f"{field}.phase", f"hook {name} has no phase: give it BEFORE_SUSPEND or AFTER_RESTORE")
+        raise _invalid(
+            f"{field}.phase", f"hook {name} has no phase: give it BEFORE_SUSPEND, AFTER_RESTORE or READINESS"
+        )
+    if is_probe(hook) and kind(hook) not in _PROBES:
+        raise _invalid(
+            f"{field}.phase",
+            f"hook {name} ({kind(hook)}) can't be a readiness probe: give it command or http",
+        )
+    if is_probe(hook) and hook.weight_strategies:
+        raise _invalid(
+            f"{field}.weight_strategies",
+            f"hook {name} is a readiness probe, which no weight strategy concerns: leave them out",
+        )
     if not 0 < timeout_s(hook) <= LONGEST_TIMEOUT_S:
         raise _invalid(
             f"{field}.timeout",
@@ -124,7 +152,7 @@ def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
             )
     if hook.frees_memory and not goes_down(hook):
         raise _invalid(
-            f"{field}.frees_memory", f"hook {name} is called after a restore, and can't free memory before it"
+            f"{field}.frees_memory", f"hook {name} is not called before a suspend, and can't free memory then"
         )
     _check_action(field, hook)
     if hook.HasField("drain"):
@@ -195,7 +223,7 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
 def _check_drain(field: str, hook: workload_pb2.Hook) -> None:
     drain = hook.drain
     if not goes_down(hook):
-        raise _invalid(field, f"hook {hook.name} is called after a restore: there is nothing to drain")
+        raise _invalid(field, f"hook {hook.name} is not called before a suspend: there is nothing to drain")
     if not drain.HasField("idle"):
         raise _invalid(
             f"{field}.idle",

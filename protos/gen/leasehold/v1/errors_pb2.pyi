@@ -177,6 +177,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """An operator had the coordinator forget the worker; what became of this is not known."""
     ERROR_REASON_TOO_MANY_CALLS: _ErrorReason.ValueType  # 73
     """The caller's host has its share of the calls or streams that the coordinator serves at once."""
+    ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 74
+    """The workload runs and is not ready yet."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -336,6 +338,8 @@ ERROR_REASON_WORKER_FORGOTTEN: ErrorReason.ValueType  # 72
 """An operator had the coordinator forget the worker; what became of this is not known."""
 ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73
 """The caller's host has its share of the calls or streams that the coordinator serves at once."""
+ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 74
+"""The workload runs and is not ready yet."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -374,7 +378,7 @@ class Error(_message.Message):
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Facts for programs: "cuda_result" (name), "cuda_result_number", "phase", "pid", "observed_state",
-        "gpu_uuid", "field". Only those that are known are present.
+        "gpu_uuid", "field", "workload_id". Only those that are known are present.
         """
 
     def __init__(

@@ -41,7 +41,7 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_PROTOCOL_ERROR: _EventKind.ValueType  # 6
     """A worker broke the protocol, and its session was ended."""
     EVENT_KIND_WORKLOAD_CHANGED: _EventKind.ValueType  # 7
-    """A workload is in another state."""
+    """A workload is in another state, or has become ready."""
     EVENT_KIND_COMMAND_CREATED: _EventKind.ValueType  # 8
     """A command was stored."""
     EVENT_KIND_COMMAND_ENDED: _EventKind.ValueType  # 9
@@ -75,7 +75,7 @@ EVENT_KIND_WORKER_REFUSED: EventKind.ValueType  # 5
 EVENT_KIND_PROTOCOL_ERROR: EventKind.ValueType  # 6
 """A worker broke the protocol, and its session was ended."""
 EVENT_KIND_WORKLOAD_CHANGED: EventKind.ValueType  # 7
-"""A workload is in another state."""
+"""A workload is in another state, or has become ready."""
 EVENT_KIND_COMMAND_CREATED: EventKind.ValueType  # 8
 """A command was stored."""
 EVENT_KIND_COMMAND_ENDED: EventKind.ValueType  # 9

@@ -761,16 +761,20 @@ class WatchWorkloadsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From the last response that was seen. Empty: a snapshot first."""
+    workload: _builtins.str
+    """Only this workload, by id or name. Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -342,22 +342,26 @@ class Check(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What was looked at, such as "driver", "mig" or "host_memory"."""
     result: Global___CheckResult.ValueType
     """How it came out."""
     detail: _builtins.str
     """What was found, and the remedy where there is need of one."""
+    workload_id: _builtins.str
+    """Workload that it is about. Empty: all workloads of the plan."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         result: Global___CheckResult.ValueType = ...,
         detail: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "name", b"name", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "name", b"name", "result", b"result", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

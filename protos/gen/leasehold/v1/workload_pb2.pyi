@@ -183,6 +183,8 @@ class _HookPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookPhase.V
     """On the way down, before the members are locked."""
     HOOK_PHASE_AFTER_RESTORE: _HookPhase.ValueType  # 2
     """On the way up, after the members run again."""
+    HOOK_PHASE_READINESS: _HookPhase.ValueType  # 3
+    """A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
 
 class HookPhase(_HookPhase, metaclass=_HookPhaseEnumTypeWrapper):
     """When a hook of one call is called."""
@@ -193,6 +195,8 @@ HOOK_PHASE_BEFORE_SUSPEND: HookPhase.ValueType  # 1
 """On the way down, before the members are locked."""
 HOOK_PHASE_AFTER_RESTORE: HookPhase.ValueType  # 2
 """On the way up, after the members run again."""
+HOOK_PHASE_READINESS: HookPhase.ValueType  # 3
+"""A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
 Global___HookPhase: _TypeAlias = HookPhase  # noqa: Y015
 
 class _WorkloadState:
@@ -715,8 +719,8 @@ Global___EvictionPolicy: _TypeAlias = EvictionPolicy  # noqa: Y015
 
 @_typing.final
 class Hook(_message.Message):
-    """Something to call in or for a workload around suspend and restore. Hooks are called in their order on the way
-    down, and those that know both ways in reverse order on the way up.
+    """Something to call in or for a workload around suspend and restore, or until it is ready. Hooks are called in their
+    order on the way down, and those that know both ways in reverse order on the way up.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1078,6 +1082,7 @@ class WorkloadStatus(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     KERNEL_FIELD_NUMBER: _builtins.int
+    READY_TIME_FIELD_NUMBER: _builtins.int
     state: Global___WorkloadState.ValueType
     """Where it stands."""
     generation: _builtins.int
@@ -1134,6 +1139,12 @@ class WorkloadStatus(_message.Message):
     def kernel(self) -> Global___Kernel:
         """The kernel that its application serves. Absent: none."""
 
+    @_builtins.property
+    def ready_time(self) -> _timestamp_pb2.Timestamp:
+        """When it became ready: when the readiness probes of its spec had succeeded, or, without probes, when one of its
+        processes was first seen to use CUDA, or at its start if it has no GPU. Absent: it is not ready.
+        """
+
     def __init__(
         self,
         *,
@@ -1154,10 +1165,11 @@ class WorkloadStatus(_message.Message):
         checkpoint_id: _builtins.str | None = ...,
         disk_bytes: _builtins.int | None = ...,
         kernel: Global___Kernel | None = ...,
+        ready_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "kernel", b"kernel", "lease", b"lease", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "root_pid", b"root_pid", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "kernel", b"kernel", "lease", b"lease", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "ready_time", b"ready_time", "root_pid", b"root_pid", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "kernel", b"kernel", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_error", b"_error", "_exit", b"_exit", "_kernel", b"_kernel", "_lease", b"_lease", "_parked_by", b"_parked_by", "_parked_bytes", b"_parked_bytes", "_root_pid", b"_root_pid", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "end_time", b"end_time", "error", b"error", "exit", b"exit", "generation", b"generation", "kernel", b"kernel", "lease", b"lease", "members", b"members", "park_time", b"park_time", "parked_by", b"parked_by", "parked_bytes", b"parked_bytes", "parked_gpu_uuids", b"parked_gpu_uuids", "ready_time", b"ready_time", "root_pid", b"root_pid", "start_time", b"start_time", "state", b"state", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checkpoint_id: _TypeAlias = _typing.Literal["checkpoint_id"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_id: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id"]  # noqa: Y015

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from leasehold_client.client import Client as Client
     from leasehold_client.errors import LeaseholdError as LeaseholdError
     from leasehold_client.errors import NoCoordinatorError as NoCoordinatorError
+    from leasehold_client.errors import NotYetError as NotYetError
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "LeaseholdError", "NoCoordinatorError", "__version__"]
+__all__ = ["Client", "LeaseholdError", "NoCoordinatorError", "NotYetError", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -23,7 +24,7 @@ def __getattr__(name: str) -> object:
         from leasehold_client.client import Client
 
         return Client
-    if name in ("LeaseholdError", "NoCoordinatorError"):
+    if name in ("LeaseholdError", "NoCoordinatorError", "NotYetError"):
         from leasehold_client import errors
 
         return getattr(errors, name)

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Final, NoReturn
 
 from leasehold.v1.command_pb2 import COMMAND_STATE_CANCELLED, COMMAND_STATE_SUCCEEDED, Command
+from leasehold.v1.errors_pb2 import ERROR_REASON_NOT_READY
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client import render, standard_output
 from leasehold_client.client import Client
@@ -19,15 +21,47 @@ from leasehold_client.progress import follow
 from leasehold_client.terminal_text import echo_error
 from leasehold_client.watching import Patience, Waiting, has_ended
 
+ATTEMPTS: Final = 8
+"""How often the same is asked for again once a workload is ready: several workloads of a remap may not be."""
+
+READY_LIMIT_S: Final = 600.0
+"""How long a workload that was started is waited for until it is ready, if nothing else is said."""
+
 LAST_LOOK_S: Final = 0.5
 """How long a command is looked at, at least, when others have used up the time for all."""
 
 
-def conclude(client: Client, command: Command, workload: str, *, waiting: Waiting, output: str) -> None:
-    """Waits for a command, prints what it did, and exits with 1 unless it succeeded."""
+def conclude(
+    client: Client,
+    command: Command,
+    workload: str,
+    *,
+    waiting: Waiting,
+    output: str,
+    again: Callable[[], Command] | None = None,
+) -> None:
+    """Waits for a command, prints what it did, and exits with 1 unless it succeeded.
+
+    Args:
+        client: Where the command is watched.
+        command: The command.
+        workload: What it is about, as people call it.
+        waiting: How long it is waited for.
+        output: How it is printed.
+        again: Asks for the same once more. It is called where the command is rejected because a workload is
+            not ready, once that workload is: within the same time, or the command's own timeout. None: never.
+    """
     no_wait = not waiting.wanted
     if waiting.wanted:
+        began = time.monotonic()
         command = _wait(client, command, waiting, output)
+        for _ in range(ATTEMPTS if again is not None else 0):
+            if command.error.reason != ERROR_REASON_NOT_READY or again is None:
+                break
+            limit_s = command.timeout.ToNanoseconds() / 1e9 if waiting.limit_s is None else waiting.limit_s
+            _wait_ready(client, command, limit_s - (time.monotonic() - began))
+            left_s = None if waiting.limit_s is None else limit_s - (time.monotonic() - began)
+            command = _wait(client, again(), replace(waiting, limit_s=left_s), output)
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if output == "json":
         render.echo_json(render.to_dict(command))
@@ -38,6 +72,22 @@ def conclude(client: Client, command: Command, workload: str, *, waiting: Waitin
     if not no_wait and not succeeded:
         places = render.gpu_places(_gpus_if_known(client))
         _fail([render.with_places(line, places) for line in render.failure_lines(command)])
+
+
+def conclude_ready(client: Client, workload: Workload, *, waiting: Waiting, output: str) -> None:
+    """Waits until a workload that was started is ready, and says so."""
+    limit_s = READY_LIMIT_S if waiting.limit_s is None else waiting.limit_s
+    client.wait_workload(workload.workload_id, timeout_s=limit_s)
+    if output != "json":
+        standard_output.echo(f"{workload.name}: ready")
+
+
+def _wait_ready(client: Client, command: Command, limit_s: float) -> None:
+    """Waits for the workload of which a command was rejected because it is not ready."""
+    workload_id = command.error.metadata.get("workload_id") or command.workload_id
+    name = client.workload(workload_id).name
+    echo_error(f"leasehold: workload {name} is not ready: waiting until it is")
+    client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
 
 
 def conclude_all(

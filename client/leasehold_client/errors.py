@@ -55,6 +55,10 @@ class StillOpenError(LeaseholdError):
         self.command = command
 
 
+class NotYetError(LeaseholdError):
+    """A workload was waited for as long as asked, and is not as it was to be. It goes on."""
+
+
 class UsageError(LeaseholdError):
     """What was asked for can't be asked."""
 

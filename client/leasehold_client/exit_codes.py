@@ -16,7 +16,8 @@ EXIT_USAGE: Final = 2
 
 EXIT_NO_COORDINATOR: Final = 3
 EXIT_STILL_OPEN: Final = 4
-"""The command was waited for as long as asked, or its worker is out of contact: it has not ended."""
+"""A command has not ended, or a workload is not ready, in the time that it was waited for, or its worker is
+out of contact."""
 
 EXIT_INTERRUPTED: Final = 130
 """What a shell says of a program that SIGINT ended."""
@@ -25,13 +26,13 @@ EXIT_INTERRUPTED: Final = 130
 def fail(error: "LeaseholdError") -> NoReturn:
     """Prints an error as one line, and exits with its code."""
     # Imported late: `leasehold --help` needs no gRPC.
-    from leasehold_client.errors import NoCoordinatorError, StillOpenError, UsageError
+    from leasehold_client.errors import NoCoordinatorError, NotYetError, StillOpenError, UsageError
 
     echo_error(error_line(error.message, error.reason))
     match error:
         case NoCoordinatorError():
             sys.exit(EXIT_NO_COORDINATOR)
-        case StillOpenError():
+        case StillOpenError() | NotYetError():
             sys.exit(EXIT_STILL_OPEN)
         case UsageError():
             sys.exit(EXIT_USAGE)

@@ -17,7 +17,7 @@ Exit codes:
   1    the operation failed, or was refused
   2    bad usage: an option, a name, a pair or a configuration is wrong
   3    no coordinator answers
-  4    the command was waited for as long as it is allowed, and goes on
+  4    what was waited for has not happened in the time that is allowed; it goes on
   130  interrupted; the command goes on
 
 LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
@@ -26,6 +26,7 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 VERBS: Final = {
     "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
     "run": "Start a workload on a worker.",
+    "wait": "Wait until a workload is ready, or has ended.",
     "suspend": "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
     "wake": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
     "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",

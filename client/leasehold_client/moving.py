@@ -1,6 +1,7 @@
 """The verb that moves workloads. It can also be planned, by --dry-run."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import click
 from leasehold.v1.fleet_pb2 import FleetGpu
@@ -63,8 +64,8 @@ def remap(
         plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)
         conclude_plan(client, plan, names, "remap", output=output)
         return
-    command = client.remap(moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
-    conclude(client, command, names, waiting=waiting, output=output)
+    ask = partial(client.remap, moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
+    conclude(client, ask(), names, waiting=waiting, output=output, again=ask)
 
 
 def known_gpus(client: Client) -> list[FleetGpu]:

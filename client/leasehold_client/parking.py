@@ -1,5 +1,7 @@
 """The verbs that park and wake workloads. Each can also be planned, by --dry-run."""
 
+from functools import partial
+
 import click
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
@@ -46,16 +48,22 @@ def suspend(
 
     What its framework does with the weights first, and what then happens to its processes, is as it was
     started with (run --evict), unless --weights or --process say otherwise. One that is parked already is
-    parked by a stronger process strategy where that is asked for.
+    parked by a stronger process strategy where that is asked for. One that is not ready is waited for first,
+    within --wait-timeout or else --timeout.
     """
     if dry_run:
         plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
         conclude_plan(client, plan, workload, "suspend", output=output)
         return
-    command = client.suspend(
-        workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
+    ask = partial(
+        client.suspend,
+        workload,
+        policy=policy,
+        force=force,
+        lock_timeout_s=lock_timeout_s,
+        timeout_s=timeout_s,
     )
-    conclude(client, command, workload, waiting=waiting, output=output)
+    conclude(client, ask(), workload, waiting=waiting, output=output, again=ask)
 
 
 def _waking(name: str, other: str) -> click.Command:

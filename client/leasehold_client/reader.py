@@ -20,6 +20,7 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_client.operations import Moves, remapping, suspension, waking
 from leasehold_client.resuming import is_outage, resume
 from leasehold_client.watching import Patience, watch_command
+from leasehold_client.workload_wait import Condition, wait_workload
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of calls that only ask or create."""
@@ -199,6 +200,36 @@ class Reader:
         for current in self.watch(command, patience):
             command = current
         return command
+
+    def wait_workload(
+        self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
+    ) -> Workload:
+        """The workload once it is ready, or has ended.
+
+        A coordinator that goes away is waited for, for 30 s each time.
+
+        Args:
+            workload: Id or name.
+            condition: ``ready``: it runs, and its program is ready. ``ended``: it has ended, however.
+            timeout_s: How long to wait. None: as long as it takes.
+
+        Raises:
+            NotYetError: The time is over.
+            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE where it ended before it was ready.
+            NoCoordinatorError: The coordinator did not come back.
+        """
+        # By id: meanwhile the name may pass to another workload.
+        workload_id = self.workload(workload).workload_id
+        return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
+
+    def _watch_workload(self, workload_id: str, timeout_s: float | None) -> Generator[Workload]:
+        request = fleet_pb2.WatchWorkloadsRequest(workload=workload_id)
+        call = self._workloads.WatchWorkloads(request, timeout=timeout_s)
+        with closing(self._connection.stream(call)) as stream:
+            for response in stream:
+                if response.HasField("workload"):
+                    yield response.workload
+        raise NoCoordinatorError(f"{self.address} ended the watch of workload {workload_id}, which goes on")
 
     def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
         """What a workload wrote, from a byte on: what there is, or until the workload has ended.

@@ -102,6 +102,8 @@ def _reported_state(workload: Workload) -> str:
     text = enum_name(workload_pb2.WorkloadState.Name, status.state, "WORKLOAD_STATE_")
     if status.state == workload_pb2.WORKLOAD_STATE_RUNNING and status.HasField("error"):
         return f"{text}({reason_name(status.error.reason)})"
+    if status.state == workload_pb2.WORKLOAD_STATE_RUNNING and not status.HasField("ready_time"):
+        return f"{text}(not ready)"
     if status.yielded and status.state in PARKED:
         return f"{text}(yielded)"
     match status.exit.WhichOneof("cause"):

@@ -13,7 +13,7 @@ from leasehold_client import fleet_view, render, standard_output
 from leasehold_client.adopting import adopt, release
 from leasehold_client.checkpointing import checkpoint, echo_checkpoints, known_checkpoints, rm
 from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude, conclude_cancel
+from leasehold_client.conclusion import READY_LIMIT_S, conclude, conclude_cancel, conclude_ready
 from leasehold_client.cordoning import cordon, gpu, uncordon
 from leasehold_client.errors import UsageError
 from leasehold_client.eviction_options import Eviction, eviction_options
@@ -23,8 +23,10 @@ from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moving import known_gpus, remap
 from leasehold_client.parking import restore, suspend, wake
 from leasehold_client.resource_options import helper_options, resource_options
+from leasehold_client.standard_output import echo
 from leasehold_client.verb import (
     WEEK_S,
+    YEAR_S,
     Seconds,
     output_option,
     timeout_option,
@@ -32,6 +34,7 @@ from leasehold_client.verb import (
     waiting_options,
 )
 from leasehold_client.watching import Waiting
+from leasehold_client.workload_wait import Condition
 
 Shown = TypeVar("Shown", bound=Message)
 
@@ -101,6 +104,7 @@ def _show(
 @click.option("--worker", default="", help="Where, by name or id.  [default: where most GPUs are free]")
 @click.option("--name", default="", help="What to call it.  [default: made up]")
 @click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
+@click.option("--wait-ready", is_flag=True, help="Return once it is ready, and not only started.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
 @waiting_options()
 @timeout_option
@@ -115,12 +119,15 @@ def run(
     worker: str,
     name: str,
     environment: Sequence[str],
+    wait_ready: bool,
     arguments: Sequence[str],
     waiting: Waiting,
     timeout_s: float | None,
     output: str,
 ) -> None:
     """Start a workload on a worker. It runs on when this command has returned."""
+    if wait_ready and not waiting.wanted:
+        raise UsageError("--wait-ready and --no-wait contradict each other: give one of them")
     spec = WorkloadSpec(
         arguments=arguments,
         environment=dict(_variable(text) for text in environment),
@@ -140,6 +147,41 @@ def run(
         timeout_s=timeout_s,
     )
     conclude(client, command, workload.name, waiting=waiting, output=output)
+    if wait_ready:
+        conclude_ready(client, workload, waiting=waiting, output=output)
+
+
+@click.command()
+@click.argument("workload")
+@click.option(
+    "--for",
+    "condition",
+    type=click.Choice(["ready", "ended"]),
+    default="ready",
+    show_default=True,
+    help="What to wait for.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(min=0, max=YEAR_S),
+    default=READY_LIMIT_S,
+    metavar="SECONDS",
+    help=f"How long to wait; then exit with 4.  [default: {READY_LIMIT_S:g}]",
+)
+@output_option
+@verb
+def wait(client: Client, workload: str, condition: Condition, timeout_s: float, output: str) -> None:
+    """Wait until a workload is ready, or has ended.
+
+    One is ready once its readiness probes have succeeded; without probes, once it uses CUDA, or at once if it
+    has no GPU. If it ends before it is ready, the exit code is 1.
+    """
+    found = client.wait_workload(workload, condition, timeout_s=timeout_s)
+    if output == "json":
+        render.echo_json(render.to_dict(found))
+    else:
+        echo(f"{workload}: {'ready' if condition == 'ready' else render.workload_state(found)}")
 
 
 @click.command()
@@ -211,6 +253,7 @@ def _variable(text: str) -> tuple[str, str]:
 VERBS: Final[tuple[click.Command, ...]] = (
     get,
     run,
+    wait,
     suspend,
     wake,
     restore,

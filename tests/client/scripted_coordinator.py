@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf import any_pb2, descriptor, message_factory
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import command_pb2, fleet_pb2
@@ -41,8 +42,12 @@ def command(state: CommandState.ValueType, revision: int = 1, **fields: Any) -> 
 
 
 def workload(name: str = "one", *gpu_uuids: str) -> Workload:
-    """A workload that runs, on these GPUs."""
-    status = WorkloadStatus(state=WORKLOAD_STATE_RUNNING, lease=Lease(gpu_uuids=gpu_uuids or [A]))
+    """A workload that runs and is ready, on these GPUs."""
+    status = WorkloadStatus(
+        state=WORKLOAD_STATE_RUNNING,
+        lease=Lease(gpu_uuids=gpu_uuids or [A]),
+        ready_time=Timestamp(seconds=1_800_000_000),
+    )
     return Workload(workload_id=f"id-of-{name}", name=name, status=status)
 
 

@@ -132,11 +132,11 @@ def conclude_all(
         elif has_ended(command.state):
             has_failed = True
             first, *others = render.failure_lines(command)
-            _echo_failure([f"{label}: {first}", *others])
+            _echo_failure([with_short_names(client, line) for line in (f"{label}: {first}", *others)])
         elif not waiting.wanted and output != "json":
             _echo_stored(command, label)
     for refusal in errors:
-        echo_error(error_line(refusal.message, refusal.reason))
+        echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
     if has_failed or not all(isinstance(refusal, StillOpenError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
@@ -228,6 +228,13 @@ def _wait(client: Client, command: Command, waiting: Waiting, output: str) -> Co
         raise NoCoordinatorError(f"{error.message}; {goes_on}") from error
 
 
+def with_short_names(client: Client, text: str) -> str:
+    """A text of a daemon, which names GPUs by UUID, with their short names where they are known."""
+    if not render.names_gpus(text):
+        return text
+    return render.with_places(text, render.gpu_places(_gpus_if_known(client)))
+
+
 def _gpus_if_known(client: Client) -> list[FleetGpu]:
     """The GPUs, for their short names; none where the coordinator has gone since. What was done is done."""
     try:
@@ -238,7 +245,8 @@ def _gpus_if_known(client: Client) -> list[FleetGpu]:
 
 def _names_if_several(client: Client, plan: Plan) -> dict[str, str]:
     """The names of workloads by id; none where the plan is about one, or the coordinator has gone since."""
-    if len({member.workload_id for member in plan.members}) < 2:
+    ids = {member.workload_id for member in plan.members} | {check.workload_id for check in plan.checks}
+    if len(ids - {""}) < 2:
         return {}
     try:
         return {workload.workload_id: workload.name for workload in client.workloads()}

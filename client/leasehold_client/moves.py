@@ -96,6 +96,29 @@ def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) ->
                 )
 
 
+def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
+    """Refuses to wake a workload on another host than its own, before anything is asked of a worker.
+
+    Args:
+        workload: The workload.
+        name: The same as the user named it.
+        gpu_uuids: UUIDs of the GPUs that it is to wake on.
+        gpus: The GPUs of the fleet.
+
+    Raises:
+        UsageError: A GPU is one of another worker.
+    """
+    known = {gpu.gpu.uuid: gpu for gpu in gpus}
+    places = gpu_places(gpus)
+    here = next((gpu.worker_name for gpu in gpus if gpu.worker_id == workload.worker_id), workload.worker_id)
+    for uuid in gpu_uuids:
+        if uuid in known and known[uuid].worker_id != workload.worker_id:
+            raise UsageError(
+                f"{name} can't wake on {places[uuid]}: a parked workload can't leave its host, and "
+                f"{known[uuid].worker_name} is another; name a GPU of {here}"
+            )
+
+
 def _held_gpus(name: str, workload: Workload) -> Sequence[str]:
     if not workload.status.HasField("lease"):
         raise LeaseholdError(

@@ -9,6 +9,7 @@ from leasehold_client.client import Client
 from leasehold_client.conclusion import conclude, conclude_plan
 from leasehold_client.eviction_options import policy_options
 from leasehold_client.gpu_names import resolve_list
+from leasehold_client.moves import check_host
 from leasehold_client.moving import known_gpus
 from leasehold_client.verb import (
     dry_run_option,
@@ -98,7 +99,11 @@ def _waking(name: str, other: str) -> click.Command:
         timeout_s: float | None,
         output: str,
     ) -> None:
-        uuids = resolve_list(to, known_gpus(client)) if to is not None else []
+        uuids: list[str] = []
+        if to is not None:
+            gpus = known_gpus(client)
+            uuids = resolve_list(to, gpus)
+            check_host(client.workload(workload), workload, uuids, gpus)
         if dry_run:
             plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
             conclude_plan(client, plan, workload, name, output=output)

@@ -6,6 +6,7 @@ from typing import Final
 from leasehold.v1 import plan_pb2
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.plan_pb2 import (
+    Check,
     CheckResult,
     DestinationPlan,
     HostMemoryPlan,
@@ -67,11 +68,8 @@ def echo_plan(
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
     lines += pair_lines(plan.pairs, [destination.gpu_uuid for destination in plan.destinations], places)
-    checks = [
-        (check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail))
-        for check in plan.checks
-    ]
-    lines += table_lines(dict.fromkeys(checks))  # several workloads may have one and the same
+    # An older worker doesn't say of which workload a check is: several may read the same.
+    lines += table_lines(dict.fromkeys(_check_row(check, names or {}) for check in plan.checks))
     if plan.HasField("estimate"):
         seconds = plan.estimate.duration.ToTimedelta().total_seconds()
         basis = f" ({_one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
@@ -122,6 +120,12 @@ def _member_row(planned: MemberPlan, places: Mapping[str, str], names: Mapping[s
     state = enum_name(MemberState.Name, member.state, "MEMBER_STATE_")
     workload = [names.get(planned.workload_id, planned.workload_id)] if names else []
     return [*workload, f"pid {member.pid}", state, used or "no device memory known"]
+
+
+def _check_row(check: Check, names: Mapping[str, str]) -> tuple[str, ...]:
+    """A check, with its workload where there are several: "-" where it is about all."""
+    workload = [names.get(check.workload_id, check.workload_id) or "-"] if names else []
+    return (*workload, check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail))
 
 
 def _host_memory(host_memory: HostMemoryPlan) -> str:

@@ -66,6 +66,11 @@ def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
     return {gpu.gpu.uuid: f"{gpu.worker_name}/{gpu.gpu.slot}" for gpu in gpus}
 
 
+def names_gpus(text: str) -> bool:
+    """Whether a text names a GPU by UUID."""
+    return _GPU_UUID.search(text) is not None
+
+
 def with_places(text: str, places: Mapping[str, str]) -> str:
     """A text of a worker, which names GPUs by UUID, with their short names."""
     return _GPU_UUID.sub(lambda found: places.get(found[0], found[0]), text)
@@ -185,7 +190,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
         timings = ", ".join(_phase(phase) for phase in member.phases)
         echo(f"  pid {member.pid}: {timings or 'nothing to do'}")
     for warning in result.warnings:
-        echo(f"  warning: {warning}")
+        echo(f"  warning: {with_places(warning, places)}")
 
 
 def _phase(phase: PhaseTiming) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Final, ParamSpec
 import click
 
 from leasehold_client.client import Client
+from leasehold_client.conclusion import with_short_names
 from leasehold_client.config import load_config, parse_address
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.exit_codes import fail, interrupted
@@ -97,7 +98,11 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
     def call(coordinator: str | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
         try:
             with Client(parse_address(coordinator or load_config().coordinator)) as client:
-                function(client, *positional, **named)
+                try:
+                    function(client, *positional, **named)
+                except LeaseholdError as error:
+                    error.message = with_short_names(client, error.message)
+                    raise
         except LeaseholdError as error:
             fail(error)
         except KeyboardInterrupt:

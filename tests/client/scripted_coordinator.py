@@ -48,7 +48,7 @@ def workload(name: str = "one", *gpu_uuids: str) -> Workload:
         lease=Lease(gpu_uuids=gpu_uuids or [A]),
         ready_time=Timestamp(seconds=1_800_000_000),
     )
-    return Workload(workload_id=f"id-of-{name}", name=name, status=status)
+    return Workload(workload_id=f"id-of-{name}", name=name, worker_id="w-1", status=status)
 
 
 def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str) -> None:

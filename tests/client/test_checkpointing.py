@@ -15,7 +15,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_client.policies import make_policy
 
 from .conftest import CommandLine
-from .scripted_coordinator import A, C, ScriptedCoordinator, refuse, workload
+from .scripted_coordinator import A, B, ScriptedCoordinator, refuse, workload
 
 SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
 GIB = 2**30
@@ -103,13 +103,13 @@ def test_wake_and_restore_are_one(leasehold: CommandLine, scripted: ScriptedCoor
     serve(scripted)
     watched(scripted, done_command(Operation(restore=command_pb2.RestoreOperation())))
     scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=Plan(already_there=True))
-    done = leasehold(verb, "one", "--to", "beta/0", "--checkpoint", "k-1")
+    done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout == "one: restore done in 2.00 s\n"
     [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
-    wanted = command_pb2.RestoreOperation(gpu_uuids=[C], checkpoint_id="k-1")
+    wanted = command_pb2.RestoreOperation(gpu_uuids=[B], checkpoint_id="k-1")
     assert request.operation == wanted
-    done = leasehold(verb, "one", "--to", "beta/0", "--checkpoint", "k-1", "--dry-run")
+    done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1", "--dry-run")
     assert done.stdout == f"one: {verb} would have nothing to do\n"
     [planned] = scripted.asked(fleet_pb2.PlanRequest)
     assert planned.operation.restore == wanted

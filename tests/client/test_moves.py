@@ -87,7 +87,7 @@ def test_each_workload_gets_its_pairs(
         (
             "one two --pair alpha/0=alpha/1 --pair alpha/2=alpha/0",
             2,
-            f"the pair 'alpha/2=alpha/0' moves {C}, which none of one, two holds",
+            "the pair 'alpha/2=alpha/0' moves alpha/2, which none of one, two holds",
         ),
         ("one two --pair alpha/0=alpha/1", 2, "no --pair moves a GPU of two: add one, or leave two out"),
         ("one parked --swap", 1, "parked is SUSPENDED and holds no GPU"),

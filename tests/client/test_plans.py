@@ -131,13 +131,13 @@ def test_a_plan_for_programs_has_the_fields_of_the_proto(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
     plays(scripted, PLAN)
-    done = leasehold("restore", "one", "--to", "beta/0", "--dry-run", "-o", "json")
+    done = leasehold("restore", "one", "--to", "alpha/1", "--dry-run", "-o", "json")
     assert (done.code, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["host_memory"]["needed_bytes"] == str(4 * GIB)
     assert document["destinations"][1] == {"gpu_uuid": C, "gpu_name": "H100"}
     [request] = scripted.asked(fleet_pb2.PlanRequest)
-    assert list(request.operation.restore.gpu_uuids) == [C]
+    assert list(request.operation.restore.gpu_uuids) == [B]
 
 
 def test_members_of_several_workloads_are_told_apart(
@@ -194,4 +194,30 @@ def test_a_plan_names_gpus_one_way_and_tells_each_thing_once(
         "  mps     ok       not used",
         "  memory  REFUSED  alpha/1 has no room",
         "  warning: alpha/0 is warm",
+    ]
+
+
+def test_the_checks_of_several_workloads_say_whose_they_are(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    passed = plan_pb2.CHECK_RESULT_PASSED
+    plan = Plan(
+        checks=[
+            Check(name="runnable", result=passed, detail="looked at 1", workload_id="id-of-one"),
+            Check(name="runnable", result=passed, detail="looked at 1", workload_id="id-of-two"),
+            Check(name="mig", result=passed, detail="off"),
+        ],
+    )
+    plays(scripted, plan)
+    scripted.answers["GetWorkload"] = lambda request, _: fleet_pb2.GetWorkloadResponse(
+        workload=workload(request.workload, A if request.workload == "one" else B)
+    )
+    scripted.answers["ListWorkloads"] = lambda request, _: fleet_pb2.ListWorkloadsResponse(
+        workloads=[workload("one"), workload("two")]
+    )
+    done = leasehold("remap", "one", "two", "--swap", "--dry-run")
+    assert done.stdout.splitlines()[1:] == [
+        "  one  runnable  ok  looked at 1",
+        "  two  runnable  ok  looked at 1",
+        "  -    mig       ok  off",
     ]

@@ -250,14 +250,43 @@ def test_gpus_are_sent_by_uuid_in_their_order(leasehold: CommandLine, scripted: 
     )
     assert leasehold("remap", "one", "--to", "alpha/0,bbbb").code == 0
     assert leasehold("remap", "one", "--pair", f"{A}=alpha/1").code == 0
-    assert leasehold("restore", "one", "--to", "beta/0,GPU-a").code == 0
+    assert leasehold("restore", "one", "--to", "alpha/1,GPU-a").code == 0
     pairs = [
         [(pair.old_uuid, pair.new_uuid) for pair in request.operation.moves[0].pairs]
         for request in scripted.asked(fleet_pb2.RemapWorkloadsRequest)
     ]
     assert pairs == [[(B, A), (A, B)], [(A, B)]]
     [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
-    assert list(request.operation.gpu_uuids) == [C, A]
+    assert list(request.operation.gpu_uuids) == [B, A]
+
+
+@pytest.mark.parametrize("verb", ["wake", "restore"])
+@pytest.mark.parametrize("planned", [[], ["--dry-run"]])
+def test_a_parked_workload_cannot_leave_its_host(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str, planned: list[str]
+) -> None:
+    done = leasehold(verb, "one", "--to", "beta/0", *planned)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "leasehold: one can't wake on beta/0: a parked workload can't leave its host, and beta is another; "
+        "name a GPU of alpha\n"
+    )
+    assert not scripted.asked(fleet_pb2.RestoreWorkloadRequest)
+
+
+def test_refusals_and_warnings_name_gpus_as_people_do(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "NO_FREE_GPU",
+        f"{A} is leased, and {'GPU-9' + A[5:]} too",
+    )
+    done = leasehold("suspend", "one")
+    assert "alpha/0 is leased, and GPU-9" in done.stderr
+    scripted.plays(command(SUCCEEDED, result=CommandResult(warnings=[f"a process is on {B}"])))
+    assert "  warning: a process is on alpha/1\n" in leasehold("suspend", "one").stdout
 
 
 def test_a_workload_that_holds_no_gpu_is_not_moved(

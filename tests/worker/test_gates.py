@@ -75,7 +75,7 @@ def test_a_host_with_nothing_wrong(session: Session, host: SimulatedHost) -> Non
     assert plan.host_memory.available_bytes > plan.host_memory.needed_bytes
     assert list(plan.released_gpu_uuids) == [host.gpus[0].uuid]
     assert plan.estimate.duration.ToNanoseconds() > 0
-    assert "planned" in plan.estimate.basis
+    assert "assumed" in plan.estimate.basis
 
 
 def test_a_plan_of_a_move_has_the_completed_pairs(session: Session, host: SimulatedHost) -> None:
@@ -90,6 +90,20 @@ def test_a_plan_of_a_move_has_the_completed_pairs(session: Session, host: Simula
     assert destination.gpu_uuid == second
     assert destination.free_bytes > destination.needed_bytes > 2**20
     assert list(plan.released_gpu_uuids) == [first]
+
+
+def test_a_plan_of_several_workloads_says_whose_each_check_is(session: Session, host: SimulatedHost) -> None:
+    start(session, "w1")
+    start(session, "w2")
+    first, second, *_ = uuids(host)
+    swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
+    plan = plan_of(session, "", remap=swap)
+    assert reasons(plan) == []
+    told = [(check.workload_id, check.name, check.detail) for check in plan.checks]
+    assert len(set(told)) == len(told)
+    for name in ("pairs", "state", "runnable", "members", "device_memory"):
+        assert [check.workload_id for check in plan.checks if check.name == name] == ["w1", "w2"], name
+    assert {check.workload_id for check in plan.checks if check.name in ("driver", "mps", "chips")} == {""}
 
 
 def test_a_plan_changes_nothing(session: Session, host: SimulatedHost) -> None:

@@ -1,6 +1,7 @@
 """Operations of a worker process that are planned, cancelled, undone, or concern several workloads."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -151,10 +152,34 @@ def test_two_workloads_swap_their_gpus_by_one_command(session: Session, host: Si
     outcome = session.run("c3", "w1", remap=swap)
     assert outcome.state == SUCCEEDED, outcome
     assert {workload.workload_id for workload in outcome.workloads} == {"w1", "w2"}
-    assert any("PCI bus id" in warning for warning in outcome.result.warnings)
+    assert not any("NCCL" in warning for warning in outcome.result.warnings), "neither has loaded it"
     leases(session, ["w2", "w1", "", ""])
     wait_counting(session, "w1", second)
     wait_counting(session, "w2", first)
+
+
+WITH_NCCL = """
+import ctypes, runpy, sys
+ctypes.CDLL(sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_move_of_a_workload_that_has_loaded_nccl_warns(
+    session: Session, host: SimulatedHost, tmp_path: Path
+) -> None:
+    library = loaded_library(os.getpid(), "libm.so")
+    assert library is not None
+    nccl = shutil.copyfile(library.path, tmp_path / "libnccl.so.2")
+    run = counter_run("one")
+    run.spec.arguments[1:2] = ["-c", WITH_NCCL, str(nccl), run.spec.arguments[1]]
+    session.run("c1", "w1", run=run)
+    wait_counting(session, "w1")
+    first, second = uuids(host)[:2]
+    outcome = session.run("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
+    assert outcome.state == SUCCEEDED, outcome
+    assert any("has loaded NCCL" in warning for warning in outcome.result.warnings)
 
 
 def test_a_swap_that_fails_for_one_is_undone_for_both(session: Session, host: SimulatedHost) -> None:

@@ -102,11 +102,12 @@ class Destinations:
                 plan.destinations.append(
                     Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
                 )
-                if old in needed and new not in free and new not in shared:
-                    findings.warn("device_memory", UNKNOWN_FREE.format(new))
-                    continue
-                with findings.check("device_memory", f"enough on {new}"):
-                    check_memory((GpuPair(old, new),), free_then, needed, shared, empty)
+                with findings.about(party.workload):
+                    if old in needed and new not in free and new not in shared:
+                        findings.warn("device_memory", UNKNOWN_FREE.format(new))
+                        continue
+                    with findings.check("device_memory", f"enough on {new}"):
+                        check_memory((GpuPair(old, new),), free_then, needed, shared, empty)
 
     async def _memory(
         self, members: Iterable[Member]

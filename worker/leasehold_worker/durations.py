@@ -16,6 +16,7 @@ from leasehold_worker.checkpoint.rates import Estimate
 from leasehold_worker.hooks.context import calls
 from leasehold_worker.plan import Plan
 from leasehold_worker.report import OperationPhase, Report
+from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import CHECKPOINT, DISCARD, DISK, OFFLOAD, RETAIN, STOP
 
 REMEMBERED_LIMIT: Final = 4096
@@ -120,12 +121,12 @@ class Durations:
         seen_s = self._seen_s.get((plan.party.workload.workload_id, way, name, weights))
         if seen_s is not None:
             return Estimate(seen_s, f"{name} {seen_s:.1f} s (as the last time)")
-        fixed_s, assumed_rate = ASSUMED[way, name, weights]
-        rate = self._rates.get(name, assumed_rate)
-        source = "as seen here" if name in self._rates else "assumed"
+        if (seen_rate := self._rates.get(name)) is not None:  # all of the time that was seen is in it
+            return Estimate(size / seen_rate, f"{name} at {size_text(int(seen_rate))}/s (as seen here)")
+        fixed_s, rate = ASSUMED[way, name, weights]
         if not rate:
-            return Estimate(fixed_s, f"{name} {fixed_s:.1f} s ({source})")
-        text = f"{name} {fixed_s:.1f} s and {rate / 1e9:.1f} GB/s ({source})"
+            return Estimate(fixed_s, f"{name} {fixed_s:.1f} s (assumed)")
+        text = f"{name} {fixed_s:.1f} s and {size_text(int(rate))}/s (assumed)"
         return Estimate(fixed_s + size / rate, text)
 
 

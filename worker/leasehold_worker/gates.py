@@ -93,8 +93,9 @@ class Gates:
     async def mig(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
         """MIG, which no driver checkpoints (NVIDIA/cuda-checkpoint issue 42)."""
         enabled = await trio.to_thread.run_sync(self._inventory.mig_enabled)
-        with findings.check("mig", "off"):
-            for gpu_uuid in gpu_uuids:
+        asked = list(gpu_uuids)
+        with findings.check("mig", f"off on {', '.join(asked)}" if asked else "off: no GPU is concerned"):
+            for gpu_uuid in asked:
                 if gpu_uuid in enabled:
                     raise OperationError(
                         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,

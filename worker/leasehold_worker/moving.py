@@ -34,6 +34,7 @@ from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.leases import Lease
+from leasehold_worker.libraries import loaded_library
 from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import is_sequential, require_alive, require_open
@@ -49,10 +50,14 @@ RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
 STALE_BUS_ID: Final = (
-    "programs that set up NCCL after this move may fail to: they may read the PCI bus id of their old GPU"
+    "a process of the workload has loaded NCCL: communicators that are made after this move may fail, as the "
+    "driver may tell the PCI bus id of the old GPU; if they do, run the workload again"
 )
 """NVIDIA/cuda-checkpoint issue 48."""
 
+NCCL: Final = "libnccl.so"
+LIBRARIES_TIMEOUT_S: Final = 2.0
+"""How long it may take to read what members have loaded. Members that can't be read in time may use NCCL."""
 
 _CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was cancelled, and undone")
 
@@ -292,6 +297,7 @@ class Moving:
         done: bool,
     ) -> None:
         members, occupancies = await where_members_are(self._proof, plan, outcomes, done=done)
+        may_use_nccl = done and bool(plan.pairs) and await _may_use_nccl(plan)
         if not done:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
             error = error or next((told for told in errors if told is not None), _CANCELLED)
@@ -299,7 +305,7 @@ class Moving:
         if done:
             settlement.done(report)
             report.applied_pairs = plan.pairs
-            if plan.pairs:
+            if may_use_nccl:
                 report.warnings.append(STALE_BUS_ID)
         else:
             settlement.failed(occupancies, report)
@@ -508,3 +514,15 @@ def _mark_restored(plan: Plan) -> None:
     """From now on, killing the members while they run could hang the host."""
     for party in plan.parties:
         party.workload.restored = True
+
+
+async def _may_use_nccl(plan: Plan) -> bool:
+    """Whether a member has loaded NCCL, or it is not known what the members have loaded."""
+    pids = [member.identity.pid for member in plan.members]
+
+    def look() -> bool:
+        return any(loaded_library(pid, NCCL) for pid in pids)
+
+    with trio.move_on_after(LIBRARIES_TIMEOUT_S):
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+    return True

@@ -5,7 +5,7 @@ The operation itself begins with the same plan, so that a dry run and the real t
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from leasehold.v1 import errors_pb2, plan_pb2
@@ -30,11 +30,19 @@ NOT_CHECKED: Final = plan_pb2.CHECK_RESULT_NOT_CHECKED
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition: what was looked at, how it came out, and what was found, with the remedy."""
+    """One condition.
+
+    Attributes:
+        name: What was looked at.
+        result: How it came out.
+        detail: What was found, with the remedy.
+        workload_id: The workload that it is about. Empty: all of the plan.
+    """
 
     name: str
     result: CheckResult.ValueType
     detail: str
+    workload_id: str = ""
 
 
 @dataclass(slots=True)
@@ -45,6 +53,17 @@ class Findings:
     refusals: list[OperationError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     excused: list[OperationError] = field(default_factory=list)
+    workload_id: str = ""
+    """The workload that is looked at. Empty: all of the plan."""
+
+    @contextmanager
+    def about(self, workload: Workload) -> Iterator[None]:
+        """Within it, conditions are those of one workload."""
+        self.workload_id = workload.workload_id
+        try:
+            yield
+        finally:
+            self.workload_id = ""
 
     @contextmanager
     def check(self, name: str, detail: str) -> Iterator[None]:
@@ -58,30 +77,33 @@ class Findings:
 
     def passed(self, name: str, detail: str) -> None:
         """Notes a condition that is as it must be."""
-        self.checks.append(Check(name, PASSED, detail))
+        self._add(name, PASSED, detail)
 
     def refuse(self, name: str, error: OperationError) -> None:
         """Notes a condition that stops the operation."""
         self.refusals.append(error)
-        self.checks.append(Check(name, REFUSED, error.message))
+        self._add(name, REFUSED, error.message)
 
     def warn(self, name: str, detail: str) -> None:
         """Notes a condition that deserves attention."""
         self.warnings.append(detail)
-        self.checks.append(Check(name, WARNING, detail))
+        self._add(name, WARNING, detail)
 
     def excuse(self, refusal: OperationError, detail: str) -> None:
         """Takes a refusal back, since something is done about it first."""
         self.refusals.remove(refusal)
         self.excused.append(refusal)
         self.checks = [
-            Check(check.name, WARNING, detail) if check.detail == refusal.message else check
+            replace(check, result=WARNING, detail=detail) if check.detail == refusal.message else check
             for check in self.checks
         ]
 
     def skip(self, name: str, detail: str) -> None:
         """Notes a condition that could not be looked at."""
-        self.checks.append(Check(name, NOT_CHECKED, detail))
+        self._add(name, NOT_CHECKED, detail)
+
+    def _add(self, name: str, result: CheckResult.ValueType, detail: str) -> None:
+        self.checks.append(Check(name, result, detail, self.workload_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,7 +315,10 @@ class Preflight:
             if any(party.workload is workload for party in plan.parties):
                 raise invalid("moves", f"workload {workload.name} is named twice: give all its pairs at once")
             plan.parties.append(Party(workload, home=home_of(workload)))
-            with plan.findings.check("pairs", f"for GPUs that {workload.name} holds"):
+            with (
+                plan.findings.about(workload),
+                plan.findings.check("pairs", f"for GPUs that {workload.name} holds"),
+            ):
                 if workload.state == RUNNING and workload.lease is None:
                     raise invalid(
                         "pairs",
@@ -341,7 +344,7 @@ class Preflight:
         """Checks the needs of parking: members that can be locked and checkpointed, and host memory."""
         findings = plan.findings
         for party in plan.parties:
-            with findings.check("state", f"{party.workload.name} is running"):
+            with findings.about(party.workload), findings.check("state", f"{party.workload.name} is running"):
                 require_state(party.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
             party.home = party.home or home_of(party.workload)
         self._gates.driver(findings, cuda_version)
@@ -351,18 +354,20 @@ class Preflight:
         for party in plan.parties:
             # An image holds any program, and then there is nothing for the driver to do.
             held = party.workload.lease is not None or party.workload.is_asleep
-            await self._find_members(findings, party, needs_cuda=held or verb != "checkpointed")
+            with findings.about(party.workload):
+                await self._find_members(findings, party, needs_cuda=held or verb != "checkpointed")
         if plan.refused:
             return
         await self._gates.members(findings, plan.members)
         self._look_at_host_memory(plan)
         for party in plan.parties:
             if are_unlisted(party.members):
-                findings.warn(
-                    "device_memory_known",
-                    f"NVML lists no member of workload {party.workload.name} on a GPU: all memory in use on "
-                    "its GPUs counts as its own, and where its members run is not proved",
-                )
+                with findings.about(party.workload):
+                    findings.warn(
+                        "device_memory_known",
+                        f"NVML lists no member of workload {party.workload.name} on a GPU: all memory in use "
+                        "on its GPUs counts as its own, and where its members run is not proved",
+                    )
 
     def _look_at_host_memory(self, plan: Plan) -> None:
         need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
@@ -453,23 +458,27 @@ class Preflight:
         if not plan.members:
             return None
         lanes_s: list[float] = []
-        chips: dict[str, None] = {}
+        chips: dict[str, int] = {}
         for party in plan.parties:
             times_s = []
             for member in party.members:
                 chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
-                chips[chip] = None
+                chips[chip] = max(chips.get(chip, 0), member.total_bytes)
                 times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
             lanes_s += [sum(times_s)] if is_sequential(party.workload.spec, party.members) else times_s
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
-        return Estimate(duration_s, "; ".join(self._rates.basis(chip, calls) for chip in chips) + order)
+        bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]
+        return Estimate(duration_s, "; ".join(bases) + order)
 
 
 def _check_ready(plan: Plan) -> None:
     for party in plan.parties:
         if party.workload.has_probe:
-            with plan.findings.check("ready", f"{party.workload.name} is ready"):
+            with (
+                plan.findings.about(party.workload),
+                plan.findings.check("ready", f"{party.workload.name} is ready"),
+            ):
                 require_ready(party.workload)
 
 

@@ -275,7 +275,9 @@ def plan(record: Plan) -> plan_pb2.Plan:
         if need
         else None,
         checks=[
-            plan_pb2.Check(name=check.name, result=check.result, detail=check.detail)
+            plan_pb2.Check(
+                name=check.name, result=check.result, detail=check.detail, workload_id=check.workload_id
+            )
             for check in record.findings.checks
         ],
         estimate=plan_pb2.Estimate(duration=duration(estimate.duration_s), basis=estimate.basis)

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from leasehold.v1.errors_pb2 import ERROR_REASON_NOT_READY as NOT_READY
 
 from .fleets import COUNTER, LEASEHOLD, Fleet
 
@@ -41,6 +44,35 @@ def test_the_whole_way_by_hand(fleet: Fleet) -> None:
     fleet.cli("stop", "two")
     fleet.wait(lambda: fleet.leases() == {})
     assert "EXITED(0)" in fleet.cli("get", "workloads", "--all").stdout
+
+
+LATE = """
+import os, runpy, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A counter that begins to use CUDA once a file is there."""
+
+
+def test_a_suspend_right_after_a_run_waits_until_the_workload_is_ready(fleet: Fleet, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    program = [sys.executable, "-c", LATE, str(gate), str(COUNTER), "--bytes", "1MiB"]
+    fleet.cli("run", "--gpus", "1", "--name", "one", "--", *program)
+    assert "RUNNING(not ready)" in fleet.cli("get", "workloads").stdout
+    assert "NOT_READY" in fleet.cli("suspend", "one", "--dry-run", code=1).stderr
+    assert fleet.cli("wait", "one", "--timeout", "0.1", code=4).stdout == ""
+    with ThreadPoolExecutor(1) as pool:
+        suspended = pool.submit(fleet.cli, "suspend", "one")
+        fleet.wait(lambda: any(command.error.reason == NOT_READY for command in fleet.client.commands()))
+        gate.touch()
+        done = suspended.result(60)
+    assert "released alpha/0" in done.stdout
+    assert done.stderr == "leasehold: workload one is not ready: waiting until it is\n"
+    fleet.cli("restore", "one")
+    assert fleet.cli("wait", "one", "--for", "ready").stdout == "one: ready\n"
+    assert "workload one is RUNNING and ready" in fleet.cli("get", "events", "one").stdout
 
 
 def test_a_workload_of_several_gpus_moves_as_one(fleet: Fleet) -> None:

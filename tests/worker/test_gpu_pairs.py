@@ -44,6 +44,11 @@ def test_wrong_pairs_are_refused(pairs: list[GpuPair], reason: int) -> None:
     assert error.value.reason == reason
 
 
+def test_a_gpu_of_another_host_is_refused_as_such() -> None:
+    with pytest.raises(OperationError, match="GPU-x is not a GPU of this host, which a workload can't leave"):
+        complete_pairs([GpuPair(A, "GPU-x")], H100)
+
+
 def test_another_chip_is_refused() -> None:
     with pytest.raises(OperationError) as error:
         complete_pairs([GpuPair(A, B)], MIXED)

@@ -102,7 +102,8 @@ def _check(pairs: Sequence[GpuPair], chips: Mapping[str, str]) -> None:
         if uuid not in chips:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-                f"{uuid} is not a GPU of this worker, which has {', '.join(chips) or 'none'}",
+                f"{uuid} is not a GPU of this host, which a workload can't leave: name one of "
+                f"{', '.join(chips) or 'none, as it has no GPU'}",
                 {"gpu_uuid": uuid},
             )
     for side, uuids in (

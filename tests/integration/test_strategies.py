@@ -18,8 +18,8 @@ from .models import STATES, WORKER, Model, require_images, told
 WEIGHTS = ("retain", "offload", "discard")
 ESTIMATED = {
     "keep_running": ["hooks"],
-    "cuda_suspend": ["hooks", "checkpoint at"],
-    "checkpoint": ["hooks", "checkpoint at", "image"],
+    "cuda_suspend": ["hooks", "checkpoint of"],
+    "checkpoint": ["hooks", "checkpoint of", "image"],
     "stop": ["terminate"],
 }
 """What the time that a dry run tells is made of, by process strategy."""

@@ -233,6 +233,26 @@ async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> 
     assert spec.ByteSize() < 5000
 
 
+async def test_a_user_has_so_many_claims_and_root_has_room_for_more(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_turns, "USER_CLAIMED_LIMIT", 1)
+    monkeypatch.setattr(claim_turns, "CLAIMED_LIMIT", 2)
+    nothing = ClaimOpen(hold=EXEC, spec=workload_pb2.WorkloadSpec())
+    with running("sleep", "1000") as second, running("sleep", "1000") as third:
+        theirs = [Peer(who.identity, 65_534, "nobody") for who in (peer, second)]
+        await local.grant(theirs[0], nothing)
+        for who, text in ((theirs[1], "user nobody has 1 claims"), (second, None), (third, "has 2 claims")):
+            if text is None:
+                await local.grant(who, nothing)
+                continue
+            _, stream = local.begin(who, ClaimRequest(open=nothing))
+            with trio.fail_after(10):
+                await stream.ended.wait()
+            assert text in stream.refusals[0].message
+            assert stream.refusals[0].reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+
+
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
     assert local.answers.list().workloads[0].spec.arguments

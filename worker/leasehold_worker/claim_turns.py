@@ -23,7 +23,7 @@ from leasehold_worker.processes import lineage, process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
 from leasehold_worker.wire_durations import seconds
-from leasehold_worker.workload import ENDED, Workload
+from leasehold_worker.workload import CLAIM, ENDED, EXEC, Workload
 
 HOOKS_LIMIT_BYTES: Final = 65_536
 """What the hooks of a claim may have: they travel with all that is told of its workload."""
@@ -40,6 +40,12 @@ SIGNAL_LIMIT: Final = 64
 
 LABELS_LIMIT_BYTES: Final = 4096
 """Keys and values of a claim's labels together."""
+
+CLAIMED_LIMIT: Final = 512
+"""Claims that are granted and have not ended: a hello tells all of them in one frame."""
+
+USER_CLAIMED_LIMIT: Final = 256
+"""Those of one user other than root and the worker's."""
 
 SEARCHES_LIMIT: Final = 4
 """Claims at once whose descendants are looked at, each in a thread."""
@@ -158,9 +164,25 @@ class ClaimTurns:
             _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
         _check_helper(wanted.spec.helper)
         _check_sizes(wanted.spec, self._parts.pool.capacity)
+        self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "waits for a claim already: one at a time")
         self.check_unowned(peer)
+
+    def _check_number(self, peer: Peer) -> None:
+        """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
+        granted = [each for each in self._parts.workloads.all() if each.state not in ENDED]
+        claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
+        mine = sum(each.uid == peer.uid for each in claimed)
+        if len(claimed) >= CLAIMED_LIMIT:
+            why = f"this worker has {len(claimed)} claims, as many as it keeps"
+        elif not peer.is_trusted and mine >= USER_CLAIMED_LIMIT:
+            why = f"user {peer.user} has {mine} claims, as many as a user may have"
+        else:
+            return
+        raise OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
+        )
 
     def check_unowned(self, peer: Peer) -> None:
         """Refuses a process that belongs to a workload, or that has the first process of one below it.

@@ -114,6 +114,9 @@ class Reporter:
         if hello.ByteSize() > HELLO_LIMIT_BYTES:
             for workload in hello.workloads:
                 workload.ClearField("spec")
+        if hello.ByteSize() > HELLO_LIMIT_BYTES:
+            for workload in hello.workloads:
+                workload.status.ClearField("members")
         return hello
 
     def description(self) -> list[Gpu | Capability]:

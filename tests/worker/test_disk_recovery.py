@@ -87,7 +87,7 @@ async def end(parts: Parts) -> None:
 
 async def test_who_was_certainly_told_to_end_is_stopped_however_long_it_takes(parts: Parts) -> None:
     assert await settled(parts, "ending") == ("", STOPPED)
-    assert not parts.workloads.get("w").processes()
+    assert not await parts.workloads.get("w").find_processes()
 
 
 @pytest.mark.parametrize("checkpoint_id", ["c-1", ""], ids=["saved", "not saved"])
@@ -102,7 +102,7 @@ async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
 ) -> None:
     monkeypatch.setattr(stopping, "KILL_AGAIN_S", 0.1)
     assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
-    assert not parts.workloads.get("w").processes()
+    assert not await parts.workloads.get("w").find_processes()
 
 
 async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_same(

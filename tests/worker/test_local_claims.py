@@ -316,13 +316,15 @@ async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_beh
         monkeypatch.setattr(local_claims, "is_alive", fail)
     else:
         check, calls = ClaimTurns.check_unowned, iter((check_once, fail))
-        monkeypatch.setattr(ClaimTurns, "check_unowned", lambda turns, peer: next(calls)(check, turns, peer))
+        monkeypatch.setattr(
+            ClaimTurns, "check_unowned", lambda turns, session: next(calls)(check, turns, session)
+        )
     refusal = await local.refused(peer, wanted())
     assert refusal.reason == errors_pb2.ERROR_REASON_INTERNAL
 
 
-def check_once(check: Callable[[ClaimTurns, Peer], None], turns: ClaimTurns, peer: Peer) -> None:
-    check(turns, peer)
+def check_once(check: Callable[[ClaimTurns, Session], None], turns: ClaimTurns, session: Session) -> None:
+    check(turns, session)
 
 
 async def test_descendants_are_read_beside_the_worker_s_loop(

@@ -61,7 +61,7 @@ from leasehold_worker.workload import Workload
 helpers = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
 workload = Workload("w-1", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
                     datetime.now(UTC), None, uid=os.getuid(), mark="LEASEHOLD_WORKLOAD_ID=w-1")
-found = [identity.pid for identity in workload.processes()]
+found = [identity.pid for identity in workload.scanner(workload.mark)(0.0).processes]
 found += [identity.pid for identity in trio.run(workload.find_processes)]
 print(*found, flush=True)
 for helper in helpers:
@@ -86,7 +86,7 @@ def make(workload_id: str, root: ProcessIdentity, mark: str = "", uid: int | Non
 
 
 def pids(workload: Workload) -> set[int]:
-    return {identity.pid for identity in workload.processes()}
+    return {identity.pid for identity in workload.scanner(workload.mark)(0.0).processes}
 
 
 def sure(pid: int) -> ProcessIdentity:

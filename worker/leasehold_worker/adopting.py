@@ -194,7 +194,7 @@ class Adopting:
     async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
         findings = Findings()
         self._gates.driver(findings, SUSPEND_CUDA_VERSION)
-        if self._gates.runnable(findings, processes) and not findings.refusals:
+        if await self._gates.runnable(findings, processes) and not findings.refusals:
             search = await search_members(self._driver, processes)
             if search.closed:
                 usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)

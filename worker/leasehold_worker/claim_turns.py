@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -14,11 +15,12 @@ from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
 
 from leasehold_worker import wire
 from leasehold_worker.errors import OperationError
-from leasehold_worker.foreign import owner
+from leasehold_worker.foreign import owner, read_mark
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import lineage, process_tree
 from leasehold_worker.resources import Allocation, AllocRequest
 from leasehold_worker.strategies import resolve
@@ -46,12 +48,6 @@ CLAIMED_LIMIT: Final = 512
 
 USER_CLAIMED_LIMIT: Final = 256
 """Those of one user other than root and the worker's."""
-
-SEARCHES_LIMIT: Final = 4
-"""Claims at once whose descendants are looked at, each in a thread."""
-
-SEARCH_TIMEOUT_S: Final = 10.0
-"""How long that may take. One descendant that is stuck in the kernel makes it wait for ever."""
 
 TEXT_LIMIT: Final = 128
 """Characters of the name or the UUID of a GPU."""
@@ -82,6 +78,8 @@ class Session:
         self.request = request
         self.tell = tell
         self.scope = trio.CancelScope()
+        self.marked_id = ""
+        """The workload id that its process was started with. Empty: none, or it was not read yet."""
 
     def close(self) -> None:
         """The claimant is gone. On trio's thread."""
@@ -97,7 +95,6 @@ class ClaimTurns:
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
         self._waiting: dict[str, Session] = {}
-        self._searches = trio.CapacityLimiter(SEARCHES_LIMIT)
 
     @asynccontextmanager
     async def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
@@ -109,8 +106,9 @@ class ClaimTurns:
         Raises:
             OperationError: It makes no sense, or its process or its name is not free for it.
         """
+        session.marked_id = await read_mark(session.peer.identity.pid)
         name = self._new_name(wanted.name, workload_id)
-        self._check(session.peer, wanted)
+        self._check(session, wanted)
         self._names[workload_id] = name
         self._waiting[workload_id] = session
         try:
@@ -157,7 +155,8 @@ class ClaimTurns:
             )
         return wanted
 
-    def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
+    def _check(self, claimant: Session, wanted: ClaimOpen) -> None:
+        peer = claimant.peer
         _check_hooks(wanted.spec.hooks, peer)
         resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
@@ -167,7 +166,7 @@ class ClaimTurns:
         self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "waits for a claim already: one at a time")
-        self.check_unowned(peer)
+        self.check_unowned(claimant)
 
     def _check_number(self, peer: Peer) -> None:
         """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
@@ -184,7 +183,7 @@ class ClaimTurns:
             errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
         )
 
-    def check_unowned(self, peer: Peer) -> None:
+    def check_unowned(self, session: Session) -> None:
         """Refuses a process that belongs to a workload, or that has the first process of one below it.
 
         It reads no more than ancestors, however many processes are below.
@@ -192,8 +191,8 @@ class ClaimTurns:
         Raises:
             OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
         """
-        workloads = self._parts.workloads.all()
-        holder = owner(peer.identity.pid, workloads)
+        peer, workloads = session.peer, self._parts.workloads.all()
+        holder = owner(peer.identity.pid, workloads, session.marked_id)
         if holder is not None:
             raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
         if _is_below(os.getpid(), peer):
@@ -214,13 +213,12 @@ class ClaimTurns:
             OperationError: ALREADY_REGISTERED.
         """
         workloads = self._parts.workloads.all()
-        found = None
-        with trio.move_on_after(SEARCH_TIMEOUT_S) as scope:
-            found = await trio.to_thread.run_sync(
-                _owned_below, peer, workloads, abandon_on_cancel=True, limiter=self._searches
-            )
-        if scope.cancelled_caught:
-            logger.warning("process %d claims, and not all its descendants can be read", peer.identity.pid)
+        pid = peer.identity.pid
+        try:
+            found = await read_process(pid, partial(_owned_below, peer, workloads))
+        except OperationError:
+            logger.warning("process %d claims, and not all its descendants can be read", pid)
+            return
         if found is not None:
             raise _has_below(peer, *found)
 

@@ -89,7 +89,7 @@ class Destinations:
             homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
             if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
                 await self._gates.mig(findings, elsewhere)
-            self._gates.device_nodes(findings, plan.members, destinations)
+            await self._gates.device_nodes(findings, plan.members, destinations)
         resident = _resident_bytes(plan.members)
         free, shared, empty = await self._memory(plan.members)
         for party in plan.parties:

@@ -6,6 +6,7 @@ both is where the operation wanted to be, or where it came from.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -13,13 +14,14 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gates import blocked_among
 from leasehold_worker.images.swrk import forbid_writing
 from leasehold_worker.intents import Intent
 from leasehold_worker.interrupted import Interrupted
 from leasehold_worker.launching import abandon, launched
 from leasehold_worker.parts import Parts
 from leasehold_worker.plan import Party
-from leasehold_worker.processes import is_alive, tracer, wait_ended, why_blocked
+from leasehold_worker.processes import is_alive, tracer, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.settling import PROCESS_STRATEGIES
 from leasehold_worker.stopping import DEFAULT_GRACE_S
@@ -247,9 +249,9 @@ async def _is_free(workload: Workload) -> bool:
     A CRIU that has lost its worker notices that at its next word, which may be after many gigabytes. So it
     may write nothing more: it fails, and undoes what it has done to the processes.
     """
-    with trio.move_on_after(FREED_TIMEOUT_S):
-        while blocked := [each for each in await workload.find_processes() if why_blocked(each)]:
-            for pid, name in filter(None, map(tracer, blocked)):
+    with trio.move_on_after(FREED_TIMEOUT_S), suppress(OperationError):
+        while blocked := await blocked_among(await workload.find_processes()):
+            for pid, name in filter(None, (tracer(identity) for identity, _ in blocked)):
                 if name == "criu":
                     forbid_writing(pid)
             await trio.sleep(POLL_INTERVAL_S)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, final
 
 import trio
@@ -19,6 +20,7 @@ from leasehold_worker.inventory import GpuUsage, Inventory
 from leasehold_worker.leases import ForeignProcess, LeaseId
 from leasehold_worker.log_format import printable
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import (
     ProcessIdentity,
     command_line,
@@ -65,10 +67,20 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
     Args:
         pid: The process.
         workloads: Those that have ended count for nothing.
-        marked_id: The workload id that the process was started with, "" for none. None: it is read.
+        marked_id: The workload id that the process was started with, "" for none. None: it is read, which can
+            take for ever.
     """
     living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
+
+
+async def read_mark(pid: int) -> str:
+    """The workload id that a process was started with. Empty: none.
+
+    Raises:
+        OperationError: TARGET_NOT_RUNNABLE: it can't be read.
+    """
+    return await read_process(pid, partial(variable_of, pid, WORKLOAD_ID_VARIABLE))
 
 
 class _Holder(NamedTuple):

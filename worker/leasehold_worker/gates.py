@@ -3,6 +3,7 @@
 import platform
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -16,6 +17,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.libraries import LoadedLibrary, loaded_library
 from leasehold_worker.plan import Findings
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import (
     ProcessIdentity,
     missing_device_nodes,
@@ -117,18 +119,18 @@ class Gates:
                         {"gpu_uuid": gpu_uuid},
                     )
 
-    def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
+    async def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
         """Processes on which driver calls would block for ever. False: there is one, so make no call."""
         found = list(processes)
-        blocked = [(identity, reason) for identity in found if (reason := why_blocked(identity))]
+        refusals = len(findings.refusals)
         with findings.check("runnable", f"looked at {len(found)}: none stopped, traced or frozen"):
-            for identity, reason in blocked:
+            for identity, reason in await blocked_among(found):
                 raise OperationError(
                     errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
                     f"process {identity.pid} is {reason}: let it run first",
                     {"pid": str(identity.pid)},
                 )
-        return not blocked
+        return len(findings.refusals) == refusals
 
     async def members(self, findings: Findings, members: Sequence[Member]) -> None:
         """What each member must be: traceable, with the worker's own libcuda, and no client of MPS."""
@@ -144,7 +146,7 @@ class Gates:
                     )
         with findings.check("libcuda", "that of the worker"):
             for member in members:
-                self._check_library(member.identity)
+                await self._check_library(member.identity)
         obstacles: dict[int, OperationError] = {}
 
         async def look(identity: ProcessIdentity) -> None:
@@ -159,8 +161,9 @@ class Gates:
             for refusal in obstacles.values():
                 raise refusal
 
-    def _check_library(self, identity: ProcessIdentity) -> None:
-        if other := why_other_library(loaded_library(identity.pid, "libcuda.so"), self._driver.libcuda):
+    async def _check_library(self, identity: ProcessIdentity) -> None:
+        loaded = await read_process(identity.pid, partial(loaded_library, identity.pid, "libcuda.so"))
+        if other := why_other_library(loaded, self._driver.libcuda):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
                 f"process {identity.pid} uses the user-mode driver {other}, so that driver calls may hang: "
@@ -174,19 +177,35 @@ class Gates:
         except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
             return str(error)
 
-    def device_nodes(self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]) -> None:
+    async def device_nodes(
+        self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]
+    ) -> None:
         """Whether members in containers have the device nodes of the GPUs that they are to get."""
         minors = self._inventory.minors
         nodes = {f"/dev/nvidia{minors[uuid]}": uuid for uuid in gpu_uuids if uuid in minors}
         with findings.check("device_nodes", "there for the members, as far as this host has them"):
             for member in members:
-                for node in missing_device_nodes(member.identity, nodes):
+                missing = partial(missing_device_nodes, member.identity, nodes)
+                for node in await read_process(member.identity.pid, missing):
                     raise OperationError(
                         errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
                         f"process {member.identity.pid} has no {node} in its container: give the container "
                         "all GPUs of the host, or choose a GPU that it has",
                         {"pid": str(member.identity.pid), "gpu_uuid": nodes[node]},
                     )
+
+
+async def blocked_among(processes: Sequence[ProcessIdentity]) -> list[tuple[ProcessIdentity, str]]:
+    """The processes that can't answer the driver, each with the reason.
+
+    Raises:
+        OperationError: TARGET_NOT_RUNNABLE: they can't be read.
+    """
+
+    def look() -> list[tuple[ProcessIdentity, str]]:
+        return [(identity, reason) for identity in processes if (reason := why_blocked(identity))]
+
+    return await read_process(processes[0].pid, look) if processes else []
 
 
 async def _untraceable(identity: ProcessIdentity, obstacle: str) -> OperationError:

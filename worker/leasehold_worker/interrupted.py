@@ -234,7 +234,7 @@ class Interrupted:
         deadline = trio.current_time() + STILL_TIMEOUT_S
         before: dict[ProcessIdentity, Member] | None = None
         while True:
-            members = await find_members(self._parts.driver, workload.processes())
+            members = await find_members(self._parts.driver, await workload.find_processes())
             found = {member.identity: member for member in members}
             if found == before or trio.current_time() > deadline:
                 return found
@@ -268,7 +268,7 @@ class Interrupted:
             raise OperationError(
                 errors_pb2.ERROR_REASON_MEMBER_WEDGED, "its members are on old and on new GPUs: restore it"
             )
-        group = self._group(plan, outcomes)
+        group = await self._group(plan, outcomes)
         try:
             await group.restore(plan.pairs if moved else ())
         finally:
@@ -282,18 +282,19 @@ class Interrupted:
         Raises:
             OperationError: It can't be done.
         """
-        group = self._group(plan, outcomes)
+        group = await self._group(plan, outcomes)
         try:
             await RemapRecovery(self._parts.proof, group).restore(pairs)
         finally:
             _take_over(outcomes, group)
 
-    def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
+    async def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
         """The members that live, as they are now."""
         lanes: list[list[Member]] = []
         for party in plan.parties:
             here = [_as_it_is(o) for o in outcomes[party.workload.workload_id] if o.state_after != GONE]
-            lanes += [here] if is_sequential(party.workload.spec, here) else [[member] for member in here]
+            one_by_one = await is_sequential(party.workload.spec, here)
+            lanes += [here] if one_by_one else [[member] for member in here]
         return Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
 
     async def _is_done(

@@ -9,7 +9,7 @@ from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
 
 from leasehold_worker.errors import OperationError, defect
-from leasehold_worker.foreign import owner
+from leasehold_worker.foreign import owner, read_mark
 from leasehold_worker.kernel_session import KernelSession, StreamLostError
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.preconditions import invalid
@@ -117,7 +117,7 @@ class Kernels:
 
     async def _answer(self, session: KernelSession) -> None:
         hello = await _receive_hello(session)
-        workload = self._admit(session.peer, hello)
+        workload = await self._admit(session.peer, hello)
         workload_id = workload.workload_id
         pending = workload_id in self._expected and not hello.begun
         kernel = ServedKernel(session, workload, hello)
@@ -157,7 +157,7 @@ class Kernels:
         self._changed.set()
         self._changed = trio.Event()
 
-    def _admit(self, peer: Peer, hello: KernelHello) -> Workload:
+    async def _admit(self, peer: Peer, hello: KernelHello) -> Workload:
         """The workload that a process may speak for.
 
         Raises:
@@ -165,7 +165,8 @@ class Kernels:
         """
         _check_facts(hello)
         pid = peer.identity.pid
-        workload = owner(pid, self._workloads.all())
+        marked_id = await read_mark(pid)
+        workload = owner(pid, self._workloads.all(), marked_id)
         if workload is None or hello.workload_id not in ("", workload.workload_id):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,

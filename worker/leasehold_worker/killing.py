@@ -23,8 +23,9 @@ from leasehold_worker.checkpoint.members import LOCKED, RUNNING, Member, find_me
 from leasehold_worker.checkpoint.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gates import blocked_among
 from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import ProcessIdentity, ProcessTree, kill_children, kill_tree, why_blocked
+from leasehold_worker.processes import ProcessIdentity, ProcessTree, kill_children, kill_tree
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
 from leasehold_worker.workload import Workload, home_of
@@ -120,11 +121,10 @@ class Killer:
 
     async def _running_members(self, workload: Workload) -> list[Member]:
         processes = await workload.find_processes()
-        for identity in processes:
-            if reason := why_blocked(identity):
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE, f"process {identity.pid} is {reason}"
-                )
+        for identity, reason in await blocked_among(processes):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE, f"process {identity.pid} is {reason}"
+            )
         members = await find_members(self._driver, processes)
         return [member for member in members if member.state in (RUNNING, LOCKED)]
 

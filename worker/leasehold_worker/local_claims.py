@@ -125,7 +125,7 @@ class LocalClaims:
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
         async with self._turns.entered(session, workload_id, wanted) as name:
             allocation = await self._turns.wait_turn(session, workload_id, name, wanted)
-            workload = self._register(session.peer, workload_id, name, wanted, allocation)
+            workload = self._register(session, workload_id, name, wanted, allocation)
         await self._hold(session, workload)
 
     def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
@@ -140,7 +140,7 @@ class LocalClaims:
         return None
 
     def _register(
-        self, peer: Peer, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
+        self, session: Session, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
     ) -> Workload:
         """Makes the claimant a workload, in one step with its grant.
 
@@ -148,12 +148,13 @@ class LocalClaims:
             OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted.
                 Nothing is held, whatever goes wrong.
         """
+        peer = session.peer
         try:
             if not is_alive(peer.identity):
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
                 )
-            self._turns.check_unowned(peer)
+            self._turns.check_unowned(session)
             origin, spec = _registration(wanted)
             workload = Workload(
                 workload_id,

@@ -243,7 +243,8 @@ class Moving:
         keep: Keep | None = None,
     ) -> None:
         """Parks the members, wakes them, or one after the other, and settles by where they are then."""
-        group, outcomes = self._group(plan, report)
+        with trio.CancelScope(shield=True):  # the states say already that the operation is under way
+            group, outcomes = await self._group(plan, report)
         settlement = Settlement(self._pool, plan, outcomes, reserved)
         beside = self._hook_calls.beside(plan.parties, None if state == RESTORING else plan.policy, report)
         error: OperationError | None = None
@@ -317,11 +318,11 @@ class Moving:
             settle_state(self._workloads, party, mine, members[workload_id], error, plan.policy, kept)
             self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
 
-    def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
+    async def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
         """The members of all parties as one group, and their outcomes by workload id."""
         lanes: list[Sequence[Member]] = []
         for party in plan.parties:
-            one_by_one = is_sequential(party.workload.spec, party.members)
+            one_by_one = await is_sequential(party.workload.spec, party.members)
             lanes += [party.members] if one_by_one else [(member,) for member in party.members]
         group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
         left = iter(group.outcomes)

@@ -111,7 +111,7 @@ class PolicyChecks:
     async def look_at_image(self, plan: Plan) -> None:
         """What writing an image takes: a CRIU, processes that it can write, and room on disk."""
         findings, party = plan.findings, plan.party
-        party.processes = party.processes or party.workload.processes()
+        party.processes = party.processes or await party.workload.find_processes()
         with findings.check("criu", "works here"):
             self._imaging.require_criu()
         at_rest = party.workload.state == SUSPENDED

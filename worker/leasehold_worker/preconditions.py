@@ -1,8 +1,11 @@
 """What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
+import trio
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
@@ -18,10 +21,13 @@ from leasehold_worker.checkpoint.members import (
 )
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import ProcessIdentity, has_variable, is_alive, user_id
 from leasehold_worker.workload import ENDED, PARKED, WEDGED, Workload
 from leasehold_worker.workload import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workload import UNKNOWN as WORKLOAD_UNKNOWN
+
+logger = logging.getLogger(__name__)
 
 JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
 
@@ -148,15 +154,25 @@ def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
         )
 
 
-def is_sequential(spec: workload_pb2.WorkloadSpec, members: Iterable[Member]) -> bool:
+async def is_sequential(spec: workload_pb2.WorkloadSpec, members: Sequence[Member]) -> bool:
     """Whether the members of a workload are called one after the other.
 
     Those of a job that shares memory by CUDA IPC must be, and its launcher leaves a mark in their environment
-    (NVIDIA/cuda-checkpoint issues 43 and 56). What the spec says goes before that.
+    (NVIDIA/cuda-checkpoint issues 43 and 56). What the spec says goes before that. An environment that can't
+    be read counts as one without the mark.
     """
-    if spec.member_order == workload_pb2.MEMBER_ORDER_UNSPECIFIED:
-        return any(has_variable(member.identity, JOB_FILE_VARIABLE) for member in members)
-    return spec.member_order == workload_pb2.MEMBER_ORDER_SEQUENTIAL
+    if not members or spec.member_order != workload_pb2.MEMBER_ORDER_UNSPECIFIED:
+        await trio.lowlevel.checkpoint()
+        return spec.member_order == workload_pb2.MEMBER_ORDER_SEQUENTIAL
+    try:
+        return await read_process(members[0].identity.pid, partial(_is_job, members))
+    except OperationError as error:
+        logger.warning("%s", error.message)
+        return False
+
+
+def _is_job(members: Iterable[Member]) -> bool:
+    return any(has_variable(member.identity, JOB_FILE_VARIABLE) for member in members)
 
 
 def parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[GpuPair, ...]:

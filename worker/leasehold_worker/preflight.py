@@ -191,16 +191,16 @@ class Preflight:
                     require_state(workload, (RUNNING, *PARKED), "stopped")
                 await self._policies.look_at_application(plan)
         if policy.process_strategy in (strategies.CUDA_SUSPEND, strategies.CHECKPOINT):
-            plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT])
+            plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT])
         self._policies.tell_tiers(plan)
         return plan
 
     async def _look_at_suspended(self, plan: Plan) -> None:
         """What is needed to put parked processes on disk."""
         party = plan.party
-        party.processes = party.workload.processes()
+        party.processes = await party.workload.find_processes()
         party.full_bytes = party.workload.parked.device_memory_bytes if party.workload.parked else {}
-        self._gates.runnable(plan.findings, party.processes)
+        await self._gates.runnable(plan.findings, party.processes)
         party.members = await self._parked_members(plan)
 
     async def _look_at_sleeper(self, plan: Plan) -> None:
@@ -259,11 +259,11 @@ class Preflight:
             return plan
         processes = [member.identity for member in workload.members if is_alive(member.identity)]
         if workload.state == UNKNOWN:
-            processes = workload.processes()
+            processes = await workload.find_processes()
         if workload.state == WORKLOAD_CHECKPOINTED:
             plan.party.members = workload.members
             await self._policies.look_at_kept_image(plan)
-        elif self._gates.runnable(findings, processes):
+        elif await self._gates.runnable(findings, processes):
             plan.party.members = await self._parked_members(plan)
         plan.party.full_bytes = full_bytes(plan.party)
         if workload.is_asleep:
@@ -280,7 +280,7 @@ class Preflight:
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
-        plan.estimate = None if workload.is_asleep else self._estimate(plan, calls)
+        plan.estimate = None if workload.is_asleep else await self._estimate(plan, calls)
         self._policies.tell_tiers(plan)
         return plan
 
@@ -337,7 +337,7 @@ class Preflight:
         await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
         await self._foreign.look(self._workloads)
         await self._destinations.check(plan)
-        plan.estimate = self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
+        plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
         return plan
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
@@ -380,8 +380,8 @@ class Preflight:
             need.check()
 
     async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
-        party.processes = processes = party.workload.processes()
-        if not self._gates.runnable(findings, processes) or findings.refusals:
+        party.processes = processes = await party.workload.find_processes()
+        if not await self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
             return
         with findings.check("members", f"those of {party.workload.name} run"):
@@ -440,11 +440,11 @@ class Preflight:
     async def _are_elsewhere(self, plan: Plan) -> bool:
         """Whether processes of running workloads are on GPUs that these do not lease."""
         usage = await self._proof.usage()
-        return any(
-            is_elsewhere(party.workload.processes(), _leased(party), usage)
-            for party in plan.parties
-            if party.workload.state == RUNNING
-        )
+        for party in plan.parties:
+            processes = await party.workload.find_processes()
+            if party.workload.state == RUNNING and is_elsewhere(processes, _leased(party), usage):
+                return True
+        return False
 
     async def _are_astray(self, plan: Plan) -> bool:
         """Whether members that are not parked are on other GPUs than their workload is to have."""
@@ -453,7 +453,7 @@ class Preflight:
             return True
         return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
 
-    def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
+    async def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
         """How long the driver's copies take; the rest is milliseconds."""
         if not plan.members:
             return None
@@ -465,7 +465,8 @@ class Preflight:
                 chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
                 chips[chip] = max(chips.get(chip, 0), member.total_bytes)
                 times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
-            lanes_s += [sum(times_s)] if is_sequential(party.workload.spec, party.members) else times_s
+            one_by_one = await is_sequential(party.workload.spec, party.members)
+            lanes_s += [sum(times_s)] if one_by_one else times_s
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]

@@ -194,16 +194,13 @@ class Workload:
             "again for some minutes, and `leasehold wake` does at any time",
         )
 
-    def processes(self) -> list[ProcessIdentity]:
+    async def find_processes(self) -> list[ProcessIdentity]:
         """Its processes that live now, by start time.
 
         The worker and other workloads are left out with all that is below them, though they may descend from
-        its first process, or have inherited its mark.
+        its first process, or have inherited its mark. If the search for marked processes hangs, processes
+        that are only marked are left out.
         """
-        return [] if self.absent else list(self.scanner(self.mark)(0.0).processes)
-
-    async def find_processes(self) -> list[ProcessIdentity]:
-        """As :meth:`processes`, and never held up for long: then those that are only marked are left out."""
         return list((await self.find_tree()).processes)
 
     async def is_gone(self) -> bool:

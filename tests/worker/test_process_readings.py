@@ -1,0 +1,109 @@
+"""Processes that make their reader wait for ever hold up neither the worker nor other users."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
+from leasehold_worker import gates, process_readings, processes
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gates import Gates
+from leasehold_worker.local_socket import Peer
+from leasehold_worker.preconditions import is_sequential
+from leasehold_worker.process_readings import USER_READERS, read_process
+
+from .conftest import Counter
+from .test_local_claims import EXEC, open_local, running
+
+NOBODY = 65_534
+
+
+def off_the_loop(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which fails on the loop's thread."""
+
+    def guarded(*arguments: object) -> object:
+        assert threading.current_thread() is not threading.main_thread(), f"{read.__name__} can take for ever"
+        return read(*arguments)
+
+    return guarded
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process can stall is read in threads, or the test fails."""
+    for module, name in (
+        (processes, "_environment"),
+        (gates, "loaded_library"),
+        (gates, "missing_device_nodes"),
+        (gates, "why_blocked"),
+    ):
+        monkeypatch.setattr(module, name, off_the_loop(getattr(module, name)))
+
+
+@pytest.mark.usefixtures("guarded", "host")
+async def test_no_plan_reads_processes_on_the_loop(
+    tmp_path: Path, start_counter: Callable[..., Counter]
+) -> None:
+    counter = start_counter()
+    await counter.wait_count()
+    wanted = ClaimOpen(hold=EXEC, spec=workload_pb2.WorkloadSpec())
+    async with open_local(tmp_path) as local:
+        _, workload_id = await local.grant(Peer(counter.identity, os.geteuid(), "me"), wanted)
+        preflight = local.parts.operations.preflight
+        plan = await preflight.suspend(workload_id, command_pb2.SuspendOperation())
+        assert [member.identity for member in plan.members] == [counter.identity]
+        assert {"runnable", "libcuda", "trace_permission"} <= {check.name for check in plan.findings.checks}
+        await Gates(local.parts.driver, local.parts.inventory).device_nodes(plan.findings, plan.members, [])
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    """Pids of processes whose environment can't be read. They are nobody's."""
+    pids: set[int] = set()
+    released = threading.Event()
+    environment, user_id = processes._environment, processes.user_id
+
+    def read(pid: int) -> list[bytes]:
+        if pid in pids:
+            released.wait(30)
+        return environment(pid)
+
+    monkeypatch.setattr(processes, "_environment", read)
+    monkeypatch.setattr(
+        "leasehold_worker.process_readings.user_id", lambda pid: NOBODY if pid in pids else user_id(pid)
+    )
+    monkeypatch.setattr(process_readings, "READ_TIMEOUT_S", 0.05)
+    yield pids
+    released.set()
+
+
+async def test_claims_of_processes_that_can_not_be_read_hold_up_no_other_user(
+    tmp_path: Path, hanging: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = ClaimOpen(hold=EXEC, spec=workload_pb2.WorkloadSpec())
+    async with open_local(tmp_path) as local:
+        with ExitStack() as stack:
+            for _ in range(USER_READERS + 2):
+                peer = stack.enter_context(running("sleep", "1000"))
+                hanging.add(peer.identity.pid)
+                _, stream = local.begin(peer, ClaimRequest(open=nothing))
+                with trio.fail_after(10):
+                    await stream.ended.wait()
+                assert stream.refusals[0].reason == errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE
+            monkeypatch.setattr(process_readings, "READ_TIMEOUT_S", 60.0)
+            await local.grant(stack.enter_context(running("sleep", "1000")), nothing)
+
+
+async def test_a_reading_that_hangs_ends(hanging: set[int]) -> None:
+    with running("sleep", "1000") as peer:
+        hanging.add(peer.identity.pid)
+        with pytest.raises(OperationError, match=rf"process {peer.identity.pid} can't be read within"):
+            await read_process(peer.identity.pid, lambda: processes.variable_of(peer.identity.pid, "A"))
+        assert await is_sequential(workload_pb2.WorkloadSpec(), []) is False
+    assert process_readings._readers[NOBODY].borrowed_tokens

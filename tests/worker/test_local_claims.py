@@ -13,6 +13,7 @@ import pytest
 import trio
 from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.command_pb2 import AdoptOperation, RunOperation
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
 from leasehold_worker import claim_turns, local_claims
 from leasehold_worker.claim_turns import LABELS_LIMIT_BYTES, ClaimTurns, Session
@@ -29,6 +30,7 @@ from leasehold_worker.operate import operate
 from leasehold_worker.parts import Parts, open_parts
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.report import Report
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.resources import Allocation, AllocRequest, Resources
 from leasehold_worker.workload import ENDED
@@ -251,6 +253,29 @@ async def test_a_user_has_so_many_claims_and_root_has_room_for_more(
                 await stream.ended.wait()
             assert text in stream.refusals[0].message
             assert stream.refusals[0].reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+
+
+async def test_a_run_under_the_id_of_a_workload_leaves_that_as_it_is(local: Local, peer: Peer) -> None:
+    _, workload_id = await local.grant(peer, wanted())
+    resources = workload_pb2.Resources(gpu_count=1)
+    run = RunOperation(
+        name="two", spec=workload_pb2.WorkloadSpec(arguments=["sleep", "1000"], resources=resources)
+    )
+    with pytest.raises(OperationError, match="run it under a new id"):
+        await local.parts.operations.run(workload_id, run, Report(lambda _: None))
+    assert [workload.root for workload in local.parts.workloads.all()] == [peer.identity]
+    leases = [slot.lease for slot in local.parts.pool.snapshot_leases().slots]
+    assert sum(lease is not None for lease in leases) == 1
+
+
+@pytest.mark.parametrize("workload_id", ["", "..", "a/b"])
+async def test_an_adopted_process_gets_no_folder_of_others(
+    local: Local, peer: Peer, workload_id: str
+) -> None:
+    """The folder of an ended workload is removed, and "" names that of all workloads."""
+    adopt = AdoptOperation(pid=peer.identity.pid)
+    with pytest.raises(OperationError, match="invalid workload id"):
+        await local.parts.adopting.adopt(workload_id, adopt, Report(lambda _: None))
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from leasehold_worker.workload import (
     Workload,
     told_arguments,
 )
-from leasehold_worker.workload_files import OUTPUT_FILE
+from leasehold_worker.workload_files import OUTPUT_FILE, require_folder_name
 from leasehold_worker.workloads import Workloads
 
 LOOK_TIMEOUT_S: Final = 2.0
@@ -99,6 +99,7 @@ class Adopting:
         if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
             report.already_there = True
             return
+        require_folder_name(workload_id)
         resolve(None, operation.eviction)
         check_hooks(operation.hooks)
         found = await _find(operation.pid)

@@ -77,8 +77,19 @@ class Operations:
         """Makes the plans that suspends, restores and remaps begin with."""
 
     async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
-        """Takes what the program needs, without waiting, and starts it."""
+        """Takes what the program needs, without waiting, and starts it.
+
+        Raises:
+            OperationError: WORKLOAD_EXISTS: the id is taken; or whatever keeps the program from starting.
+        """
         require_folder_name(workload_id)
+        if workload_id in self._workloads:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"workload id {workload_id} is that of workload {self._workloads.get(workload_id).name}: "
+                "run it under a new id",
+                {"field": "workload_id"},
+            )
         spec = operation.spec
         if not spec.arguments:
             raise invalid("arguments", "a workload needs a program: give its arguments")

@@ -492,3 +492,25 @@ def test_a_workload_that_is_wedged_stays_so(
     assert status.error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
     assert calls_of(host, pid)["restore"] == 1
     assert again.run("c6", "w1", stop=StopOperation(force=True)).state == SUCCEEDED
+
+
+def test_a_workload_that_replaces_its_own_folder_keeps_no_worker_from_starting(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    wait_counting(session, "w1")
+    (counter,) = counters(host)
+    folders = tmp_path / "state/workloads"
+    (folders / "w1").rename(tmp_path / "w1")
+    (folders / "w1").touch()
+    (folders / "notes.txt").touch()
+    worker.kill()
+    start_worker(host)
+    try:
+        session = coordinator.next_session()
+        assert [told.status.state for told in session.hello.workloads] == [RUNNING]
+    finally:
+        os.kill(counter.pid, signal.SIGKILL)
+    until(session, "w1", EXITED)

@@ -334,5 +334,7 @@ def _record_at(path: Path, kind: type[_Record]) -> _Record | None:
     """A record of a launcher. None: there is none, or what is there was not written by a launcher."""
     try:
         return msgspec.json.decode(read_regular(path, RECORD_LIMIT_BYTES), type=kind)
-    except (FileNotFoundError, NotRegularError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, NotRegularError):
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

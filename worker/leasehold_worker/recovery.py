@@ -19,9 +19,9 @@ from leasehold_worker.command_ledger import Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.disk_recovery import DiskRecovery
-from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.errors import OperationError, StartError, defect
 from leasehold_worker.intents import Intent
-from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.interrupted import SETTLED, Interrupted
 from leasehold_worker.journal import Journal
 from leasehold_worker.journal_records import WorkloadRecord
 from leasehold_worker.launching import abandon, exit_record, launched
@@ -37,6 +37,7 @@ from leasehold_worker.workload import (
     ENDED,
     FAILED,
     STOPPED,
+    UNKNOWN,
     Workload,
 )
 from leasehold_worker.workload_files import OUTPUT_FILE
@@ -220,23 +221,49 @@ class Recovery:
                     nursery.start_soon(self._settle_command, entry, begun[entry.command_id])
             for workload in self._parts.workloads.all():
                 if workload.state not in ENDED and workload.workload_id not in concerned:
-                    nursery.start_soon(self._interrupted.look_at, workload)
+                    nursery.start_soon(self._look_at, workload)
         for entry in self._commands.open_entries:  # as they are now: some may be cancelled meanwhile
             if entry.command_id in waiting:
                 self._commands.resume(entry)
 
     async def _settle_command(self, entry: Entry, intent: Intent) -> None:
-        match intent.phase:
-            case "run":
-                error, warning = await self._settle_run(entry)
-            case "stop":
-                error, warning = await self._settle_stop(entry, intent)
-            case "save" | "end" | "ending" | "start" | "image" | "resume":
-                error, warning = await self._on_disk.settle(intent, self._parts.workloads)
-            case _:
-                error, warning = await self._settle_move(entry, intent)
+        try:
+            error, warning = await self._settle_intent(entry, intent)
+        except Exception:
+            logger.exception("command %s can't be settled by a defect", entry.command_id)
+            error, warning = defect(), ""
+            for party in intent.parties:
+                if party.workload_id in self._parts.workloads:
+                    self._note_defect(self._parts.workloads.get(party.workload_id))
         self._commands.settle(entry.command_id, error, warning)
         crash_point("command-settled")
+
+    async def _settle_intent(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        match intent.phase:
+            case "run":
+                return await self._settle_run(entry)
+            case "stop":
+                return await self._settle_stop(entry, intent)
+            case "save" | "end" | "ending" | "start" | "image" | "resume":
+                return await self._on_disk.settle(intent, self._parts.workloads)
+            case _:
+                return await self._settle_move(entry, intent)
+
+    async def _look_at(self, workload: Workload) -> None:
+        """Looks at a workload with which nothing was under way. A defect ends nothing else."""
+        try:
+            await self._interrupted.look_at(workload)
+        except Exception:
+            logger.exception("workload %s can't be looked at by a defect", workload.name)
+            self._note_defect(workload)
+
+    def _note_defect(self, workload: Workload) -> None:
+        """Gives a workload that was left halfway a state from which it can be restored or stopped."""
+        if workload.state not in SETTLED:
+            if not workload.absent:
+                self._parts.workloads.watch_again(workload, self._parts.nursery)
+            workload.error = defect()
+            self._parts.workloads.set_state(workload, UNKNOWN)
 
     async def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
         if entry.command.workload_id in self._parts.workloads:

@@ -126,7 +126,11 @@ class Strays:
         this_boot = boot_id()
         found = []
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-            who = None if folder.name in known else launched(folder)
+            try:
+                who = None if folder.name in known else launched(folder)
+            except OSError as error:
+                logger.error("what was started in %s can't be read: %s", folder, error.strerror)
+                continue
             if who is not None and who.boot_id == this_boot and is_alive(who.program):
                 found.append(_describe(folder.name, who.program, self._parts.inventory))
         return found

@@ -301,7 +301,7 @@ class Workloads:
         if workload.state in ENDED:
             workload.ended.set()
         elif watched and not workload.absent:
-            nursery.start_soon(self._watch, workload)
+            nursery.start_soon(self._watch, workload, workload.watching)
 
     def stop_watching(self, workload: Workload) -> None:
         """From now on the end of its processes does not end the workload: it is parked without them."""
@@ -313,10 +313,14 @@ class Workloads:
         workload.watching = trio.CancelScope()
         workload.headless = False
         self._find_launcher(workload)
-        nursery.start_soon(self._watch, workload)
+        nursery.start_soon(self._watch, workload, workload.watching)
 
     def _find_launcher(self, workload: Workload) -> None:
-        who = launched(self.folder(workload.workload_id)) if workload.origin == RUN else None
+        try:
+            who = launched(self.folder(workload.workload_id)) if workload.origin == RUN else None
+        except OSError as error:
+            who = None
+            logger.error("workload %s: its launcher is not known (%s)", workload.name, error)
         workload.launcher = who.launcher if who is not None and who.program == workload.root else None
 
     def give_back_host(self, workload: Workload) -> None:
@@ -373,8 +377,8 @@ class Workloads:
         self.end(workload, RELEASED, None)
         self._forget_oldest()
 
-    async def _watch(self, workload: Workload) -> None:
-        with workload.watching:
+    async def _watch(self, workload: Workload, watching: trio.CancelScope) -> None:
+        with watching:
             await self._watch_to_the_end(workload)
 
     async def _watch_to_the_end(self, workload: Workload) -> None:

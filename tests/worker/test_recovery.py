@@ -1,0 +1,81 @@
+"""What an earlier start of the worker left, taken back in the test's own process."""
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, Operation, SuspendOperation
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold_worker import journal_file
+from leasehold_worker.command_ledger import Entry
+from leasehold_worker.commands import Commands
+from leasehold_worker.config import WorkerConfig
+from leasehold_worker.intents import Intent, PartyIntent
+from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.journal import Journal, open_journal
+from leasehold_worker.journal_records import workload_record
+from leasehold_worker.operate import operate
+from leasehold_worker.parts import open_parts
+from leasehold_worker.processes import boot_id
+from leasehold_worker.recovery import Recovery
+from leasehold_worker.workload import CLAIM, UNKNOWN, Workload
+
+from .test_local_claims import running
+
+SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
+
+
+def leave_halfway(journal: Journal, workload: Workload, command_id: str) -> None:
+    """Writes down that the suspend of a workload was under way."""
+    workload_id = workload.workload_id
+    command = Command(
+        command_id=command_id, workload_id=workload_id, operation=Operation(suspend=SuspendOperation())
+    )
+    running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)
+    intent = Intent("lock", (PartyIntent(workload_id, (), (), (), parked=False),))
+    for key, statements in (
+        (("workloads", workload_id), journal_file.keep_workload(workload_record(workload, boot_id()))),
+        (("commands", command_id), journal_file.keep_command(Entry(command, 1, 0.0, running_update))),
+        (("intents", command_id), journal_file.keep_intent(command_id, intent)),
+    ):
+        journal.put(key, statements)
+
+
+@pytest.mark.parametrize("fails", ["settle", "look_at"])
+async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    path = tmp_path / "journal.sqlite3"
+    with running("sleep", "1000") as peer:
+        spec, now = workload_pb2.WorkloadSpec(), datetime.now(UTC)
+        one = Workload("w1", "one", spec, peer.identity, tmp_path / "output", now, None, origin=CLAIM)
+        one.state = SUSPENDING
+        async with open_journal(path) as journal:
+            leave_halfway(journal, one, "c1")
+            if fails == "look_at":
+                journal.put(("intents", "c1"), journal_file.forget_command("c1"))
+        monkeypatch.setattr(Interrupted, fails, fail)
+        updates: list[CommandUpdate] = []
+        async with (
+            open_journal(path) as journal,
+            open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+        ):
+            carry_out = partial(operate, parts)
+            commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
+            recovery = Recovery(parts, journal, commands)
+            recovery.rebuild()
+            await recovery.settle()
+            await journal.wait_settled()
+            found = parts.workloads.get("w1")
+            assert (found.state, found.error and found.error.reason) == (
+                UNKNOWN,
+                errors_pb2.ERROR_REASON_INTERNAL,
+            )
+    if fails == "settle":
+        assert updates[-1].state == command_pb2.COMMAND_STATE_FAILED
+        assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERNAL

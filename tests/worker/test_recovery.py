@@ -1,5 +1,7 @@
 """What an earlier start of the worker left, taken back in the test's own process."""
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,18 +14,23 @@ from leasehold_worker import journal_file
 from leasehold_worker.command_ledger import Entry
 from leasehold_worker.commands import Commands
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.gpu_choice import PoolGpu
 from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.interrupted import Interrupted
+from leasehold_worker.inventory import Inventory
 from leasehold_worker.journal import Journal, open_journal
 from leasehold_worker.journal_records import workload_record
 from leasehold_worker.operate import operate
 from leasehold_worker.parts import open_parts
+from leasehold_worker.pool import GpuPool
 from leasehold_worker.processes import boot_id
 from leasehold_worker.recovery import Recovery
+from leasehold_worker.strays import Strays
 from leasehold_worker.workload import CLAIM, UNKNOWN, Workload
 
 from .test_local_claims import running
 
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
 SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
 
@@ -79,3 +86,27 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
     if fails == "settle":
         assert updates[-1].state == command_pb2.COMMAND_STATE_FAILED
         assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERNAL
+
+
+@pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])
+async def test_a_stray_is_told_by_a_name_that_a_coordinator_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_WORKLOAD", name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},GPU-none")
+    pool = GpuPool([PoolGpu(GPU, "P40", 2**30, 1)])
+    with running("sleep", "1000") as peer:
+        async with open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts:
+            monkeypatch.setattr(Inventory, "chips", {GPU: "P40"})
+            parts = replace(parts, pool=pool)
+            for folder in ("w1", "odd name"):
+                (tmp_path / "workloads" / folder).mkdir()
+                identity = {"pid": peer.identity.pid, "start_time_ticks": peer.identity.start_time_ticks}
+                launcher = {f"launcher_{fact}": value for fact, value in identity.items()}
+                facts = {**identity, **launcher, "boot_id": boot_id()}
+                (tmp_path / "workloads" / folder / "process").write_text(json.dumps(facts))
+            await Strays(parts, tmp_path / "workloads", tmp_path / "socket").take_back([])
+            (found,) = parts.workloads.all()
+            assert (found.name, found.root) == (told, peer.identity)
+            assert found.lease is not None
+            assert found.lease.gpu_uuids == (GPU,)

@@ -7,6 +7,7 @@ be forged.
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Final, final
 import trio
 from leasehold.v1 import workload_pb2
 
+from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.launching import launched
 from leasehold_worker.parts import Parts
@@ -26,7 +28,6 @@ from leasehold_worker.processes import (
     command_line,
     is_alive,
     process_tree,
-    user_id,
     user_name,
     variable_of,
 )
@@ -39,9 +40,12 @@ from leasehold_worker.workload import (
     Workload,
     told_arguments,
 )
-from leasehold_worker.workload_files import OUTPUT_FILE
+from leasehold_worker.workload_files import OUTPUT_FILE, require_folder_name
 
 logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""Of a workload, as a coordinator takes it."""
 
 SEARCH_TIMEOUT_S: Final = 10.0
 """How long the search may take, which a process that is stuck in the kernel holds up."""
@@ -67,6 +71,8 @@ class Stray:
     program: ProcessIdentity
     arguments: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
+    user: str
+    """Name of its user, who is the worker's."""
 
 
 @final
@@ -127,7 +133,10 @@ class Strays:
         found = []
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             try:
+                require_folder_name(folder.name)
                 who = None if folder.name in known else launched(folder)
+            except OperationError:
+                continue  # we have started nothing there
             except OSError as error:
                 logger.error("what was started in %s can't be read: %s", folder, error.strerror)
                 continue
@@ -154,7 +163,6 @@ class Strays:
             arguments=told_arguments(stray.arguments),
             resources=workload_pb2.Resources(gpu_count=len(stray.gpu_uuids)),
         )
-        uid = user_id(stray.program.pid)
         workload = Workload(
             stray.workload_id,
             stray.name,
@@ -163,8 +171,8 @@ class Strays:
             self._parts.workloads.folder(stray.workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             pool.occupy(stray.workload_id, mine) if mine else None,
-            user=user_name(uid),
-            uid=uid,
+            user=stray.user,
+            uid=os.geteuid(),
             state=UNKNOWN if others else RUNNING,
             home=stray.gpu_uuids if others else (),
             restored=True,  # perhaps: nobody knows
@@ -193,8 +201,12 @@ def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) 
     listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
     visible = [uuid for uuid in started_with if uuid in inventory.chips]
     gpu_uuids = visible if not listed or set(listed) == set(visible) else listed
-    name = variable_of(program.pid, "LEASEHOLD_WORKLOAD") or workload_id
-    return Stray(workload_id, name, program, tuple(command_line(program.pid)), tuple(gpu_uuids))
+    # A program can change what the kernel shows as its environment, and a coordinator takes no odd name.
+    told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
+    name = told if _NAME.fullmatch(told) else workload_id
+    unique = tuple(dict.fromkeys(gpu_uuids))
+    user = user_name(os.geteuid())
+    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique, user)
 
 
 def _pids() -> Iterator[Pid]:

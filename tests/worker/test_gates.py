@@ -16,6 +16,13 @@ from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, plan_pb2
 from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.checkpoint.members import RUNNING, Member
+from leasehold_worker.checkpoint.process import CheckpointProcess
+from leasehold_worker.gates import Gates
+from leasehold_worker.inventory import Inventory
+from leasehold_worker.plan import Findings
+from leasehold_worker.processes import identify
 
 from .conftest import WorkerProcess
 from .counters import counter_run, wait_counting
@@ -329,3 +336,25 @@ def test_who_may_not_trace_is_told_so(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(os.getpid())], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DriverCallUnansweredError("no answer", expired=True), errors_pb2.ERROR_REASON_DRIVER_TIMEOUT),
+        (DriverCallUnansweredError("it died", expired=False), errors_pb2.ERROR_REASON_DRIVER_ERROR),
+        (DriverUnavailableError("none"), errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER),
+    ],
+)
+async def test_a_question_for_the_permission_that_is_not_answered_is_no_lack_of_it(
+    host: SimulatedHost, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: ErrorReason.ValueType
+) -> None:
+    async def fail(_: CheckpointProcess) -> None:
+        raise error
+
+    monkeypatch.setattr(CheckpointProcess, "trace_obstacle", fail)
+    identity = identify(os.getpid())
+    assert identity is not None
+    findings = Findings()
+    await Gates(Driver(), Inventory()).members(findings, [Member(identity, RUNNING)])
+    assert [refusal.reason for refusal in findings.refusals] == [reason]

@@ -11,7 +11,8 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.checkpoint.driver_errors import DriverError
-from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.checkpoint.helper_protocol import DriverCall
+from leasehold_worker.checkpoint.members import Member, unanswered, unavailable
 from leasehold_worker.checkpoint.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
@@ -150,9 +151,9 @@ class Gates:
         obstacles: dict[int, OperationError] = {}
 
         async def look(identity: ProcessIdentity) -> None:
-            obstacle = await self._trace_obstacle(identity.pid)
-            if obstacle is not None:
-                obstacles[identity.pid] = await _untraceable(identity, obstacle)
+            refusal = await self._why_untraceable(identity)
+            if refusal is not None:
+                obstacles[identity.pid] = refusal
 
         async with trio.open_nursery() as nursery:
             for member in members:
@@ -171,11 +172,17 @@ class Gates:
                 {"pid": str(identity.pid)},
             )
 
-    async def _trace_obstacle(self, pid: int) -> str | None:
+    async def _why_untraceable(self, identity: ProcessIdentity) -> OperationError | None:
+        pid = identity.pid
         try:
-            return await CheckpointProcess(self._driver, pid).trace_obstacle()
-        except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
-            return str(error)
+            obstacle = await CheckpointProcess(self._driver, pid).trace_obstacle()
+        except DriverCallUnansweredError as error:
+            return unanswered(error, pid, DriverCall.TRACE_PERMISSION)
+        except DriverUnavailableError as error:
+            return unavailable(error)
+        except DriverError as error:
+            obstacle = str(error)
+        return None if obstacle is None else await _untraceable(identity, obstacle)
 
     async def device_nodes(
         self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]

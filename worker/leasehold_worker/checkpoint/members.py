@@ -264,7 +264,7 @@ def members_after(outcomes: Sequence[MemberOutcome]) -> tuple[Member, ...]:
 def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> OperationError:
     """A call that did not return, as the wire carries it."""
     reason = errors_pb2.ERROR_REASON_DRIVER_TIMEOUT if error.expired else errors_pb2.ERROR_REASON_DRIVER_ERROR
-    if call is DriverCall.STATE:
+    if call in (DriverCall.STATE, DriverCall.TRACE_PERMISSION):
         meaning = (
             "the state of the process is not known: try again, as a peer of it may have held up the call"
         )

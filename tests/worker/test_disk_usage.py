@@ -1,17 +1,22 @@
 """What workloads have written is told to the ledger, so that it counts once."""
 
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker import disk_usage
+from leasehold_worker import disk_usage, volume
 from leasehold_worker.config import WorkerConfig
+from leasehold_worker.errors import OperationError
 from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
+from leasehold_worker.machine import DiskSpace, HostLimits, disk_space
 from leasehold_worker.parts import open_parts
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.resources import AllocRequest
+from leasehold_worker.volume import Volume
 from leasehold_worker.workload import Workload
 
 MIB = 2**20
@@ -50,3 +55,36 @@ async def test_the_ledger_is_told_what_lies_in_the_folders_of_workloads(
                 await trio.sleep(0.01)
     assert {name for name, _ in told} == {"writes"}
     assert max(size for _, size in told) < MIB
+
+
+async def test_a_volume_that_does_not_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume, "LOOK_TIMEOUT_S", 0.05)
+    released = threading.Event()
+    room = Volume(tmp_path)
+    await room.look()
+    before = room.space()
+    assert 0 < before.available_bytes <= before.total_bytes
+
+    def hang(directory: Path) -> DiskSpace:
+        released.wait(30)
+        return disk_space(directory)
+
+    monkeypatch.setattr(volume, "disk_space", hang)
+    ledger = HostLedger(HostLimits(1000, 1000), room.space)
+    try:
+        with trio.fail_after(5):
+            for _ in range(2):
+                await room.look()
+        with pytest.raises(OperationError, match="since the volume can't be read: it does not answer"):
+            ledger.reserve("w1", HostRequest(disk_bytes=1))
+    finally:
+        released.set()
+    with trio.fail_after(10):
+        while True:
+            await room.look()
+            with suppress(OSError):
+                assert room.space().total_bytes == before.total_bytes
+                break
+            await trio.sleep(0.01)

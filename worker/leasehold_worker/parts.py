@@ -37,7 +37,7 @@ from leasehold_worker.kernel_timeouts import KernelTimeouts
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.killing import Killer
 from leasehold_worker.leases import Standing
-from leasehold_worker.machine import disk_space, hard_limits, limits_within
+from leasehold_worker.machine import hard_limits, limits_within
 from leasehold_worker.moving import Moving
 from leasehold_worker.operations import Operations
 from leasehold_worker.policy_checks import PolicyChecks
@@ -53,6 +53,7 @@ from leasehold_worker.sleeping import Sleeping
 from leasehold_worker.stopping import Stopping
 from leasehold_worker.taking import Taking
 from leasehold_worker.tiers import Tiers
+from leasehold_worker.volume import Volume
 from leasehold_worker.workload import Workload, parked_bytes
 from leasehold_worker.workloads import Workloads
 
@@ -172,9 +173,12 @@ async def open_parts(
             await foreign.look(workloads, leaving=workload)
 
         limits = limits_within(hard_limits(), config.cpu_limit_millicores, config.memory_limit_bytes)
+        volume = Volume(workloads_path)
+        await volume.look()
+        nursery.start_soon(volume.run)
         ledger = HostLedger(
             limits,
-            partial(disk_space, workloads_path),
+            volume.space,
             disk_reserve_bytes=config.disk_reserve_bytes,
             parked_bytes=lambda: sum(map(parked_bytes, workloads.all())),
         )

@@ -20,6 +20,7 @@ from leasehold.v1.command_pb2 import (
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.journal_file import connect
+from leasehold_worker.processes import identify, is_alive, send_signal
 
 from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload
@@ -514,3 +515,20 @@ def test_a_workload_that_replaces_its_own_folder_keeps_no_worker_from_starting(
     finally:
         os.kill(counter.pid, signal.SIGKILL)
     until(session, "w1", EXITED)
+
+
+def test_a_program_that_kills_its_launcher_leaves_no_orphan_behind(
+    session: Session, host: SimulatedHost, tmp_path: Path
+) -> None:
+    escape = f"kill -9 $PPID; (setsid sleep 1000 & echo $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid)"
+    arguments = ["sh", "-c", f"{escape}; exec sleep 1000"]
+    run = RunOperation(name="one", spec=workload_pb2.WorkloadSpec(arguments=arguments))
+    assert session.run("c1", "w1", run=run).state == SUCCEEDED
+    wait_until((tmp_path / "pid").exists, "the orphan has been started")
+    orphan = identify(int((tmp_path / "pid").read_text()))
+    assert orphan is not None
+    try:
+        assert session.run("c2", "w1", stop=StopOperation()).state == SUCCEEDED
+        assert not is_alive(orphan)
+    finally:
+        send_signal(orphan, signal.SIGKILL)

@@ -19,7 +19,7 @@ from leasehold_worker.config import WorkerConfig
 from leasehold_worker.foreign import owner
 from leasehold_worker.leases import FOREIGN, FREE
 from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.processes import Pid, ProcessIdentity, identify
+from leasehold_worker.processes import Pid, ProcessIdentity, identify, may_be_parent
 from leasehold_worker.workload import CLAIM, WORKLOAD_ID_VARIABLE, Workload
 
 from .conftest import COUNTER
@@ -67,6 +67,44 @@ def test_a_process_belongs_to_a_workload_by_descent_by_session_or_by_its_mark() 
             os.killpg(process.pid, 9)
             process.wait()
             process.stdout.close()
+
+
+LAUNCHER = """
+import ctypes, os, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+told, tell = os.pipe()
+program = os.fork()
+if program == 0:
+    os.setsid()
+    if os.fork() == 0:
+        orphan = subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True, env={})
+        os.write(tell, b"%d" % orphan.pid)
+        os._exit(0)
+    os.wait()
+    time.sleep(1000)
+print(program, os.read(told, 20).decode(), flush=True)
+os.wait()
+"""
+"""Starts a program that leaves an orphan without its mark in a session of its own. Tells the pids of both."""
+
+
+def test_a_process_belongs_to_the_workload_of_which_it_is_an_orphan() -> None:
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        program, orphan = map(int, process.stdout.readline().split())
+        try:
+            launcher, root = identify(process.pid), identify(program)
+            assert launcher is not None
+            assert root is not None
+            mine = workload_of(root)
+            assert owner(orphan, [mine]) is None
+            mine.launcher = launcher
+            assert owner(orphan, [mine]) is mine
+            assert may_be_parent(launcher, root)
+            assert not may_be_parent(root, launcher)
+        finally:
+            for pid in (orphan, program, process.pid):
+                os.kill(pid, 9)
 
 
 def _group(session_id: int) -> list[int]:

@@ -62,7 +62,7 @@ NOT_LISTED: Final = "NVML can't list the processes of this GPU, and these may be
 
 
 def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None) -> Workload | None:
-    """The workload that a process belongs to: by descent, by its session, or by its mark.
+    """The workload that a process belongs to: by descent, by its session or by its mark.
 
     Args:
         pid: The process.
@@ -86,6 +86,8 @@ async def read_mark(pid: int) -> str:
 class _Holder(NamedTuple):
     workload_id: str
     root: ProcessIdentity
+    launcher: ProcessIdentity | None
+    """Gets the orphans of its processes."""
     name: str
     generation: int
     uid: int | None
@@ -101,6 +103,7 @@ def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
         _Holder(
             each.workload_id,
             each.root,
+            each.launcher,
             each.name,
             each.generation,
             each.uid,
@@ -124,7 +127,8 @@ def _changed(holders: Iterable[_Holder], workloads: Workloads) -> set[str]:
 
 def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) -> str:
     """The workload that a process belongs to. Empty: none of them."""
-    by_root = {holder.root: holder.workload_id for holder in holders}
+    by_root = {holder.launcher: holder.workload_id for holder in holders if holder.launcher}
+    by_root |= {holder.root: holder.workload_id for holder in holders}
     by_session: dict[int, str] = {holder.root.pid: holder.workload_id for holder in holders}
     for identity, session_id in lineage(pid):
         found = by_root.get(identity) or by_session.get(session_id)

@@ -155,6 +155,13 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identify(identity.pid) == identity
 
 
+def may_be_parent(parent: ProcessIdentity, child: ProcessIdentity) -> bool:
+    """Whether a process is the parent of another, or that can't be told since the other is gone."""
+    stat = _read_stat(child.pid)
+    gone = stat is None or stat.start_time_ticks != child.start_time_ticks
+    return gone or (stat is not None and stat.parent_pid == parent.pid)
+
+
 def is_zombie(pid: int) -> bool:
     """Whether the process with this pid has ended, and is not reaped."""
     stat = _read_stat(pid)

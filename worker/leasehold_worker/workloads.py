@@ -19,7 +19,7 @@ from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservatio
 from leasehold_worker.launching import LaunchError, forget_start, launch, launched, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import ProcessIdentity, user_name
+from leasehold_worker.processes import ProcessIdentity, may_be_parent, user_name
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.workload import (
     ENDED,
@@ -321,7 +321,9 @@ class Workloads:
         except OSError as error:
             who = None
             logger.error("workload %s: its launcher is not known (%s)", workload.name, error)
-        workload.launcher = who.launcher if who is not None and who.program == workload.root else None
+        # A program can write into its own folder.
+        known = who is not None and who.program == workload.root and may_be_parent(who.launcher, who.program)
+        workload.launcher = who.launcher if who is not None and known else None
 
     def give_back_host(self, workload: Workload) -> None:
         """Gives back what a workload holds of its host beside GPUs."""

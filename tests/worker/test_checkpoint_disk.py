@@ -15,6 +15,7 @@ from leasehold_worker import checkpoint_answers, checkpoint_disk
 from leasehold_worker.checkpoint_answers import answer_checkpoints
 from leasehold_worker.checkpoint_disk import SUSPENDING, CheckpointDisk
 from leasehold_worker.errors import OperationError
+from leasehold_worker.images import ages
 from leasehold_worker.images.envelope_store import EnvelopeStore
 from leasehold_worker.images.manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.images.store import ImageStore
@@ -311,8 +312,9 @@ def test_what_another_worker_made_is_listed_and_deleted_by_force_only(world: Wor
 
 
 async def test_what_is_damaged_is_listed_deleted_and_expires(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ages, "SEEN_FOR", timedelta(0))
     image, saved = world.image("a"), world.saved("b")
     old_image, old_saved = world.image("c"), world.saved("d")
     needed = world.image("e")

@@ -14,7 +14,8 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.images import digests, publishing
-from leasehold_worker.images.budget import KeptImage, expired, make_room
+from leasehold_worker.images.ages import Ages
+from leasehold_worker.images.budget import KeptImage, make_room
 from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.manifest import (
     MANIFEST_FILE,
@@ -390,5 +391,16 @@ def test_what_can_not_be_made_room_for_is_refused(budget: int, free: int, why: s
 
 def test_what_nobody_needs_expires_by_its_age() -> None:
     images = [kept(2), kept(1), kept(3), kept(9)]
-    assert expired(images, {"i-1"}, now=NOW, keep_for=timedelta(days=6.5)) == ["i-2", "i-3"]
-    assert expired(images, set(), now=NOW, keep_for=timedelta(days=10)) == []
+    seconds = 0.0
+    ages = Ages(lambda: seconds)
+
+    def expired(now: datetime, days: float, *in_use: str) -> list[str]:
+        return ages.expired(images, in_use, now=now, keep_for=timedelta(days=days))
+
+    assert expired(NOW, 6.5) == [], "what was not seen for a day is not old, whatever the clock says"
+    seconds += 86_400
+    assert expired(NOW, 6.5, "i-1") == ["i-2", "i-3"]
+    assert expired(NOW + timedelta(days=365), 10.5) == [], "the clock has jumped"
+    seconds += 10 * 86_400
+    assert expired(NOW, 10.5) == ["i-1", "i-2", "i-3", "i-9"]
+    assert expired(NOW - timedelta(days=365), 0) == ["i-1", "i-2", "i-3", "i-9"]

@@ -18,6 +18,7 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_ledger import KEPT_FREE_PERCENT
 from leasehold_worker.images import budget
+from leasehold_worker.images.ages import Ages
 from leasehold_worker.images.budget import KeptImage
 from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.envelope_file import StoredCheckpoint
@@ -83,6 +84,7 @@ class CheckpointDisk:
         self._rooms = Rooms()
         self._expected: dict[str, Workload] = {}
         self._told: set[str] = set()
+        self._own_ages, self._damaged_ages, self._saved_ages = Ages(), Ages(), Ages()
 
     def available_bytes(self) -> int:
         """Bytes that may be added: what the disk has, or what is left of the budget.
@@ -284,12 +286,12 @@ class CheckpointDisk:
         ]
         kept_for = self._expiry if self._keep_images else timedelta(0)
         damaged = [each for each in map(_kept_damaged, images) if each and each.workload_id not in busy]
-        expired = budget.expired(own, in_use, now=now, keep_for=kept_for)
-        expired += budget.expired(damaged, in_use, now=now, keep_for=self._expiry)
+        expired = self._own_ages.expired(own, in_use, now=now, keep_for=kept_for)
+        expired += self._damaged_ages.expired(damaged, in_use, now=now, keep_for=self._expiry)
         for image_id in expired:
             self._delete_image(image_id)
         old = [each for each in map(self._kept_envelope, saved) if each and each.workload_id not in living]
-        for checkpoint_id in budget.expired(old, in_use, now=now, keep_for=self._expiry):
+        for checkpoint_id in self._saved_ages.expired(old, in_use, now=now, keep_for=self._expiry):
             self._delete_saved(checkpoint_id)
 
     def _kept_envelope(self, saved: StoredCheckpoint | DamagedCheckpoint) -> KeptImage | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from leasehold.v1 import errors_pb2
 
@@ -72,24 +72,6 @@ def make_room(
         "budget, or park the workload in host memory",
         {"need_bytes": str(need_bytes), "missing_bytes": str(missing)},
     )
-
-
-def expired(
-    kept: Collection[KeptImage], in_use: Collection[str], *, now: datetime, keep_for: timedelta
-) -> list[str]:
-    """Chooses what is deleted by its age, whether or not there is room.
-
-    Args:
-        kept: All that is there.
-        in_use: Ids of what is needed: it stays.
-        now: The time.
-        keep_for: How long it is kept.
-
-    Returns:
-        Ids to delete, the oldest first.
-    """
-    old = [image for image in kept if now - image.create_time > keep_for and image.image_id not in in_use]
-    return [image.image_id for image in sorted(old, key=_age)]
 
 
 def _age(image: KeptImage) -> tuple[datetime, str]:

@@ -11,12 +11,16 @@ import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
-from leasehold_worker import gates, process_readings, processes
+from leasehold_worker import gates, imaging, process_readings, processes
+from leasehold_worker.checkpoint.members import RUNNING as MEMBER_RUNNING
+from leasehold_worker.checkpoint.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gates import Gates
 from leasehold_worker.local_socket import Peer
+from leasehold_worker.plan import Findings
 from leasehold_worker.preconditions import is_sequential
 from leasehold_worker.process_readings import USER_READERS, read_process
+from leasehold_worker.trespass import find_displaced
 
 from .conftest import Counter
 from .test_local_claims import EXEC, open_local, running
@@ -107,3 +111,28 @@ async def test_a_reading_that_hangs_ends(hanging: set[int]) -> None:
             await read_process(peer.identity.pid, lambda: processes.variable_of(peer.identity.pid, "A"))
         assert await is_sequential(workload_pb2.WorkloadSpec(), []) is False
     assert process_readings._readers[NOBODY].borrowed_tokens
+
+
+async def test_a_member_on_a_strange_gpu_that_can_not_be_read_is_refused(hanging: set[int]) -> None:
+    with running("sleep", "1000") as peer:
+        hanging.add(peer.identity.pid)
+        member = Member(peer.identity, MEMBER_RUNNING, gpu_uuids=("GPU-1",))
+        with trio.fail_after(10), pytest.raises(OperationError, match="can't be read within"):
+            await find_displaced([member], ["GPU-2"], {"GPU-1": "P40", "GPU-2": "P40"}, Findings())
+
+
+async def test_a_look_for_what_an_image_can_not_hold_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(imaging, "LONG_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(imaging, "obstacles", lambda *_, **__: released.wait(30))
+    try:
+        with running("sleep", "1000") as peer:
+            async with open_local(tmp_path) as local:
+                look = local.parts.imaging.obstacles
+                assert await look([], suspended=True) == []
+                with trio.fail_after(10), pytest.raises(OperationError, match="can't be read within"):
+                    await look([peer.identity], suspended=True)
+    finally:
+        released.set()

@@ -39,6 +39,7 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.moving import Moving, intent_of
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
+from leasehold_worker.process_readings import LONG_READ_TIMEOUT_S, read_process
 from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
@@ -128,11 +129,17 @@ class Imaging:
         """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
 
         What is passing has time to pass: a server closes a connection a moment after it has answered.
+
+        Raises:
+            OperationError: TARGET_NOT_RUNNABLE: they can't be read.
         """
+        if not processes:
+            await trio.lowlevel.checkpoint()
+            return []
         look = partial(obstacles, processes, suspended=suspended)
         deadline = trio.current_time() + PASSING_S
         while True:
-            found = await trio.to_thread.run_sync(look)
+            found = await read_process(processes[0].pid, look, LONG_READ_TIMEOUT_S)
             if not found or trio.current_time() > deadline:
                 return found
             await trio.sleep(PASSING_INTERVAL_S)

@@ -41,7 +41,7 @@ from leasehold_worker.preconditions import is_sequential, require_alive, require
 from leasehold_worker.proof import Before, Proof, Usage, freed_usage, placed, sized
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
-from leasehold_worker.trespass import displaced
+from leasehold_worker.trespass import find_displaced
 from leasehold_worker.workload import Workload, home_of, parked_bytes
 from leasehold_worker.workloads import Workloads
 
@@ -208,13 +208,11 @@ class Moving:
         require_open(search, await self._proof.usage())
         held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
-        return await trio.to_thread.run_sync(
-            displaced,
+        return await find_displaced(
             await self._proof.measured(search.members, home_of(workload)),
             held,
             self._inventory.chips,
             Findings(),
-            abandon_on_cancel=True,
         )
 
     async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:

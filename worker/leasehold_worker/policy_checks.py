@@ -1,5 +1,6 @@
 """What a policy needs beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
 
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -17,6 +18,7 @@ from leasehold_worker.imaging import Imaging
 from leasehold_worker.kernel_calls import no_kernel
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.plan import Destination, Plan, TierNeed
+from leasehold_worker.process_readings import LONG_READ_TIMEOUT_S, read_process
 from leasehold_worker.resources import AllocRequest, Resources
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
@@ -115,10 +117,15 @@ class PolicyChecks:
         with findings.check("criu", "works here"):
             self._imaging.require_criu()
         at_rest = party.workload.state == SUSPENDED
-        for obstacle in await self._imaging.obstacles(party.processes, suspended=at_rest):
-            error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+        try:
+            for obstacle in await self._imaging.obstacles(party.processes, suspended=at_rest):
+                error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+                findings.refuse("processes", error)
+            read = partial(image_bytes, party.processes)
+            needed = await read_process(party.workload.root.pid, read, LONG_READ_TIMEOUT_S)
+        except OperationError as error:
             findings.refuse("processes", error)
-        needed = await trio.to_thread.run_sync(image_bytes, party.processes)
+            return
         if not at_rest:
             needed += sum(member.total_bytes for member in party.members)
         await self._look_at_disk(plan, needed)

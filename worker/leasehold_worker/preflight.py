@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-import trio
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
@@ -60,7 +59,7 @@ from leasehold_worker.strategies import (
     strategy_of,
 )
 from leasehold_worker.tiers import Tiers
-from leasehold_worker.trespass import displaced, is_elsewhere
+from leasehold_worker.trespass import find_displaced, is_elsewhere
 from leasehold_worker.wire_durations import seconds
 from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workload import (
@@ -400,9 +399,7 @@ class Preflight:
                     require_alive(party.workload)
                 raise
             measured = await self._proof.measured(found, party.home)
-            party.members = await trio.to_thread.run_sync(
-                displaced, measured, _leased(party), self._inventory.chips, findings, abandon_on_cancel=True
-            )
+            party.members = await find_displaced(measured, _leased(party), self._inventory.chips, findings)
             party.full_bytes = full_bytes(party)
             require_all(processes, found, usage)
 

@@ -15,6 +15,9 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.processes import user_id
 
 READ_TIMEOUT_S: Final = 10.0
+LONG_READ_TIMEOUT_S: Final = 120.0
+"""For all memory and all descriptors of large processes."""
+
 USER_READERS: Final = 4
 """Threads at once that read processes of one user, those included that hang."""
 
@@ -24,27 +27,29 @@ _readers: Final[dict[int | None, trio.CapacityLimiter]] = {}
 Answer = TypeVar("Answer")
 
 
-async def read_process(pid: int, read: Callable[[], Answer]) -> Answer:
+async def read_process(pid: int, read: Callable[[], Answer], timeout_s: float | None = None) -> Answer:
     """Reads facts of a process, and of others that belong to it, in a thread.
 
     Args:
         pid: The process, whose user has the thread.
         read: Reads them. It may block.
+        timeout_s: How long that may take. None: READ_TIMEOUT_S.
 
     Raises:
         OperationError: TARGET_NOT_RUNNABLE: they can't be read in time.
     """
+    limit_s = READ_TIMEOUT_S if timeout_s is None else timeout_s
     uid = user_id(pid)
     limiter = _readers.setdefault(uid, trio.CapacityLimiter(USER_READERS))
     try:
-        with trio.move_on_after(READ_TIMEOUT_S):
+        with trio.move_on_after(limit_s):
             return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
     finally:
         if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
             _readers.pop(uid, None)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-        f"process {pid} can't be read within {READ_TIMEOUT_S:g} s: it may be stuck in the kernel: try again, "
+        f"process {pid} can't be read within {limit_s:g} s: it may be stuck in the kernel: try again, "
         "or end it",
         {"pid": str(pid)},
     )

@@ -7,7 +7,9 @@ the GPU that took the place of the one that it uses, so that a restore or a rema
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
@@ -15,6 +17,7 @@ from leasehold_worker.checkpoint.members import RUNNING, Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import GpuUsage
 from leasehold_worker.plan import Findings
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import ProcessIdentity, variable_of
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -31,6 +34,21 @@ def is_elsewhere(
     """Whether NVML lists one of the processes on a GPU that is not held."""
     pids = {identity.pid for identity in processes}
     return any(gpu_uuid not in held and pids & gpu.processes.keys() for gpu_uuid, gpu in usage.items())
+
+
+async def find_displaced(
+    members: Sequence[Member], home: Sequence[str], chips: Mapping[str, str], findings: Findings
+) -> tuple[Member, ...]:
+    """As :func:`displaced`, in a thread.
+
+    Raises:
+        OperationError: As for that; TARGET_NOT_RUNNABLE, a member can't be read.
+    """
+    if not members:
+        await trio.lowlevel.checkpoint()
+        return ()
+    look = partial(displaced, members, home, chips, findings)
+    return await read_process(members[0].identity.pid, look)
 
 
 def displaced(

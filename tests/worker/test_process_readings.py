@@ -11,9 +11,10 @@ import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
-from leasehold_worker import gates, imaging, process_readings, processes
+from leasehold_worker import gates, imaging, parts, process_readings, processes
 from leasehold_worker.checkpoint.members import RUNNING as MEMBER_RUNNING
 from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gates import Gates
 from leasehold_worker.local_socket import Peer
@@ -110,7 +111,7 @@ async def test_a_reading_that_hangs_ends(hanging: set[int]) -> None:
         with pytest.raises(OperationError, match=rf"process {peer.identity.pid} can't be read within"):
             await read_process(peer.identity.pid, lambda: processes.variable_of(peer.identity.pid, "A"))
         assert await is_sequential(workload_pb2.WorkloadSpec(), []) is False
-    assert process_readings._readers[NOBODY].borrowed_tokens
+    assert process_readings._readers[NOBODY, False].borrowed_tokens
 
 
 async def test_a_member_on_a_strange_gpu_that_can_not_be_read_is_refused(hanging: set[int]) -> None:
@@ -125,7 +126,7 @@ async def test_a_look_for_what_an_image_can_not_hold_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr(imaging, "LONG_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(process_readings, "LONG_READ_TIMEOUT_S", 0.05)
     monkeypatch.setattr(imaging, "obstacles", lambda *_, **__: released.wait(30))
     try:
         with running("sleep", "1000") as peer:
@@ -134,5 +135,19 @@ async def test_a_look_for_what_an_image_can_not_hold_ends(
                 assert await look([], suspended=True) == []
                 with trio.fail_after(10), pytest.raises(OperationError, match="can't be read within"):
                     await look([peer.identity], suspended=True)
+    finally:
+        released.set()
+
+
+async def test_a_directory_of_users_that_does_not_answer_keeps_no_worker_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(parts, "DIRECTORY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("leasehold_worker.parts.user_name", lambda _: released.wait(30))
+    try:
+        with trio.fail_after(20):
+            async with parts.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
+                assert opened.workloads.user == str(os.geteuid())
     finally:
         released.set()

@@ -172,7 +172,7 @@ class Adopting:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
                     f"process {member.identity.pid} runs as {member.user}, and only processes of "
-                    f"{', '.join(self._adopt_users) or user_name(os.geteuid())} may be adopted: see "
+                    f"{', '.join(self._adopt_users) or self._workloads.user} may be adopted: see "
                     "adopt_users in the worker's settings",
                     {"pid": str(member.identity.pid)},
                 )

@@ -39,7 +39,7 @@ from leasehold_worker.leases import Lease
 from leasehold_worker.moving import Moving, intent_of
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.process_readings import LONG_READ_TIMEOUT_S, read_process
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import ProcessIdentity, wait_ended
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, settle_state
@@ -139,7 +139,7 @@ class Imaging:
         look = partial(obstacles, processes, suspended=suspended)
         deadline = trio.current_time() + PASSING_S
         while True:
-            found = await read_process(processes[0].pid, look, LONG_READ_TIMEOUT_S)
+            found = await read_process(processes[0].pid, look, is_long=True)
             if not found or trio.current_time() > deadline:
                 return found
             await trio.sleep(PASSING_INTERVAL_S)

@@ -1,12 +1,14 @@
 """The parts of a worker that carry out operations, built in one place."""
 
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -43,6 +45,7 @@ from leasehold_worker.operations import Operations
 from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preflight import Preflight
+from leasehold_worker.processes import user_name
 from leasehold_worker.proof import Proof
 from leasehold_worker.readiness import Readiness
 from leasehold_worker.report import Report
@@ -113,6 +116,16 @@ class Parts:
     readiness: Readiness
     servicing: Servicing
     nursery: trio.Nursery
+
+
+DIRECTORY_TIMEOUT_S: Final = 10.0
+"""How long the host's directory of users may take at the start. After that, a number is the worker's name."""
+
+
+async def _own_name() -> str:
+    with trio.move_on_after(DIRECTORY_TIMEOUT_S):
+        return await trio.to_thread.run_sync(user_name, os.geteuid(), abandon_on_cancel=True)
+    return str(os.geteuid())
 
 
 @asynccontextmanager
@@ -193,6 +206,7 @@ async def open_parts(
             enforced,
             config.socket_path,
             inherited_environment(config.inherited_variables),
+            await _own_name(),
         )
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)

@@ -18,7 +18,7 @@ from leasehold_worker.imaging import Imaging
 from leasehold_worker.kernel_calls import no_kernel
 from leasehold_worker.kernels import Kernels
 from leasehold_worker.plan import Destination, Plan, TierNeed
-from leasehold_worker.process_readings import LONG_READ_TIMEOUT_S, read_process
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.resources import AllocRequest, Resources
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
@@ -122,7 +122,7 @@ class PolicyChecks:
                 error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
                 findings.refuse("processes", error)
             read = partial(image_bytes, party.processes)
-            needed = await read_process(party.workload.root.pid, read, LONG_READ_TIMEOUT_S)
+            needed = await read_process(party.workload.root.pid, read, is_long=True)
         except OperationError as error:
             findings.refuse("processes", error)
             return

@@ -18,35 +18,35 @@ READ_TIMEOUT_S: Final = 10.0
 LONG_READ_TIMEOUT_S: Final = 120.0
 """For all memory and all descriptors of large processes."""
 
-USER_READERS: Final = 4
-"""Threads at once that read processes of one user, those included that hang."""
+USER_READERS: Final = 8
+"""Threads at once that read processes of one user, those included that hang. Long readings have as many."""
 
-_readers: Final[dict[int | None, trio.CapacityLimiter]] = {}
-"""By user id. Users without a thread are left out."""
+_readers: Final[dict[tuple[int | None, bool], trio.CapacityLimiter]] = {}
+"""By user id, and whether readings are long. Users without a thread are left out."""
 
 Answer = TypeVar("Answer")
 
 
-async def read_process(pid: int, read: Callable[[], Answer], timeout_s: float | None = None) -> Answer:
+async def read_process(pid: int, read: Callable[[], Answer], *, is_long: bool = False) -> Answer:
     """Reads facts of a process, and of others that belong to it, in a thread.
 
     Args:
         pid: The process, whose user has the thread.
         read: Reads them. It may block.
-        timeout_s: How long that may take. None: READ_TIMEOUT_S.
+        is_long: It reads all memory or all descriptors.
 
     Raises:
         OperationError: TARGET_NOT_RUNNABLE: they can't be read in time.
     """
-    limit_s = READ_TIMEOUT_S if timeout_s is None else timeout_s
-    uid = user_id(pid)
-    limiter = _readers.setdefault(uid, trio.CapacityLimiter(USER_READERS))
+    limit_s = LONG_READ_TIMEOUT_S if is_long else READ_TIMEOUT_S
+    key = user_id(pid), is_long
+    limiter = _readers.setdefault(key, trio.CapacityLimiter(USER_READERS))
     try:
         with trio.move_on_after(limit_s):
             return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
     finally:
         if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
-            _readers.pop(uid, None)
+            _readers.pop(key, None)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
         f"process {pid} can't be read within {limit_s:g} s: it may be stuck in the kernel: try again, "

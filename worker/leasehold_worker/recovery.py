@@ -27,7 +27,7 @@ from leasehold_worker.journal_records import WorkloadRecord
 from leasehold_worker.launching import abandon, exit_record, launched
 from leasehold_worker.leases import Lease
 from leasehold_worker.parts import Parts
-from leasehold_worker.processes import boot_id, is_alive, user_name
+from leasehold_worker.processes import boot_id, is_alive
 from leasehold_worker.report import Report
 from leasehold_worker.resources import AllocRequest
 from leasehold_worker.sizes import size_text
@@ -193,7 +193,7 @@ class Recovery:
             folder / OUTPUT_FILE,
             datetime.now(UTC),
             None,
-            user=user_name(os.geteuid()),
+            user=self._parts.workloads.user,
             uid=os.geteuid(),
         )
         if intent.reserved:

@@ -28,7 +28,6 @@ from leasehold_worker.processes import (
     command_line,
     is_alive,
     process_tree,
-    user_name,
     variable_of,
 )
 from leasehold_worker.resources import AllocRequest
@@ -71,8 +70,6 @@ class Stray:
     program: ProcessIdentity
     arguments: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
-    user: str
-    """Name of its user, who is the worker's."""
 
 
 @final
@@ -171,7 +168,7 @@ class Strays:
             self._parts.workloads.folder(stray.workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             pool.occupy(stray.workload_id, mine) if mine else None,
-            user=stray.user,
+            user=self._parts.workloads.user,
             uid=os.geteuid(),
             state=UNKNOWN if others else RUNNING,
             home=stray.gpu_uuids if others else (),
@@ -205,8 +202,7 @@ def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) 
     told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
     name = told if _NAME.fullmatch(told) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))
-    user = user_name(os.geteuid())
-    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique, user)
+    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique)
 
 
 def _pids() -> Iterator[Pid]:

@@ -19,7 +19,7 @@ from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservatio
 from leasehold_worker.launching import LaunchError, forget_start, launch, launched, wait_exit
 from leasehold_worker.leases import Lease
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import ProcessIdentity, may_be_parent, user_name
+from leasehold_worker.processes import ProcessIdentity, may_be_parent
 from leasehold_worker.resource_limits import ResourceLimits
 from leasehold_worker.workload import (
     ENDED,
@@ -70,7 +70,10 @@ class Workloads:
         limits: ResourceLimits,
         socket_path: Path,
         inherited: Mapping[str, str],
+        user: str,
     ) -> None:
+        self.user = user
+        """Name of the worker's user, who programs run as."""
         self.inherited = inherited
         """What programs and hooks get of the worker's environment."""
         self._pool = pool
@@ -184,7 +187,7 @@ class Workloads:
             self.folder(workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             lease,
-            user=user_name(os.geteuid()),
+            user=self.user,
             uid=os.geteuid(),
             host=host,
         )

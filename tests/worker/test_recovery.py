@@ -86,6 +86,7 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
     if fails == "settle":
         assert updates[-1].state == command_pb2.COMMAND_STATE_FAILED
         assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERNAL
+        assert not updates[-1].result.warnings, "there is nothing to warn of"
 
 
 @pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])

@@ -231,9 +231,9 @@ class Commands:
         Args:
             command_id: The command.
             error: Why it did not succeed. None: it did.
-            warning: What is said beside that.
+            warning: What is said beside that. Empty: nothing.
         """
-        report = Report(lambda _: None, warnings=[warning])
+        report = Report(lambda _: None, warnings=[warning] if warning else [])
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, report, 0.0)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold_worker import processes
 from leasehold_worker.checkpoint.helper import trace_permission
 from leasehold_worker.errors import OperationError
 from leasehold_worker.libraries import loaded_library
@@ -35,6 +36,7 @@ from leasehold_worker.processes import (
     memory_bytes,
     missing_device_nodes,
     process_tree,
+    scan_tree,
     send_signal,
     user_id,
     user_name,
@@ -379,3 +381,25 @@ async def test_a_process_lives_on_when_its_first_thread_has_ended(headless: subp
         wait_until(lambda: has_ended(pidfd))
     assert not is_alive(identity)
     assert is_zombie(identity.pid)
+
+
+def test_a_scan_that_misses_an_environment_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of a chain of forks can end between the listing and the reading of its environment."""
+    mark = "LEASEHOLD_WORKLOAD_ID=w-chain"
+    name, _, value = mark.partition("=")
+    root = identify(os.getpid())
+    assert root is not None
+    root = ProcessIdentity(Pid(2**22 + 1), root.start_time_ticks)
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}) as marked:
+        read = processes.has_real_user
+
+        def end_first(pid: int, uid: int | None) -> bool:
+            if pid == marked.pid:
+                marked.kill()
+                marked.wait()
+            return read(pid, uid)
+
+        monkeypatch.setattr(processes, "has_real_user", end_first)
+        tree = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5)
+    assert tree.processes == ()
+    assert not tree.complete

@@ -238,6 +238,8 @@ def scan_tree(
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         strangers = younger - members - theirs
         marked = {pid for pid in strangers if has_real_user(pid, mark_uid) and _has_entry(pid, mark)}
+        # One that ended before its environment was read may have had the mark, and a child.
+        missed |= any(_ended_since(stats[pid]) for pid in strangers - marked if not stats[pid].over)
         members |= below.grow(marked, theirs)
     found = [stats[pid] for pid in members if not stats[pid].over]
     found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
@@ -250,6 +252,11 @@ def scan_tree(
         frozenset(stat.group_id for stat in sure) - outside,
         complete,
     )
+
+
+def _ended_since(stat: _Stat) -> bool:
+    now = _read_stat(stat.pid)
+    return now is None or now.over or now.start_time_ticks != stat.start_time_ticks
 
 
 class _Descent:

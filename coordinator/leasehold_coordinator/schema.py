@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0004"
+NEWEST: Final = "0005"
 """The newest migration, whose tables these are."""
 
 workers: Final = Table(
@@ -83,6 +83,14 @@ clock: Final = Table(
 Retention counts by this clock, since the host's may jump by weeks. ``served_s`` of another table is its value
 at the end of the row's command, workload or event. Absent: not ended.
 """
+
+commits: Final = Table(
+    "commits",
+    METADATA,
+    Column("commits_id", String, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+)
+"""How many commits a SQLite store has had, by one row: see :mod:`leasehold_coordinator.commit_seal`."""
 
 
 def event_id_at(time_ns: int) -> str:

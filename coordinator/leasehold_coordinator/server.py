@@ -29,6 +29,7 @@ from leasehold_coordinator.requests import Requests
 from leasehold_coordinator.server_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.session_service import WorkerSessionService
 from leasehold_coordinator.store import Store
+from leasehold_coordinator.store_file import unusable
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await fleet.load()
+        await _load(fleet, config.database)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         server = await _build_server(fleet, dispatcher)
@@ -90,6 +91,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
     finally:
         await settle()
         await asyncio.to_thread(store.close)
+
+
+async def _load(fleet: Fleet, database: str) -> None:
+    try:
+        await fleet.load()
+    except FleetError as error:
+        raise unusable(database, error.message) from error
 
 
 def _send_away(fleet: Fleet) -> None:

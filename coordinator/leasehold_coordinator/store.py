@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import sqlalchemy as sa
+from google.protobuf.message import DecodeError, Message
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.events_pb2 import Event
@@ -27,9 +28,12 @@ from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.database import READERS, Database
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import description
+from leasehold_coordinator.store_file import unusable
 from leasehold_coordinator.workload_states import is_ended
 
 logger = logging.getLogger(__name__)
+
+Record = TypeVar("Record", bound=Message)
 
 QUEUE_LIMIT: Final = 10_000
 """Writes that may wait. More means a disk that does not keep up: new requests are refused."""
@@ -166,7 +170,12 @@ class Store:
         Raises:
             StartError: It can't be opened or written, or another coordinator has it.
         """
-        return cls(Database.open(database))
+        opened = Database.open(database)
+        try:
+            return cls(opened)
+        except sa.exc.SQLAlchemyError as error:
+            opened.close()
+            raise unusable(database, str(getattr(error, "orig", None) or error).splitlines()[0]) from error
 
     async def write(self, *rows: Change) -> None:
         """Writes or deletes the rows in one transaction, and returns once they are on disk.
@@ -243,7 +252,7 @@ class Store:
     async def workers(self) -> list[StoredWorker]:
         """Every worker."""
         rows = await self._select(sa.select(schema.workers))
-        return [StoredWorker(row.epoch, Hello.FromString(row.hello)) for row in rows]
+        return [StoredWorker(row.epoch, _decode(Hello, row.hello)) for row in rows]
 
     async def live_workloads(self) -> list[Workload]:
         """Workloads that have not ended, oldest first."""
@@ -251,14 +260,14 @@ class Store:
         rows = await self._select(
             sa.select(table.c.record).where(~table.c.ended).order_by(table.c.create_time_ns)
         )
-        return [Workload.FromString(row.record) for row in rows]
+        return [_decode(Workload, row.record) for row in rows]
 
     async def open_commands(self) -> list[StoredCommand]:
         """Commands that have not ended, oldest first."""
         table = schema.commands
         rows = await self._select(sa.select(table).where(~table.c.ended).order_by(table.c.create_time_ns))
         return [
-            StoredCommand(Command.FromString(row.record), row.instance_id, row.accepted, row.cancel_requested)
+            StoredCommand(_decode(Command, row.record), row.instance_id, row.accepted, row.cancel_requested)
             for row in rows
         ]
 
@@ -271,7 +280,7 @@ class Store:
             .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
             .limit(1)
         )
-        return Workload.FromString(rows[0].record) if rows else None
+        return _decode(Workload, rows[0].record) if rows else None
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
         """The workloads with these ids."""
@@ -280,7 +289,7 @@ class Store:
         for first in range(0, len(workload_ids), KEY_LIMIT):
             keys = workload_ids[first : first + KEY_LIMIT]
             rows = await self._select(sa.select(table.c.record).where(table.c.workload_id.in_(keys)))
-            found += [Workload.FromString(row.record) for row in rows]
+            found += [_decode(Workload, row.record) for row in rows]
         return found
 
     async def find_command(self, command_id: str) -> Command | None:
@@ -294,7 +303,7 @@ class Store:
 
     async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
         rows = await self._select(sa.select(schema.commands.c.record).where(condition))
-        return Command.FromString(rows[0].record) if rows else None
+        return _decode(Command, rows[0].record) if rows else None
 
     async def list_workloads(
         self, *, include_ended: bool, worker_id: str | None, offset: int, limit: int
@@ -307,7 +316,7 @@ class Store:
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [Workload.FromString(row.record) for row in rows]
+        return [_decode(Workload, row.record) for row in rows]
 
     async def list_commands(self, *, workload_id: str | None, offset: int, limit: int) -> list[Command]:
         """A page of commands, newest first."""
@@ -316,7 +325,7 @@ class Store:
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [Command.FromString(row.record) for row in rows]
+        return [_decode(Command, row.record) for row in rows]
 
     async def list_events(
         self, *, worker_id: str | None, workload_id: str | None, offset: int, limit: int
@@ -329,7 +338,22 @@ class Store:
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [Event.FromString(row.record) for row in rows]
+        return [_decode(Event, row.record) for row in rows]
+
+
+def _decode(kind: type[Record], record: object) -> Record:
+    """A record as it was stored.
+
+    Raises:
+        FleetError: STORAGE_UNAVAILABLE, it is damaged.
+    """
+    try:
+        if isinstance(record, bytes):
+            return kind.FromString(record)
+    except DecodeError:
+        pass
+    logger.error("the store has a damaged %s: its disk may be broken", kind.DESCRIPTOR.name)
+    raise _unavailable("read")
 
 
 def _unavailable(done: str) -> FleetError:

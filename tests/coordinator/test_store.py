@@ -167,7 +167,7 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(tmp_path: Path) ->
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
-        for table in ("events", "clock"):
+        for table in ("events", "clock", "commits"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
         for table in ("workloads", "commands"):
             connection.execute(sa.text(f"DROP INDEX {table}_by_served_s"))
@@ -304,7 +304,7 @@ def test_nobody_else_can_read_or_lock_a_store(tmp_path: Path) -> None:
     modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()}
     store.close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert modes == {f"store.sqlite3{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
+    assert modes == {f"store.sqlite3{suffix}": 0o600 for suffix in ("", "-wal", "-shm", "-seal")}
 
 
 def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:

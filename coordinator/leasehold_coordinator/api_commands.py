@@ -17,7 +17,7 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.fleet_pb2_grpc import CommandServiceServicer
 
-from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
@@ -35,11 +35,9 @@ class CommandService(CommandServiceServicer):
         self.fleet = fleet
         self._dispatcher = dispatcher
 
-    @unary
     async def GetCommand(self, request: GetCommandRequest, context: Context) -> GetCommandResponse:
         return GetCommandResponse(command=command_view(await self._find(request.command_id)))
 
-    @unary
     async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
         offset, size = page_of(request.page_size, request.page_token)
         workload_id = None
@@ -49,7 +47,6 @@ class CommandService(CommandServiceServicer):
         page = page_within([command_view(command) for command in found], size)
         return ListCommandsResponse(commands=page, next_page_token=next_token(offset, len(page), len(found)))
 
-    @streaming
     async def WatchCommand(
         self, request: WatchCommandRequest, context: Context
     ) -> AsyncIterator[WatchCommandResponse]:
@@ -69,7 +66,6 @@ class CommandService(CommandServiceServicer):
                 if is_terminal(command.state):
                     return
 
-    @unary
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
         cancelled = await finish(self._dispatcher.cancel(command))

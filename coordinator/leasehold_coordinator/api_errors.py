@@ -1,56 +1,143 @@
-"""The border of the client services: counts their calls, and turns refusals into gRPC statuses."""
+"""The border of the client services: counts their calls, reads requests, and turns refusals into statuses.
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
-from typing import Protocol, TypeVar
+gRPC calls the handler of a unary request once that is there. Until then a call that sends nothing but its
+headers holds a place for as long as its client likes. So requests are read here, in bounded time, and a call
+counts as its host's from its headers to its last response.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias, final
 
 import grpc
+from google.protobuf.message import DecodeError
+from leasehold.v1 import errors_pb2, worker_session_pb2
 
-from leasehold_coordinator.callers import note_caller
-from leasehold_coordinator.errors import FleetError, abort
-from leasehold_coordinator.fleet import Fleet
+from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls, note_caller
+from leasehold_coordinator.errors import FleetError, abort, invalid
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 5.0
+"""How long a request may take to come, after the headers of its call."""
+
+WORKERS: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+"""The service that has a border of its own."""
+
+Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Work: TypeAlias = Callable[[Any, Context], Awaitable[None]]
 
 
-class _OfFleet(Protocol):
-    @property
-    def fleet(self) -> Fleet: ...
+@final
+class Border(grpc.aio.ServerInterceptor):
+    """Lets calls in, whatever service they are for. Workers have a border of their own."""
+
+    def __init__(self) -> None:
+        self._calls, self._streams = Calls(CALL_LIMIT), Calls(STREAM_LIMIT)
+        """Calls and streams of clients that are under way."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """The handler of a call, within the border. None: no service has its method."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(f"/{WORKERS}/"):
+            return handler
+        if handler.request_streaming:
+            work, parse = _both_ways(handler), handler.request_deserializer
+        else:
+            work, parse = _one_request(handler), _parser(handler)
+        places = self._streams if handler.response_streaming else self._calls
+
+        async def serve(requests: object, context: Context) -> None:
+            try:
+                note_caller(context.peer())
+                with places.entered(context.peer()):
+                    await work(requests, context)
+            except FleetError as error:
+                await abort(context, error)
+            except grpc.aio.AbortError:
+                raise
+            except (grpc.aio.InternalError, grpc.aio.UsageError):
+                return  # the client went away while a response was on its way
+            except Exception:
+                logger.exception("a call of %s failed", handler_call_details.method)
+                await abort(context, _DEFECT)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve,
+            request_deserializer=parse,
+            response_serializer=handler.response_serializer,
+        )
 
 
-Service = TypeVar("Service", bound=_OfFleet)
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-Context = grpc.aio.ServicerContext[object, object]
+def _one_request(handler: Handler) -> Work:
+    respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    async def work(_: object, context: Context) -> None:
+        responses = respond(await _read(context), context)
+        if not handler.response_streaming:
+            await context.write(await responses)
+            return
+        if inspect.isawaitable(responses):  # as those of the health service, which writes by context too
+            await responses
+        else:
+            await _write_all(responses, context)
+
+    return work
 
 
-def unary(
-    method: Callable[[Service, Request, Context], Awaitable[Response]],
-) -> Callable[[Service, Request, Context], Awaitable[Response]]:
-    """Ends a unary call that is refused with the refusal's status."""
+def _both_ways(handler: Handler) -> Work:
+    respond: Any = handler.stream_stream
 
-    @wraps(method)
-    async def call(self: Service, request: Request, context: Context) -> Response:
+    async def work(requests: object, context: Context) -> None:
+        await _write_all(respond(requests, context), context)
+
+    return work
+
+
+async def _write_all(responses: AsyncGenerator[object], context: Context) -> None:
+    async with aclosing(responses):  # what it holds is let go of at once
+        async for response in responses:
+            await context.write(response)
+
+
+async def _read(context: Context) -> object:
+    """The request of a call.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, it did not come in time, or is none.
+    """
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            request: object = await context.read()
+    except TimeoutError:
+        request = grpc.aio.EOF
+    if request is grpc.aio.EOF:
+        raise invalid("request", f"no request came: send it within {REQUEST_TIMEOUT_S:g} s")
+    if request is None:
+        raise invalid("request", "the request is none of this method: send it as its proto says")
+    return request
+
+
+def _parser(handler: Handler) -> Callable[[bytes], object]:
+    """Reads requests. None for bytes that are none."""
+
+    def parse(data: bytes) -> object:
         try:
-            note_caller(context.peer())
-            with self.fleet.calls.entered(context.peer()):
-                return await method(self, request, context)
-        except FleetError as error:
-            await abort(context, error)
+            return handler.request_deserializer(data) if handler.request_deserializer else data
+        except DecodeError:
+            return None
 
-    return call
+    return parse
 
 
-def streaming(
-    method: Callable[[Service, Request, Context], AsyncIterator[Response]],
-) -> Callable[[Service, Request, Context], AsyncIterator[Response]]:
-    """Ends a stream that is refused with the refusal's status."""
-
-    @wraps(method)
-    async def call(self: Service, request: Request, context: Context) -> AsyncIterator[Response]:
-        try:
-            with self.fleet.streams.entered(context.peer()):
-                async for response in method(self, request, context):
-                    yield response
-        except FleetError as error:
-            await abort(context, error)
-
-    return call
+_DEFECT: Final = FleetError(
+    errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: see the coordinator's log, and report it"
+)

@@ -5,7 +5,7 @@ from typing import final
 from leasehold.v1.events_pb2 import ListEventsRequest, ListEventsResponse
 from leasehold.v1.events_pb2_grpc import EventServiceServicer
 
-from leasehold_coordinator.api_errors import Context, unary
+from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.paging import next_token, page_of, page_within
 
@@ -17,7 +17,6 @@ class EventService(EventServiceServicer):
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
-    @unary
     async def ListEvents(self, request: ListEventsRequest, context: Context) -> ListEventsResponse:
         offset, size = page_of(request.page_size, request.page_token)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None

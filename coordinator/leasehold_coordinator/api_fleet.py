@@ -30,7 +30,7 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
 
-from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.paging import next_token, page_of, page_within
@@ -45,19 +45,16 @@ class FleetService(FleetServiceServicer):
         self.fleet = fleet
         self._requests = requests
 
-    @unary
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
         known = self.fleet.registry.find(request.worker)
         return GetWorkerResponse(worker=self.fleet.worker(known))
 
-    @unary
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
         offset, size = page_of(request.page_size, request.page_token)
         found = self.fleet.registry.all()[offset : offset + size + 1]
         page = page_within([self.fleet.worker(known) for known in found], size)
         return ListWorkersResponse(workers=page, next_page_token=next_token(offset, len(page), len(found)))
 
-    @unary
     async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
         for gpu in self._all_gpus():
             if gpu.gpu.uuid == request.uuid:
@@ -68,7 +65,6 @@ class FleetService(FleetServiceServicer):
             field="uuid",
         )
 
-    @unary
     async def ListGpus(self, request: ListGpusRequest, context: Context) -> ListGpusResponse:
         offset, size = page_of(request.page_size, request.page_token)
         registry = self.fleet.registry
@@ -81,7 +77,6 @@ class FleetService(FleetServiceServicer):
             unreachable=[known.hello.worker_id for known in workers if not known.reported],
         )
 
-    @streaming
     async def WatchFleet(
         self, request: WatchFleetRequest, context: Context
     ) -> AsyncIterator[WatchFleetResponse]:
@@ -104,24 +99,20 @@ class FleetService(FleetServiceServicer):
                     token = hub.token(next_change.revision)
                     yield _response(next_change.message, token)
 
-    @unary
     async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
         operation = Operation(cordon=request.operation)
         return CordonResponse(command=await self._requests.operate_worker(request, operation))
 
-    @unary
     async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
         operation = Operation(uncordon=request.operation)
         return UncordonResponse(command=await self._requests.operate_worker(request, operation))
 
-    @unary
     async def ResetGpuHealth(
         self, request: ResetGpuHealthRequest, context: Context
     ) -> ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
         return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
 
-    @unary
     async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
         return await self._requests.forget_worker(request.worker)
 

@@ -39,7 +39,7 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.fleet_pb2_grpc import WorkloadServiceServicer
 
-from leasehold_coordinator.api_errors import Context, streaming, unary
+from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.checkpoints import list_checkpoints
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.outputs import read_output
@@ -67,7 +67,6 @@ class WorkloadService(WorkloadServiceServicer):
         self._requests = requests
         self._plans = plans
 
-    @unary
     async def CreateWorkload(
         self, request: CreateWorkloadRequest, context: Context
     ) -> CreateWorkloadResponse:
@@ -76,11 +75,9 @@ class WorkloadService(WorkloadServiceServicer):
             workload=self.fleet.view(workload), command=command and command_view(command)
         )
 
-    @unary
     async def GetWorkload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
         return GetWorkloadResponse(workload=self.fleet.view(await self.fleet.find_workload(request.workload)))
 
-    @unary
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
         offset, size = page_of(request.page_size, request.page_token)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
@@ -92,7 +89,6 @@ class WorkloadService(WorkloadServiceServicer):
             workloads=page, next_page_token=next_token(offset, len(page), len(found))
         )
 
-    @streaming
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
@@ -122,65 +118,55 @@ class WorkloadService(WorkloadServiceServicer):
                     token = hub.token(next_change.revision)
                     yield WatchWorkloadsResponse(workload=next_change.message, resume_token=token)
 
-    @unary
     async def SuspendWorkload(
         self, request: SuspendWorkloadRequest, context: Context
     ) -> SuspendWorkloadResponse:
         operation = Operation(suspend=request.operation)
         return SuspendWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
-    @unary
     async def RestoreWorkload(
         self, request: RestoreWorkloadRequest, context: Context
     ) -> RestoreWorkloadResponse:
         operation = Operation(restore=request.operation)
         return RestoreWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
-    @unary
     async def RemapWorkloads(
         self, request: RemapWorkloadsRequest, context: Context
     ) -> RemapWorkloadsResponse:
         operation = Operation(remap=request.operation)
         return RemapWorkloadsResponse(command=await self._operate(request, operation))
 
-    @unary
     async def CheckpointWorkload(
         self, request: CheckpointWorkloadRequest, context: Context
     ) -> CheckpointWorkloadResponse:
         operation = Operation(checkpoint=CheckpointOperation())
         return CheckpointWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
-    @unary
     async def ListCheckpoints(
         self, request: ListCheckpointsRequest, context: Context
     ) -> ListCheckpointsResponse:
         return await list_checkpoints(self.fleet, request.worker, request.workload)
 
-    @unary
     async def DeleteCheckpoints(
         self, request: DeleteCheckpointsRequest, context: Context
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
         return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
 
-    @unary
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
         operation = Operation(stop=request.operation)
         return StopWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
-    @unary
     async def AdoptProcess(self, request: AdoptProcessRequest, context: Context) -> AdoptProcessResponse:
         workload, command = await self._requests.adopt(request)
         return AdoptProcessResponse(workload=self.fleet.view(workload), command=command)
 
-    @unary
     async def ReleaseWorkload(
         self, request: ReleaseWorkloadRequest, context: Context
     ) -> ReleaseWorkloadResponse:
         operation = Operation(release=ReleaseOperation())
         return ReleaseWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
-    @unary
     async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
         generation = request.expected_generation if request.HasField("expected_generation") else None
         return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
@@ -204,7 +190,6 @@ class WorkloadService(WorkloadServiceServicer):
             timeout=timeout,
         )
 
-    @streaming
     async def ReadWorkloadOutput(
         self, request: ReadWorkloadOutputRequest, context: Context
     ) -> AsyncIterator[ReadWorkloadOutputResponse]:

@@ -17,7 +17,6 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator import schema
-from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls
 from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
@@ -83,8 +82,6 @@ class Fleet:
         self.command_hub: Hub[Command] = Hub(history_bytes=0)
         """Nobody resumes: a watch of a command begins with how it stands."""
         self.events = Events(store)
-        self.calls, self.streams = Calls(CALL_LIMIT), Calls(STREAM_LIMIT)
-        """Calls and streams of clients that are under way."""
         self.readers: Counter[str] = Counter()
         """How many read output of a worker, by its id."""
         self._published_states: dict[str, WorkerState.ValueType] = {}

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import events_pb2, events_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_session_pb2
 
 from leasehold_coordinator.api_commands import CommandService
+from leasehold_coordinator.api_errors import Border
 from leasehold_coordinator.api_events import EventService
 from leasehold_coordinator.api_fleet import FleetService
 from leasehold_coordinator.api_workloads import WorkloadService
@@ -108,7 +109,7 @@ def _send_away(fleet: Fleet) -> None:
 
 
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
-    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+    server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     requests = Requests(fleet, dispatcher)
     fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), server)
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))

@@ -24,6 +24,7 @@ from leasehold.v1.worker_session_pb2 import (
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.callers import Calls
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
@@ -39,10 +40,14 @@ PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=3)
 TRANSIENT: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+    errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
 )
 """Reasons that may be over soon: a disk that is full, a stream that is cut and has not ended yet."""
 
 HELLO_TIMEOUT_S: Final = 5.0
+HELLO_LIMIT: Final = 4_096
+"""Streams at once that have not said hello yet."""
+
 FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12
 """Load intervals without any frame after which a worker gives the coordinator up."""
@@ -68,15 +73,19 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         self._dispatcher = dispatcher
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By worker, while one is let in."""
+        self._hellos = Calls(HELLO_LIMIT)
 
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
         try:
-            hello = await _read_hello(context)
+            with self._hellos.entered(context.peer()):
+                hello = await _read_hello(context)
             self._check(hello)
         except FleetError as error:
             logger.warning("refused a worker: %s", error.message)
+            if error.reason in TRANSIENT:
+                await abort(context, error)
             self._fleet.events.refused(error)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))

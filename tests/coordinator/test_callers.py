@@ -1,20 +1,26 @@
 """What is under way for each host, and that no host takes all of it."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
-from leasehold_coordinator.callers import STREAM_LIMIT, Calls, host_of
+from leasehold_coordinator import session_service
+from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls, host_of
 from leasehold_coordinator.errors import FleetError
 
+from .bench import Bench, on_bench
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker
 from .test_commands import refusal
 from .test_lifecycle import until
+
+CONNECT = "/leasehold.v1.WorkerSessionService/Connect"
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,64 @@ def test_one_connection_has_a_bounded_number_of_streams(
         for one in held:
             one.cancel()
         over.set()
+
+
+def test_calls_without_their_requests_end_soon_and_are_their_hosts(coordinator: CoordinatorProcess) -> None:
+    """They send their headers, and nothing else."""
+    paths = (
+        "/leasehold.v1.FleetService/ListWorkers",
+        "/leasehold.v1.FleetService/WatchFleet",
+        "/grpc.health.v1.Health/Check",
+    )
+
+    async def ends(channels: list[grpc.aio.Channel]) -> list[tuple[grpc.StatusCode, str]]:
+        held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
+            channel.stream_unary(path)() for channel in channels for path in paths for _ in range(40)
+        ]
+        return [(await call.code(), str(await call.details())) for call in held]
+
+    async def scenario() -> list[tuple[grpc.StatusCode, str]]:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with AsyncExitStack() as stack:
+            return await ends(
+                [
+                    await stack.enter_async_context(grpc.aio.insecure_channel(coordinator.address, own))
+                    for _ in range(8)
+                ]
+            )
+
+    found = asyncio.run(scenario())
+    late = [details for code, details in found if code == grpc.StatusCode.INVALID_ARGUMENT]
+    crowded = [details for code, details in found if code == grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(late) + len(crowded) == len(found), found
+    assert all("no request came: send it within" in details for details in late)
+    assert len(crowded) == 8 * 80 - CALL_LIMIT // 2, "a host has at most as many as are free"
+
+
+@pytest.mark.parametrize(
+    "path", ["/leasehold.v1.WorkloadService/GetWorkload", "/grpc.health.v1.Health/Check"]
+)
+def test_bytes_that_are_no_request_are_refused(coordinator: CoordinatorProcess, path: str) -> None:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = coordinator.channel.unary_unary(path)
+    assert refusal(lambda: call(b"\xff\xff", timeout=5))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_streams_that_never_say_hello_are_their_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            calls = [connect() for _ in range(5)]
+            ended, _ = await asyncio.wait(
+                [asyncio.ensure_future(call.code()) for call in calls], return_when=asyncio.FIRST_COMPLETED
+            )
+            assert ended.pop().result() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await server.stop(None)
+
+    monkeypatch.setattr(session_service, "HELLO_LIMIT", 8)
+    on_bench(tmp_path, scenario)

@@ -1,5 +1,6 @@
 """What the coordinator refuses, as google.rpc.Status on unary calls and as Error in frames."""
 
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -46,8 +47,13 @@ RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
 """When the same request may be served, as google.rpc.RetryInfo. Other refusals don't pass by themselves."""
 
 
+MESSAGE_LIMIT_BYTES: Final = 1_536
+METADATA_LIMIT_BYTES: Final = 1_024
+"""What a refusal may have: it travels in the trailers of a call, twice and encoded, and these hold 8 KiB."""
+
+
 class FleetError(Exception):
-    """A request is refused.
+    """A request is refused. A long value in it is cut.
 
     Attributes:
         reason: The typed reason of the wire.
@@ -56,21 +62,40 @@ class FleetError(Exception):
     """
 
     def __init__(self, reason: ErrorReason.ValueType, message: str, **metadata: str) -> None:
-        super().__init__(message)
+        self.message = _cut(message, MESSAGE_LIMIT_BYTES)
+        super().__init__(self.message)
         self.reason = reason
-        self.message = message
-        self.metadata = metadata
+        self.metadata = _fitting(metadata)
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":
         """A worker's error, passed on as it is."""
         passed_on = cls(error.reason, error.message)
-        passed_on.metadata = dict(error.metadata)
+        passed_on.metadata = _fitting(error.metadata)
         return passed_on
 
     def to_proto(self) -> errors_pb2.Error:
         """The same error as a message of frames and results."""
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= limit_bytes:
+        return text
+    half = limit_bytes // 2  # a remedy stands at the end
+    return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"
+
+
+def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
+    """As many of the facts as fit."""
+    kept: dict[str, str] = {}
+    used_bytes = 0
+    for key, value in metadata.items():
+        used_bytes += len(key.encode()) + len(value.encode())
+        if used_bytes <= METADATA_LIMIT_BYTES:
+            kept[key] = value
+    return kept
 
 
 class StartError(Exception):

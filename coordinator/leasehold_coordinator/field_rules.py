@@ -14,11 +14,17 @@ TEXT_LIMIT: Final = 256
 
 
 def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
-    """Refuses a time that is not above 0, or is above a week.
+    """Refuses a time that is not above 0, is above a week, or that JSON can't say.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
     """
+    if not (duration.seconds >= 0 and 0 <= duration.nanos < 10**9):
+        raise invalid(
+            field,
+            f"a {_name(field)} of {duration.seconds} s and {duration.nanos} ns is out of range: give "
+            "seconds from 0 on, and 0 to 999999999 ns",
+        )
     least_ns = 0 if may_be_zero else 1
     if not least_ns <= duration.ToNanoseconds() <= TIME_LIMIT_S * 10**9:
         raise invalid(

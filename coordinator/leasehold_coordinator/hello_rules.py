@@ -27,6 +27,9 @@ WORKLOAD_LIMIT: Final = 2_048
 USER_LIMIT: Final = 256
 """Characters of a user's name."""
 
+GENERATION_LIMIT: Final = 2**62
+"""The first generation that no workload reaches: the coordinator counts on from a generation."""
+
 DESCRIPTION_LIMIT_BYTES: Final = 32_768
 """A hello without its leases, workloads and commands: what is kept of each worker in memory and store."""
 
@@ -54,6 +57,10 @@ def check_workload(reported: Workload) -> None:
         raise _violation("name", f"invalid name {reported.name[:64]!r} of workload {reported.workload_id}")
     if len(reported.user) > USER_LIMIT:
         raise _violation("user", f"the user of workload {reported.workload_id} has too many characters")
+    if reported.status.generation >= GENERATION_LIMIT:
+        raise _violation(
+            "generation", f"workload {reported.workload_id} has an impossible generation: send a true one"
+        )
     for moment in (reported.status.start_time, reported.create_time):
         if not is_storable(moment):
             raise _violation(

@@ -34,6 +34,9 @@ COMMAND_LIMIT_BYTES: Final = 196_608
 PID_LIMIT: Final = 2**22
 """The most that Linux gives out."""
 
+MOVE_LIMIT: Final = 256
+"""Moves of one remap: a host has no more GPUs, and a workload has one move."""
+
 RELEASABLE: Final = frozenset(
     {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
 )
@@ -157,6 +160,8 @@ def _check_moves(operation: Operation) -> None:
     moves = operation.remap.moves
     if not moves:
         raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
+    if len(moves) > MOVE_LIMIT:
+        raise invalid("operation.moves", f"{len(moves)} moves are too many for one remap: {MOVE_LIMIT} fit")
     if not all(move.pairs for move in moves):
         raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
 

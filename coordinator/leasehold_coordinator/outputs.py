@@ -69,6 +69,12 @@ async def read_output(
             if chunk.data:
                 begin = max(offset, chunk.offset) if chunk.HasField("offset") else offset
                 offset = begin + len(chunk.data)
+                if offset > OFFSET_LIMIT:
+                    raise FleetError(
+                        errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                        f"the worker of {workload.name} sent output of the impossible offset {begin}: "
+                        "update the worker",
+                    )
                 yield ReadWorkloadOutputResponse(data=chunk.data, next_offset=offset)
             if chunk.end or not (chunk.data or follow):
                 return

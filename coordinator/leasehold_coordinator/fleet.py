@@ -23,12 +23,13 @@ from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, changes
-from leasehold_coordinator.hello_rules import check_workload
+from leasehold_coordinator.hello_rules import WORKLOAD_LIMIT, check_workload
 from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.registration import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import (
+    ANY_AGE_S,
     Change,
     Gone,
     OldRows,
@@ -51,6 +52,12 @@ GONE: Final = FleetError(
 )
 """The worker did not say that the workload has ended: see :func:`is_presumed`."""
 
+
+HISTORY_LIMIT_BYTES: Final = 8 * 2**30
+"""What a SQLite store may hold, before what has ended is deleted at any age."""
+
+PRUNE_ROUNDS: Final = 20
+"""How many times in a row some of it is deleted."""
 
 NAMED_LIMIT: Final = 8
 """Ids that a refusal lists."""
@@ -97,9 +104,26 @@ class Fleet:
         self.ledger = CommandLedger(await self.store.open_commands())
 
     async def prune(self, retention_s: float) -> None:
-        """Deletes some of the events, commands and workloads that ended that many seconds of service ago."""
+        """Deletes some of the events, commands and workloads that ended that many seconds of service ago.
+
+        Of a store that is too large the oldest go at any age: a peer may fill it faster than they grow old.
+        """
         tables = (schema.commands, schema.workloads, schema.events)
         await self.store.write(clock_row(), *(OldRows(table, retention_s) for table in tables))
+        used_bytes = await self.store.used_bytes()
+        for _ in range(PRUNE_ROUNDS):
+            if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
+                return
+            logger.warning(
+                "the store has %d bytes, and %d are its limit: the oldest events, commands and workloads "
+                "that have ended are deleted",
+                used_bytes,
+                HISTORY_LIMIT_BYTES,
+            )
+            await self.store.write(*(OldRows(table, ANY_AGE_S) for table in tables))
+            before_bytes, used_bytes = used_bytes, await self.store.used_bytes()
+            if used_bytes == before_bytes:
+                return
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""
@@ -272,6 +296,7 @@ class Fleet:
             return
         worker_id, now = session.hello.worker_id, now_timestamp()
         changed: list[Workload] = []
+        new = 0
         for reported in reports:
             known = self.workloads.get(reported.workload_id)
             owner = known or over.get(reported.workload_id)
@@ -282,9 +307,16 @@ class Fleet:
                     changed.append(reported_again(known, reported))
             elif owner is None:
                 changed.append(registered(reported, worker_id, now))
+                new += not is_ended(reported.status.state)
             elif is_presumed(owner) and not is_presumed(reported):
                 logger.warning("workload %s is back: its worker still has it", owner.workload_id)
                 changed.append(reported_again(owner, reported))
+        if new and (count := len(self.workloads_of(worker_id)) + new) > WORKLOAD_LIMIT and not is_complete:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"{count} workloads that have not ended are too many for one worker: {WORKLOAD_LIMIT} fit",
+                field="workload",
+            )
         if is_complete:
             reported_ids = {one.workload_id for one in reports}
             changed += [

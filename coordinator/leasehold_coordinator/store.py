@@ -54,6 +54,10 @@ class StoredWorker:
     hello: Hello
 
 
+ANY_AGE_S: Final = -1.0
+"""The retention of rows that go as soon as they have ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row to insert or replace."""
@@ -64,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """Rows to delete, a few at a time: those that had ended so many seconds of service ago."""
+    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
 
     table: sa.Table
     retention_s: float
@@ -249,6 +253,18 @@ class Store:
     async def _select(self, statement: sa.Select[Any]) -> list[Any]:
         return await self._read(lambda connection: list(connection.execute(statement)))
 
+    async def used_bytes(self) -> int | None:
+        """What the database holds. None: it is not SQLite's, and has a keeper of its own."""
+
+        def count(connection: sa.Connection) -> list[int]:
+            if connection.dialect.name != "sqlite":
+                return []
+            pragmas = ("page_count", "freelist_count", "page_size")
+            return [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() for pragma in pragmas]
+
+        found: list[int] = await self._read(count)
+        return (found[0] - found[1]) * found[2] if found else None
+
     async def workers(self) -> list[StoredWorker]:
         """Every worker."""
         rows = await self._select(sa.select(schema.workers))
@@ -389,7 +405,8 @@ def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
 def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
     """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
     (key,) = rows.table.primary_key.columns
-    return sa.select(key).where(rows.table.c.served_s < served_s - rows.retention_s)
+    column = rows.table.c.served_s
+    return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
 
 
 def _put(connection: sa.Connection, row: Row, served_s: int) -> None:

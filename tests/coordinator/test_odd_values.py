@@ -5,7 +5,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from leasehold.v1 import errors_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Move, RemapOperation, StopOperation
 from leasehold.v1.fleet_pb2 import (
     CreateWorkloadRequest,
@@ -18,7 +18,7 @@ from leasehold.v1.fleet_pb2 import (
     StopWorkloadRequest,
 )
 from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.worker_session_pb2 import ConnectRequest, OutputChunk, WorkloadEvent
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkloadEvent
 from leasehold.v1.workload_pb2 import HelperTerms, Hook, Workload, WorkloadSpec, WorkloadStatus
 
 from .conftest import CoordinatorProcess
@@ -116,3 +116,19 @@ def test_a_remap_of_more_moves_than_a_host_has_gpus(
     moves = [Move(workload_id="one", pairs=[GpuPair(old_uuid="a", new_uuid="b")])] * 257
     request = RemapWorkloadsRequest(operation=RemapOperation(moves=moves))
     assert refusal(lambda: coordinator.workloads.RemapWorkloads(request)) == INVALID
+
+
+def test_a_worker_that_reports_workloads_without_end(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
+    reports = [Workload(workload_id=f"w-{number}", status=status) for number in range(2_049)]
+    update = CommandUpdate(
+        command_id="c-none", state=command_pb2.COMMAND_STATE_SUCCEEDED, workloads=reports[:1]
+    )
+    hello = make_hello("beta", workloads=reports[1:])
+    full = coordinator.connect(hello)
+    full.welcome()
+    full.up.put(ConnectRequest(command_update=update))
+    assert "2049 workloads that have not ended are too many" in full.wait_end().goodbye.error.message
+    assert not worker.ended

@@ -15,6 +15,7 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator import fleet as fleet_module
 from leasehold_coordinator import schema
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
@@ -249,6 +250,34 @@ def test_retention_counts_from_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         await fleet.prune(RETENTION_S)
         assert await store.find_workload("w-1") is None
         assert await store.find_command("c-1") is None
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_store_that_is_too_large_loses_its_oldest_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5)
+        await store.write(workload_row(workload(0, RUNNING)))
+        for number in range(1, 7):
+            ended = workload(number, EXITED)
+            ended.spec.arguments.append("x" * 100_000)
+            await store.write(workload_row(ended))
+            clock.served_s += 10
+        used_bytes = await store.used_bytes()
+        assert used_bytes is not None
+        assert used_bytes > 600_000
+        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", used_bytes - 150_000)
+        monkeypatch.setattr(store_module, "DELETE_LIMIT", 1)
+        await fleet.prune(RETENTION_S)
+        found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, limit=9)
+        assert [one.workload_id for one in found] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
+        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
+        await fleet.prune(RETENTION_S)
+        assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

@@ -2,8 +2,21 @@
 
 import time
 from datetime import timedelta
+from typing import Final
 
 from google.protobuf import duration_pb2, timestamp_pb2
+
+
+def _ahead_ns() -> int:
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+_FIRST_AHEAD_NS: Final = _ahead_ns()
+
+
+def jumped_ns() -> int:
+    """By how much the host's clock has jumped since the start of the coordinator: back where negative."""
+    return _ahead_ns() - _FIRST_AHEAD_NS
 
 
 def now_timestamp() -> timestamp_pb2.Timestamp:

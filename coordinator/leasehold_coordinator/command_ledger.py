@@ -55,12 +55,14 @@ class StoredCommand:
         instance_id: The instance of the worker that it was last sent to; '' before.
         accepted: The worker has said that it has the command.
         cancel_requested: Somebody asked to cancel it.
+        jumped_ns: By how much the clock had jumped when it was created: see :attr:`CommandLedger.jumped_ns`.
     """
 
     command: Command
     instance_id: str = ""
     accepted: bool = False
     cancel_requested: bool = False
+    jumped_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class CommandLedger:
         self._by_worker: dict[str, dict[str, None]] = {}
         self._by_workload: dict[str, dict[str, None]] = {}
         self._by_request: dict[str, str] = {}
+        self.jumped_ns = 0
+        """By how much the clock of the times has jumped since the start. A jump makes nothing older."""
         self._clients: dict[str, str] = {}
         """Whose a command is, for those that were created since the start."""
         for one in stored:
@@ -222,7 +226,8 @@ class CommandLedger:
         command.revision = 1
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)
-        stored = self._put(StoredCommand(command, "" if waits else instance_id or ""))
+        sent_to = "" if waits else instance_id or ""
+        stored = self._put(StoredCommand(command, sent_to, jumped_ns=self.jumped_ns))
         kept: list[Effect] = [Store(stored)]
         return kept if waits else [*kept, Send(stored)]
 
@@ -255,13 +260,14 @@ class CommandLedger:
             if earlier is not None and stored.command.command_id not in earlier:
                 continue
             unknown_there = stored.command.command_id not in held
-            if stored.command.state == PENDING and not (is_restored or _is_overdue(stored.command, now)):
+            overdue = _is_overdue(stored, now, self.jumped_ns)
+            if stored.command.state == PENDING and not (is_restored or overdue):
                 continue  # it was never sent, and waits for its turn
             if unknown_there and can_ask and (stored.accepted or is_restored):
                 effects.append(Send(stored, ask=True))  # its journal remembers outcomes for a day
             elif stored.accepted and unknown_there:
                 effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
-            elif unknown_there and _is_overdue(stored.command, now):
+            elif unknown_there and overdue:
                 effects += self._end(stored, EXPIRED, now, _NEVER_RECEIVED.to_proto())
             else:
                 effects += self._send(stored, instance_id, now)
@@ -358,12 +364,13 @@ class CommandLedger:
             instance_of: The instance of a worker that has a session. None: it has none.
             is_out_of_contact: Whether a worker is given up for the moment.
         """
+        jumped_ns = self.jumped_ns  # as of now: this one goes on for a while
         for command_id in list(self.commands):
             stored = self.commands.get(command_id)
             if stored is None or command_id not in self.on_disk:
                 continue
             command = stored.command
-            overdue = _is_overdue(command, now)
+            overdue = _is_overdue(stored, now, jumped_ns)
             instance_id = instance_of(command.worker_id)
             if command.state == PENDING:
                 if overdue:
@@ -380,15 +387,22 @@ class CommandLedger:
                 yield [Store(self._put(replace(stored, command=unknown)))]
 
 
-def frame_of(sent: Send, epoch: int, now: Timestamp) -> CommandFrame:
-    """The command as it goes down. Its timeout is what is left of it, since the worker counts anew."""
+def frame_of(sent: Send, epoch: int, now: Timestamp, jumped_ns: int = 0) -> CommandFrame:
+    """The command as it goes down. Its timeout is what is left of it, since the worker counts anew.
+
+    Args:
+        sent: The command.
+        epoch: Of the session.
+        now: The time.
+        jumped_ns: By how much its clock has jumped since the start.
+    """
     stored = sent.stored
     frame = CommandFrame(epoch=epoch, command=stored.command, cancel=sent.cancel, ask=sent.ask)
     for field in ("result", "error"):
         frame.command.ClearField(field)
     timeout_ns = stored.command.timeout.ToNanoseconds()
     if timeout_ns > 0:
-        left_ns = timeout_ns - _age_ns(stored.command, now)
+        left_ns = timeout_ns - _age_ns(stored, now, jumped_ns)
         frame.command.timeout.FromNanoseconds(min(timeout_ns, max(LEAST_TIMEOUT_NS, left_ns)))
     return frame
 
@@ -404,12 +418,13 @@ def _changed(command: Command, state: CommandState.ValueType, now: Timestamp, ph
     return changed
 
 
-def _age_ns(command: Command, now: Timestamp) -> int:
-    return now.ToNanoseconds() - command.create_time.ToNanoseconds()
+def _age_ns(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> int:
+    passed_ns: int = now.ToNanoseconds() - stored.command.create_time.ToNanoseconds()
+    return passed_ns - (jumped_ns - stored.jumped_ns)
 
 
-def _is_overdue(command: Command, now: Timestamp) -> bool:
-    return 0 < command.timeout.ToNanoseconds() < _age_ns(command, now)
+def _is_overdue(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> bool:
+    return 0 < stored.command.timeout.ToNanoseconds() < _age_ns(stored, now, jumped_ns)
 
 
 _JOURNAL_LOST: Final = FleetError(

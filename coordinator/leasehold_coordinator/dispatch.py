@@ -5,13 +5,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final, final
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.callers import caller
-from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.clock import jumped_ns, now_timestamp
 from leasehold_coordinator.command_ledger import (
     REPORTED,
     UNFINISHED_LIMIT,
@@ -75,12 +76,17 @@ class Dispatcher:
                 f"{UNFINISHED_LIMIT} of all clients: try again later",
             )
 
+    def _now(self) -> Timestamp:
+        """The time, of which the ledger knows by how much it has jumped."""
+        self._fleet.ledger.jumped_ns = jumped_ns()
+        return now_timestamp()
+
     async def create(self, command: Command, workload: Workload | None = None) -> None:
         """Stores a command, with the workload that it creates if any, and sends it."""
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
-        effects = self._fleet.ledger.create(command, now_timestamp(), instance_id, caller())
+        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         try:
@@ -105,7 +111,7 @@ class Dispatcher:
             hello.worker_id,
             hello.instance_id,
             held,
-            now_timestamp(),
+            self._now(),
             session.earlier,
             is_restored=session.is_restored,
             can_ask=hello.protocol_version.minor >= ASK_MINOR,
@@ -122,7 +128,7 @@ class Dispatcher:
         """
         instance_id = self._instance_of(worker_id)
         if instance_id is not None:
-            for effects in self._fleet.ledger.advance(worker_id, instance_id, now_timestamp()):
+            for effects in self._fleet.ledger.advance(worker_id, instance_id, self._now()):
                 await self._carry_out(effects)
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
@@ -141,7 +147,7 @@ class Dispatcher:
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
             self._fleet.registry.apply_result(session.known, update.result)
-        effects = self._fleet.ledger.update(worker_id, update, now_timestamp())
+        effects = self._fleet.ledger.update(worker_id, update, self._now())
         if not effects and stored is not None and stored.command.state != update.state:
             logger.warning(
                 "command %s is %s: ignored an update to %s by worker %s",
@@ -156,7 +162,7 @@ class Dispatcher:
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""
-        await self._carry_out(self._fleet.ledger.cancel(command.command_id, now_timestamp()))
+        await self._carry_out(self._fleet.ledger.cancel(command.command_id, self._now()))
         return await self._fleet.find_command(command.command_id) or command
 
     async def tick(self) -> None:
@@ -166,7 +172,7 @@ class Dispatcher:
             FleetError: STORAGE_UNAVAILABLE, some of it was not done, and is tried again by the next.
         """
         refusal: FleetError | None = None
-        for effects in self._fleet.ledger.tick(now_timestamp(), self._instance_of, self._is_out_of_contact):
+        for effects in self._fleet.ledger.tick(self._now(), self._instance_of, self._is_out_of_contact):
             try:
                 await self._carry_out(effects)
             except FleetError as error:
@@ -221,7 +227,7 @@ class Dispatcher:
                 case Send(stored):
                     to = self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
-                        frame = frame_of(effect, to.epoch, now_timestamp())
+                        frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):

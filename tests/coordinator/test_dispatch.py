@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from pathlib import Path
 
 import pytest
@@ -357,3 +358,29 @@ def test_a_worker_that_does_not_read_loses_its_session() -> None:
         assert session.frames.qsize() == FRAME_LIMIT + 2, "a goodbye and the end"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("jump_s", [30 * 86_400, -30 * 86_400])
+def test_a_clock_that_jumps_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.fleet.sessions.clear()
+        await bench.send(timeout_s=60)
+        wall_ns = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + jump_s * 10**9)
+        await bench.dispatcher.tick()
+        assert (await bench.stored()).state == command_pb2.COMMAND_STATE_PENDING
+        bench.fleet.sessions["worker-alpha"] = bench.session
+        await bench.dispatcher.welcome(bench.session)
+        (frame,) = bench.sent()
+        assert 30 < frame.command.command.timeout.seconds <= 60
+
+        boot_ns = time.clock_gettime_ns
+        monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + (jump_s + 61) * 10**9)
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: boot_ns(clock) + 61 * 10**9)
+        bench.fleet.sessions.clear()
+        await bench.dispatcher.tick()
+        assert (await bench.stored()).state == command_pb2.COMMAND_STATE_UNKNOWN, "its time is over"
+
+    on_bench(tmp_path, scenario)

@@ -7,10 +7,13 @@ from typing import Final, Protocol, TypeVar, final
 
 import grpc
 
-from leasehold_client.errors import NoCoordinatorError, decode_error
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 from leasehold_client.resuming import CONNECT_TIMEOUT_S, repeat
 
 CLOSE_TIMEOUT_S: Final = 1.0
+PAGE_LIMIT: Final = 1_000
+"""Pages of one list. Each has a thousand items, or 3.5 MB of them."""
+
 
 OPTIONS: Final[list[tuple[str, int]]] = [
     # A restarted coordinator is to be found again within a second.
@@ -84,14 +87,19 @@ class Connection:
             ) from error
 
     def pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
-        """Every page of a list, given how one is read by its token."""
+        """Every page of a list, given how one is read by its token.
+
+        Raises:
+            LeaseholdError: The list has no end.
+        """
         token = ""
-        while True:
+        for _ in range(PAGE_LIMIT):
             with self.decoded():
                 page = read_page(token)
             yield page
             if not (token := page.next_page_token):
                 return
+        raise LeaseholdError(f"a list of {self.address} has more than {PAGE_LIMIT} pages: ask for less of it")
 
     def stream(self, call: "grpc._CallIterator[Response]") -> Generator[Response]:
         """The responses of a call, which ends with the iteration."""

@@ -59,7 +59,7 @@ def leases(worker: LocalWorker, output: str) -> None:
     render.echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "WHY"), rows)
     parked = [workload for workload in found.workloads if not workload.status.HasField("lease")]
     for workload in parked:
-        state = WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
+        state = render.enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
         echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
     _echo_waiting(found)
 
@@ -75,7 +75,7 @@ def release(worker: LocalWorker, workload: str) -> None:
 
 def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
     holder = holders.get(gpu.workload_id)
-    state = lease_pb2.SlotState.Name(gpu.state).removeprefix("SLOT_STATE_").lower()
+    state = render.enum_name(lease_pb2.SlotState.Name, gpu.state, "SLOT_STATE_").lower()
     name = holder.name if holder else gpu.workload_id or NOTHING
     return (
         str(gpu.slot),

@@ -19,6 +19,7 @@ from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_client.policies import policy_text
 from leasehold_client.render import (
+    duration_s,
     enum_name,
     gpu_places,
     pair_lines,
@@ -71,7 +72,7 @@ def echo_plan(
     # An older worker doesn't say of which workload a check is: several may read the same.
     lines += table_lines(dict.fromkeys(_check_row(check, names or {}) for check in plan.checks))
     if plan.HasField("estimate"):
-        seconds = plan.estimate.duration.ToTimedelta().total_seconds()
+        seconds = duration_s(plan.estimate.duration)
         basis = f" ({_one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
         lines.append(f"takes about {seconds_text(seconds)}{basis}")
     lines += [f"warning: {_one_line(warning)}" for warning in plan.warnings]

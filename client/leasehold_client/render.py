@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import workload_pb2
@@ -16,6 +17,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.workload_pb2 import MemberState, Workload
 
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.policies import policy_text
 from leasehold_client.standard_output import echo
 from leasehold_client.terminal_text import safe_cell
@@ -36,8 +38,18 @@ _GPU_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON has it, with the names of the proto."""
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+    """A message as JSON has it, with the names of the proto.
+
+    Raises:
+        LeaseholdError: JSON can't say it: the peer sent a time that no calendar has.
+    """
+    try:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except json_format.SerializeToJsonError as error:
+        raise LeaseholdError(
+            f"the answer can't be printed as JSON ({error}): look at the log of whoever sent it, or print a "
+            "table instead"
+        ) from error
 
 
 def echo_json(document: object) -> None:
@@ -125,7 +137,7 @@ def echo_events(events: Iterable[Event]) -> None:
     echo_table(
         ["TIME", "KIND", "MESSAGE"],
         [
-            [time_text(event.time), EventKind.Name(event.kind).removeprefix("EVENT_KIND_"), event.message]
+            [time_text(event.time), enum_name(EventKind.Name, event.kind, "EVENT_KIND_"), event.message]
             for event in events
         ],
     )
@@ -168,7 +180,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     """Prints what a command that succeeded did."""
     places = gpu_places(gpus)
     result = command.result
-    seconds = result.duration.ToTimedelta().total_seconds()
+    seconds = duration_s(result.duration)
     what = "done" if is_about_worker(command) else f"done in {seconds:.2f} s"
     if result.already_there:
         what = "nothing to do"
@@ -194,7 +206,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
 
 
 def _phase(phase: PhaseTiming) -> str:
-    seconds = phase.duration.ToTimedelta().total_seconds()
+    seconds = duration_s(phase.duration)
     moved = f" ({size(phase.moved_bytes)})" if phase.HasField("moved_bytes") else ""
     return f"{phase.phase} {seconds:.2f} s{moved}"
 
@@ -210,7 +222,7 @@ def timing_line(result: CommandResult) -> str:
 
 
 def _whole_phase(phase: PhaseTiming, moved_by_members: int) -> str:
-    seconds = phase.duration.ToTimedelta().total_seconds()
+    seconds = duration_s(phase.duration)
     undoing = "undoing " if phase.rollback and phase.phase != "rollback" else ""
     text = f"{undoing}{phase.phase} {'FAILED after ' if phase.failed else ''}{seconds_text(seconds)}"
     moved_bytes = phase.moved_bytes or (0 if phase.rollback else moved_by_members)
@@ -276,6 +288,14 @@ def enum_name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str
         return str(value)
 
 
+def duration_s(duration: Duration) -> float:
+    """A span of time in seconds, whatever a peer sent."""
+    return duration.ToNanoseconds() / 1e9
+
+
 def time_text(moment: Timestamp) -> str:
-    """A moment for people, in UTC."""
-    return moment.ToJsonString()[:19] if moment.seconds else "-"
+    """A moment for people, in UTC. "?": no calendar has it."""
+    try:
+        return moment.ToJsonString()[:19] if moment.seconds else "-"
+    except ValueError:
+        return "?"

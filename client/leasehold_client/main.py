@@ -1,5 +1,6 @@
 """The ``leasehold`` command. Each room adds its own part through the entry points ``leasehold.commands``."""
 
+import io
 import sys
 from importlib.metadata import EntryPoint
 from typing import Any, Final, NoReturn
@@ -134,6 +135,8 @@ def leasehold() -> None:
 
 def main() -> None:
     """Runs the command line, and exits."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal's encoding lacks is escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:

@@ -10,7 +10,7 @@ import click
 from leasehold_client.client import Client
 from leasehold_client.conclusion import with_short_names
 from leasehold_client.config import load_config, parse_address
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.exit_codes import fail, interrupted
 from leasehold_client.watching import Waiting
 
@@ -105,6 +105,8 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
                     raise
         except LeaseholdError as error:
             fail(error)
+        except UnicodeEncodeError as error:  # a message holds text
+            fail(UsageError(f"{error.object!r} is not valid UTF-8: give text, or put the bytes into a file"))
         except KeyboardInterrupt:
             interrupted("what was asked for before goes on: `leasehold get commands` shows it")
 

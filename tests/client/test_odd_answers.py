@@ -1,5 +1,9 @@
 """A coordinator that answers nonsense gets one line said of it, or a "?", and no traceback."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -48,6 +52,29 @@ def test_an_operation_of_an_impossible_duration(
     scripted.plays(ODD_COMMAND)
     done = leasehold("suspend", "one")
     assert (done.code, done.stderr) == (0, ""), done
+
+
+def test_an_argument_that_is_no_text(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    for arguments in (["run", "--", "caf\udce9"], ["stop", "caf\udce9"]):
+        done = leasehold(*arguments)
+        assert (done.code, done.stdout) == (2, ""), done
+        assert done.stderr.startswith("leasehold: 'caf\\udce9' is not valid UTF-8: give text"), done.stderr
+    assert not scripted.requests
+
+
+def test_a_terminal_without_the_character(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["ListWorkers"] = lambda request, context: ListWorkersResponse(
+        workers=[Worker(name="alpha", driver_version="580 …")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold_client", "get", "workers"],
+        env=os.environ | {"LEASEHOLD_COORDINATOR": scripted.address, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "580 \\u2026" in done.stdout
 
 
 def test_a_list_without_end(scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:

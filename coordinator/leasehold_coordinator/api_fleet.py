@@ -87,10 +87,12 @@ class FleetService(FleetServiceServicer):
                 for change in hub.since(request.resume_token):
                     yield _response(change.message, hub.token(change.revision))
             else:
-                for known in self.fleet.registry.all():
+                workers = self.fleet.registry.all()
+                for known in workers:
                     yield _response(self.fleet.worker(known), token)
-                for gpu in self._all_gpus():
-                    yield _response(gpu, token)
+                for known in workers:  # made one worker at a time: hundreds may watch, and never read
+                    for gpu in self.fleet.gpus(known):
+                        yield _response(gpu, token)
                 yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
             async for next_change in subscription.changes():
                 if next_change is None:

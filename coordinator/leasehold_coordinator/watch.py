@@ -22,6 +22,9 @@ HISTORY_BYTES: Final = 2 * 2**20
 BACKLOG_LIMIT: Final = 1_000
 """Changes that may wait for one watcher; a slower one is told to start over."""
 
+BACKLOG_BYTES: Final = 8 * 2**20
+"""What they may have in all, as they go over the wire."""
+
 BOOKMARK_INTERVAL_S: Final = 15.0
 
 REVISION_DIGITS: Final = 19
@@ -48,13 +51,17 @@ class Subscription(Generic[Message]):
         self.key = key
         self._queue: asyncio.Queue[Change[Message] | None] = asyncio.Queue(BACKLOG_LIMIT + 1)
         """The changes; None after the last."""
+        self._waiting_bytes = 0
         self._why_ended = ""
 
     def offer(self, change: Change[Message]) -> None:
         """Adds a change; a subscription that is full ends, and what follows the gap is not told."""
         if self._queue.qsize() >= BACKLOG_LIMIT:
             self.end(f"the watcher fell {BACKLOG_LIMIT} changes behind")
+        elif self._waiting_bytes >= BACKLOG_BYTES:
+            self.end(f"the watcher fell {BACKLOG_BYTES} bytes behind")
         elif not self._why_ended:
+            self._waiting_bytes += change.size_bytes
             self._queue.put_nowait(change)
 
     def end(self, why: str) -> None:
@@ -81,6 +88,8 @@ class Subscription(Generic[Message]):
                 raise FleetError(
                     errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
                 )
+            if change is not None:
+                self._waiting_bytes -= change.size_bytes
             yield change  # outside the timeout, which is not for what the watcher does with it
 
 

@@ -71,6 +71,24 @@ def test_a_watcher_that_is_too_slow_is_told_to_start_over(monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
+def test_a_watcher_is_too_slow_for_few_large_changes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "BACKLOG_BYTES", 2 * named("x" * 100).ByteSize())
+
+    async def scenario() -> None:
+        hub: Hub[Workload] = Hub()
+        with hub.subscribe() as subscription:
+            for _ in range(5):
+                hub.publish("a", named("x" * 100))
+                hub.publish("a", named("x" * 100))
+                await take(subscription, 2)
+            for _ in range(3):
+                hub.publish("a", named("x" * 100))
+            with pytest.raises(FleetError, match="bytes behind"):
+                await take(subscription, 3)
+
+    asyncio.run(scenario())
+
+
 def test_what_can_be_resumed_from_is_bounded_by_its_size_too() -> None:
     hub: Hub[Workload] = Hub(history_bytes=named("x" * 100).ByteSize() * 3)
     for number in range(100):

@@ -1,6 +1,7 @@
 """A store that lost something is noticed, and never served as if it was whole."""
 
 import asyncio
+import errno
 import os
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Workload
+from leasehold_coordinator.commit_seal import CommitSeal
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.store import Store, workload_row
 
@@ -152,3 +154,22 @@ def test_a_damaged_record_refuses_those_who_read_it(tmp_path: Path) -> None:
         connection.close()
 
     with_store(path, scenario)
+
+
+def test_a_disk_that_refuses_the_seal_holds_up_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(seal: CommitSeal, number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(store: Store) -> None:
+        await store.write(workload_row(workload(1, RUNNING)))
+        with monkeypatch.context() as full:
+            full.setattr(CommitSeal, "write", refuse)
+            await store.write(workload_row(workload(2, RUNNING)))
+            with pytest.raises(FleetError):
+                await store.write(workload_row(workload(3, RUNNING)))
+        await store.write(workload_row(workload(4, RUNNING)))
+
+    with_store(tmp_path / FILES[0], scenario)
+    assert names(tmp_path / FILES[0]) == ["n1", "n2", "n4"]

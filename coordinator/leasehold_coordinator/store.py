@@ -229,15 +229,24 @@ class Store:
                         _apply(connection, row, self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
-            if len(batch) > 1:  # one bad write must not fail the others
-                for write in batch:
-                    self._commit([write])
-                return
-            logger.error("the store can't be written: %s", error)
-            batch[0].done.set_exception(_unavailable("written"))
-            return
+            if not self._retry_singly(batch):
+                logger.error("the store can't be written: %s", error)
+                batch[0].done.set_exception(_unavailable("written"))
+        except Exception:  # without this thread every write would wait for ever
+            if not self._retry_singly(batch):
+                logger.exception("a write to the store failed")
+                batch[0].done.set_exception(_unavailable("written"))
+        else:
+            for write in batch:
+                write.done.set_result(None)
+
+    def _retry_singly(self, batch: list[_Write]) -> bool:
+        """Tries the writes of a batch that failed again, one by one. False: there was only one."""
+        if len(batch) == 1:
+            return False
         for write in batch:
-            write.done.set_result(None)
+            self._commit([write])
+        return True
 
     async def _read(self, query: Callable[[sa.Connection], list[Any]]) -> list[Any]:
         def run() -> list[Any]:

@@ -136,6 +136,23 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+def test_a_defect_in_one_write_leaves_the_others_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async def scenario(store: Store) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(store_module, "_apply", fail)
+            with pytest.raises(FleetError, match="can't be written"):
+                await asyncio.wait_for(store.write(workload_row(workload(1, RUNNING))), 5)
+        await asyncio.wait_for(store.write(workload_row(workload(2, RUNNING))), 5)
+        assert [one.workload_id for one in await store.live_workloads()] == ["w-2"]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
 def test_a_value_that_the_database_has_no_room_for(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         with pytest.raises(FleetError) as error:

@@ -28,7 +28,7 @@ import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, TextIO
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = (
@@ -281,6 +281,11 @@ def _kill(children: Mapping[int, tuple[int, int]]) -> None:
         os.waitpid(pid, 0)
 
 
+def _reopened(stream: TextIO, descriptor: int) -> TextIO:
+    """The stream, which knows nothing of the file that its descriptor was before: in a pipe nobody seeks."""
+    return open(descriptor, "w", 1, encoding=stream.encoding, errors=stream.errors, closefd=False)
+
+
 def _main() -> None:
     for package in PACKAGES:
         importlib.import_module(package)
@@ -292,6 +297,7 @@ def _main() -> None:
     control.detach()
     os.dup2(task.output, 1)
     os.dup2(task.errors, 2)
+    sys.stdout, sys.stderr = _reopened(sys.stdout, 1), _reopened(sys.stderr, 2)
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     content = task.content
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(content["descriptors"]))

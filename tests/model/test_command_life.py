@@ -427,6 +427,7 @@ def sends_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator.CommandLedger, "_send", mutant)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mutate",
     [

@@ -10,9 +10,12 @@ import pytest
 MODEL = Path(__file__).resolve().parents[2] / "docs/protocol/commands.pml"
 MUTATIONS = re.findall(r"MUTATION_\w+", (MODEL.parent / "commands.pml").read_text())
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("spin") and shutil.which("gcc")), reason="spin or gcc is not installed"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (shutil.which("spin") and shutil.which("gcc")), reason="spin or gcc is not installed"
+    ),
+]
 
 
 def check(folder: Path, *defines: str) -> tuple[int, int]:

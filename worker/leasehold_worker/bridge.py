@@ -5,7 +5,7 @@ the outbox. Cancelling the call ends both.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol, TypeAlias, cast
 
 import grpc
@@ -18,7 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.outbox import Outbox
 
 INBOX_LIMIT: Final = 256
-"""Frames that may wait for us. More means a coordinator that floods its workers: the session ends."""
+"""Frames that may wait for us. While so many wait, nothing is read, and gRPC holds the coordinator back."""
 
 REFUSED_BACKOFF_S: Final = 60.0
 """After an answer that trying again does not change."""
@@ -90,32 +90,23 @@ async def open_stream(
     )
     call = cast("_Call", connect(outbox))
     async with trio.open_nursery() as nursery:
+        frames = start_reader(nursery, call)
         try:
-            yield start_reader(nursery, call)
+            yield frames
         finally:
             outbox.close()
             call.cancel()
+            frames.close()
 
 
 def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChannel[Incoming]:
-    """Starts the thread that reads responses. It ends when the call does, so the call must be cancelled."""
-    # One place more than frames may take: the end always fits.
-    send, receive = trio.open_memory_channel[Incoming](INBOX_LIMIT + 1)
-    token = trio.lowlevel.current_trio_token()
-    ended = False
-
-    def deliver(item: Incoming) -> None:
-        nonlocal ended
-        if ended:
-            return
-        if send.statistics().current_buffer_used >= INBOX_LIMIT and not isinstance(item, SessionEndError):
-            item = violation(f"{INBOX_LIMIT} frames wait: send fewer at once")
-        ended = isinstance(item, SessionEndError)
-        send.send_nowait(item)
+    """Starts the thread that reads responses. It ends once the call is cancelled and the channel closed."""
+    send, receive = trio.open_memory_channel[Incoming](INBOX_LIMIT)
 
     def read() -> None:
-        end = _read_to_the_end(call, lambda frame: token.run_sync_soon(deliver, frame))
-        token.run_sync_soon(deliver, end)
+        with suppress(trio.BrokenResourceError):  # nobody reads any more
+            end = _read_to_the_end(call, lambda frame: trio.from_thread.run(send.send, frame))
+            trio.from_thread.run(send.send, end)
 
     async def read_in_thread() -> None:
         with trio.CancelScope(shield=True):  # the call is cancelled, and then it ends
@@ -125,10 +116,12 @@ def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChanne
     return receive
 
 
-def _read_to_the_end(call: _Call, deliver: Callable[[Incoming], None]) -> SessionEndError:
+def _read_to_the_end(call: _Call, deliver: Callable[[ConnectResponse], None]) -> SessionEndError:
     try:
         for frame in call:
-            deliver(violation(_MALFORMED) if isinstance(frame, bytes) else frame)
+            if isinstance(frame, bytes):
+                return violation(_MALFORMED)
+            deliver(frame)
     except grpc.RpcError as error:
         status = cast("grpc.Call", error)  # every error of a stub is its call too
         why = f"{status.code().name}: {status.details()}"

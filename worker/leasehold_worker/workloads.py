@@ -401,8 +401,8 @@ class Workloads:
         outcome = await wait_exit(self.folder(workload.workload_id), workload.root)
         workload.returncode = outcome.returncode if outcome else None
         workload.headless = True
-        if outcome is None and workload.launcher is not None:
-            # The launcher was killed before the program ended, and orphans can be anywhere since then.
+        if outcome is None and workload.origin == RUN:
+            # The launcher was killed before its program ended: orphans can be anywhere since then.
             workload.mark = workload.mark or f"{WORKLOAD_ID_VARIABLE}={workload.workload_id}"
         how = "nobody saw how" if outcome is None else f"exit {outcome.returncode}"
         logger.info("workload %s ended: %s", workload.name, how)

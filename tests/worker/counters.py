@@ -1,6 +1,7 @@
 """Counters as workloads of a worker process."""
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -83,8 +84,16 @@ def counter_threads() -> str:
         with contextlib.suppress(OSError):  # it has ended
             if str(COUNTER).encode() in (task / "cmdline").read_bytes():
                 state = re.search(r"^State:.*", (task / "status").read_text(), re.MULTILINE)
-                found.append(f"{task}: {state and state[0]}, in {(task / 'wchan').read_text()}")
+                where = (task / "wchan").read_text(), (task / "syscall").read_text().strip()
+                found.append(f"{task}: {state and state[0]}, in {where}; {_on_gpu(task)}")
     return "\n".join(found)
+
+
+def _on_gpu(task: Path) -> SimulatedProcess | None:
+    """What the simulated driver knows of the process of a thread."""
+    variables = dict(part.partition(b"=")[::2] for part in (task / "environ").read_bytes().split(b"\0"))
+    host = SimulatedHost.open(Path(os.fsdecode(variables[b"LEASEHOLD_SIMGPU_DIR"])))
+    return host.process(int(task.parent.parent.name))
 
 
 def counts(text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """Who a process is, on real processes."""
 
+import contextlib
 import errno
 import os
 import pwd
@@ -403,3 +404,21 @@ def test_a_scan_that_misses_an_environment_is_not_complete(monkeypatch: pytest.M
         tree = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5)
     assert tree.processes == ()
     assert not tree.complete
+
+
+def test_a_mark_of_several_variables_is_that_of_processes_with_all_of_them() -> None:
+    """Workers of one host may have workloads of the same id, and have sockets of their own."""
+    both = {"LEASEHOLD_WORKLOAD_ID": "w-same", "LEASEHOLD_SOCKET": "/one/worker.sock"}
+    mark = "\0".join(f"{name}={value}" for name, value in both.items())
+    other = both | {"LEASEHOLD_SOCKET": "/two/worker.sock"}
+    me = identify(os.getpid())
+    assert me is not None
+    root = ProcessIdentity(Pid(2**22 + 1), me.start_time_ticks)
+    with contextlib.ExitStack() as running:
+        marked, stranger = (
+            running.enter_context(subprocess.Popen(["sleep", "1000"], env=os.environ | variables))
+            for variables in (both, other)
+        )
+        running.callback(lambda: [process.kill() for process in (marked, stranger)])
+        found = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5).processes
+    assert [identity.pid for identity in found] == [marked.pid]

@@ -241,7 +241,7 @@ async def test_a_process_that_can_not_be_read_holds_nobody_up(
         assert threading.current_thread() is not threading.main_thread(), "it would hold up all of the worker"
         return not released.wait(10)
 
-    monkeypatch.setattr(processes, "_has_entry", hang)
+    monkeypatch.setattr(processes, "_has_entries", hang)
     root = start(NESTED, "same")
     child = told(root)[0]
     mine = make("w-1", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-1")

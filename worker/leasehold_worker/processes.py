@@ -209,9 +209,10 @@ def scan_tree(
 
     Args:
         root: The process; it may have ended.
-        mark: NAME=VALUE of a variable: processes that were started with it belong to it. Empty: none do. The
-            environment is read only of those that are not known otherwise; a process that is stuck in the
-            kernel can make that wait for ever.
+        mark: NAME=VALUE of a variable, or of several with NULs between, as the kernel has them: processes
+            that were started with all of them belong to it. Empty: none do. The environment is read only of
+            those that are not known otherwise; a process that is stuck in the kernel can make that wait for
+            ever.
         without: Processes that are left out with what is below them, unless the root is there too.
         reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
             nobody does.
@@ -237,7 +238,7 @@ def scan_tree(
         # Whoever inherited the variable came after the first that had it.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         strangers = younger - members - theirs
-        marked = {pid for pid in strangers if has_real_user(pid, mark_uid) and _has_entry(pid, mark)}
+        marked = {pid for pid in strangers if has_real_user(pid, mark_uid) and _has_entries(pid, mark)}
         # One that ended before its environment was read may have had the mark, and a child.
         missed |= any(_ended_since(stats[pid]) for pid in strangers - marked if not stats[pid].over)
         members |= below.grow(marked, theirs)
@@ -359,8 +360,8 @@ def has_variable(identity: ProcessIdentity, name: str) -> bool:
     return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
 
 
-def _has_entry(pid: int, entry: str) -> bool:
-    return entry.encode() in _environment(pid)
+def _has_entries(pid: int, mark: str) -> bool:
+    return set(mark.encode().split(b"\0")).issubset(_environment(pid))
 
 
 def _environment(pid: int) -> list[bytes]:

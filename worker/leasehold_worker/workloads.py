@@ -403,7 +403,12 @@ class Workloads:
         workload.headless = True
         if outcome is None and workload.origin == RUN:
             # The launcher was killed before its program ended: orphans can be anywhere since then.
-            workload.mark = workload.mark or f"{WORKLOAD_ID_VARIABLE}={workload.workload_id}"
+            # Another worker of this host may have a workload of this id, and has another socket.
+            marks = (
+                f"{WORKLOAD_ID_VARIABLE}={workload.workload_id}",
+                f"LEASEHOLD_SOCKET={self._socket_path}",
+            )
+            workload.mark = workload.mark or "\0".join(marks)
         how = "nobody saw how" if outcome is None else f"exit {outcome.returncode}"
         logger.info("workload %s ended: %s", workload.name, how)
         while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines

@@ -419,6 +419,7 @@ def test_a_mark_of_several_variables_is_that_of_processes_with_all_of_them() -> 
             running.enter_context(subprocess.Popen(["sleep", "1000"], env=os.environ | variables))
             for variables in (both, other)
         )
-        running.callback(lambda: [process.kill() for process in (marked, stranger)])
+        running.callback(stranger.kill)
+        running.callback(marked.kill)
         found = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5).processes
     assert [identity.pid for identity in found] == [marked.pid]

@@ -59,8 +59,8 @@ from leasehold.v1 import workload_pb2
 from leasehold_worker.processes import identify
 from leasehold_worker.workload import Workload
 helpers = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
-workload = Workload("w-1", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
-                    datetime.now(UTC), None, uid=os.getuid(), mark="LEASEHOLD_WORKLOAD_ID=w-1")
+workload = Workload("w-helpers", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
+                    datetime.now(UTC), None, uid=os.getuid(), mark="LEASEHOLD_WORKLOAD_ID=w-helpers")
 found = [identity.pid for identity in workload.scanner(workload.mark)(0.0).processes]
 found += [identity.pid for identity in trio.run(workload.find_processes)]
 print(*found, flush=True)
@@ -225,7 +225,7 @@ async def test_a_process_of_another_user_with_the_mark_is_not_killed(
 
 
 def test_a_worker_and_its_helpers_are_in_no_workload_that_started_them(start: Start) -> None:
-    outer = start(NESTED, "same", WORKER, LEASEHOLD_WORKLOAD_ID="w-1")
+    outer = start(NESTED, "same", WORKER, LEASEHOLD_WORKLOAD_ID="w-helpers")
     told(outer)
     assert told(outer) == [outer.pid, outer.pid]
 

@@ -7,7 +7,7 @@ from leasehold.v1.events_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of, page_within
+from leasehold_coordinator.paging import next_token, page_of, page_within, readable
 
 
 @final
@@ -28,4 +28,6 @@ class EventService(EventServiceServicer):
             worker_id=worker_id, workload_id=workload_id, offset=offset, limit=size + 1
         )
         page = page_within(found, size)
-        return ListEventsResponse(events=page, next_page_token=next_token(offset, len(page), len(found)))
+        return ListEventsResponse(
+            events=readable(page), next_page_token=next_token(offset, len(page), len(found))
+        )

@@ -132,6 +132,8 @@ def _take_for_us(connection: sa.Connection) -> None:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
+    # Text that is no UTF-8 is one damaged row, and must not end the read of all others.
+    connection.text_factory = _text
     try:
         for pragma in (
             "journal_mode=WAL",
@@ -143,6 +145,10 @@ def _set_pragmas(connection: Any, _record: object) -> None:
     except BaseException:
         connection.close()  # SQLAlchemy does not know it yet
         raise
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 _VERSION: Final = sa.table("alembic_version", sa.column("version_num"))

@@ -15,7 +15,8 @@ PAGE_SIZE_LIMIT: Final = 1000
 PAGE_LIMIT_BYTES: Final = 3_500_000
 """What a page holds at most: gRPC's clients take 4 MiB unless they are told otherwise."""
 
-Item = TypeVar("Item", bound=Message)
+Item = TypeVar("Item", bound=Message | None)
+Read = TypeVar("Read", bound=Message)
 
 OFFSET_LIMIT: Final = 2**62
 """Far above every list, and a number that every database takes."""
@@ -45,15 +46,23 @@ def page_of(page_size: int, page_token: str) -> tuple[int, int]:
 
 
 def page_within(found: Sequence[Item], size: int) -> list[Item]:
-    """The items of a page: as many as are asked for, and fit into an answer; one at least."""
+    """The items of a page: as many as are asked for, and fit into an answer; one at least.
+
+    None is a row that can't be read. It counts as an item, so that the next page begins after it.
+    """
     page: list[Item] = []
     used_bytes = 0
     for item in found[:size]:
-        used_bytes += item.ByteSize()
+        used_bytes += item.ByteSize() if item is not None else 0
         if page and used_bytes > PAGE_LIMIT_BYTES:
             break
         page.append(item)
     return page
+
+
+def readable(page: Sequence[Read | None]) -> list[Read]:
+    """The items of a page without those that can't be read."""
+    return [item for item in page if item is not None]
 
 
 def next_token(offset: int, size: int, found: int) -> str:

@@ -1,6 +1,7 @@
 """The tables. A change here needs a migration in ``migrations/versions``.
 
-Records are the protos themselves: what is queried stands in columns beside them.
+Records are the protos themselves: what is queried stands in columns beside them. ``digest`` is of all other
+columns of a row: see :mod:`leasehold_coordinator.row_digests`.
 """
 
 from typing import Final
@@ -9,7 +10,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0005"
+NEWEST: Final = "0006"
 """The newest migration, whose tables these are."""
 
 workers: Final = Table(
@@ -18,6 +19,7 @@ workers: Final = Table(
     Column("worker_id", String, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("hello", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
 )
 """Every worker that ever connected, with its last hello (without leases and workloads)."""
 
@@ -31,6 +33,7 @@ workloads: Final = Table(
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
     Index("workloads_by_end_and_time", "ended", "create_time_ns"),
     Index("workloads_by_served_s", "served_s"),
 )
@@ -50,6 +53,7 @@ commands: Final = Table(
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
     Index("commands_by_end_and_time", "ended", "create_time_ns"),
     Index("commands_by_served_s", "served_s"),
 )
@@ -68,6 +72,7 @@ events: Final = Table(
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
     Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""
@@ -77,6 +82,7 @@ clock: Final = Table(
     METADATA,
     Column("clock_id", String, primary_key=True),
     Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
 )
 """For how long the store has been served in all, by one row.
 

@@ -28,6 +28,7 @@ from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.database import READERS, Database
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import description
+from leasehold_coordinator.row_digests import COLUMN, is_whole, row_digest
 from leasehold_coordinator.store_file import unusable
 from leasehold_coordinator.workload_states import is_ended
 
@@ -41,6 +42,12 @@ QUEUE_LIMIT: Final = 10_000
 BATCH_LIMIT: Final = 100
 KEY_LIMIT: Final = 500
 """Keys that one query names."""
+
+TOLD_LIMIT: Final = 1_000
+"""Damaged rows that the log names, each once."""
+
+KEY_SHOWN: Final = 140
+"""Characters of a damaged row's key in messages."""
 
 DELETE_LIMIT: Final = 500
 """Rows that are deleted at once, so that others do not wait for long."""
@@ -159,6 +166,8 @@ class Store:
         self._database = database
         self._opened_s = time.monotonic()
         self._served_before_s = _served_s(database)
+        self._told_damage: set[tuple[str, str]] = set()
+        """Table and key of the damaged rows that the log has."""
         self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
         self._readers = ThreadPoolExecutor(READERS, "store-reader")
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
@@ -177,7 +186,7 @@ class Store:
         opened = Database.open(database)
         try:
             return cls(opened)
-        except sa.exc.SQLAlchemyError as error:
+        except (sa.exc.SQLAlchemyError, FleetError) as error:
             opened.close()
             raise unusable(database, str(getattr(error, "orig", None) or error).splitlines()[0]) from error
 
@@ -275,110 +284,166 @@ class Store:
         return (found[0] - found[1]) * found[2] if found else None
 
     async def workers(self) -> list[StoredWorker]:
-        """Every worker."""
+        """Every worker.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
         rows = await self._select(sa.select(schema.workers))
-        return [StoredWorker(row.epoch, _decode(Hello, row.hello)) for row in rows]
+        return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
 
     async def live_workloads(self) -> list[Workload]:
-        """Workloads that have not ended, oldest first."""
+        """Workloads that have not ended, oldest first.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
         table = schema.workloads
-        rows = await self._select(
-            sa.select(table.c.record).where(~table.c.ended).order_by(table.c.create_time_ns)
-        )
-        return [_decode(Workload, row.record) for row in rows]
+        rows = await self._select(_not_ended(table))
+        return [self._decode(Workload, table, row) for row in rows]
 
     async def open_commands(self) -> list[StoredCommand]:
-        """Commands that have not ended, oldest first."""
+        """Commands that have not ended, oldest first.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
         table = schema.commands
-        rows = await self._select(sa.select(table).where(~table.c.ended).order_by(table.c.create_time_ns))
+        rows = await self._select(_not_ended(table))
         return [
-            StoredCommand(_decode(Command, row.record), row.instance_id, row.accepted, row.cancel_requested)
+            StoredCommand(
+                self._decode(Command, table, row), row.instance_id, row.accepted, row.cancel_requested
+            )
             for row in rows
         ]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:
-        """The workload with this id, or the newest with this name."""
+        """The workload with this id, or the newest with this name.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
         table = schema.workloads
         rows = await self._select(
-            sa.select(table.c.record)
+            sa.select(table)
             .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
             .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
             .limit(1)
         )
-        return _decode(Workload, rows[0].record) if rows else None
+        return self._decode(Workload, table, rows[0]) if rows else None
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
-        """The workloads with these ids."""
+        """The workloads with these ids. Damaged rows are left out: their worker's report replaces them."""
         table = schema.workloads
-        found: list[Workload] = []
+        found: list[Workload | None] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):
             keys = workload_ids[first : first + KEY_LIMIT]
-            rows = await self._select(sa.select(table.c.record).where(table.c.workload_id.in_(keys)))
-            found += [_decode(Workload, row.record) for row in rows]
-        return found
+            rows = await self._select(sa.select(table).where(table.c.workload_id.in_(keys)))
+            found += [self._decode_if_whole(Workload, table, row) for row in rows]
+        return [workload for workload in found if workload is not None]
 
     async def find_command(self, command_id: str) -> Command | None:
-        """The command with this id."""
-        table = schema.commands
-        return await self._one_command(table.c.command_id == command_id)
+        """The command with this id.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
+        return await self._one_command(schema.commands.c.command_id == command_id)
 
     async def find_request(self, request_id: str) -> Command | None:
-        """The command that a request created."""
+        """The command that a request created.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
         return await self._one_command(schema.commands.c.request_id == request_id)
 
     async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
-        rows = await self._select(sa.select(schema.commands.c.record).where(condition))
-        return _decode(Command, rows[0].record) if rows else None
+        rows = await self._select(sa.select(schema.commands).where(condition))
+        return self._decode(Command, schema.commands, rows[0]) if rows else None
 
     async def list_workloads(
         self, *, include_ended: bool, worker_id: str | None, offset: int, limit: int
-    ) -> list[Workload]:
-        """A page of workloads, newest first."""
+    ) -> list[Workload | None]:
+        """A page of workloads, newest first. None: a damaged row, which counts for offset and limit."""
         table = schema.workloads
-        statement = sa.select(table.c.record).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
+        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
         if not include_ended:
             statement = statement.where(~table.c.ended)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [_decode(Workload, row.record) for row in rows]
+        return [self._decode_if_whole(Workload, table, row) for row in rows]
 
-    async def list_commands(self, *, workload_id: str | None, offset: int, limit: int) -> list[Command]:
-        """A page of commands, newest first."""
+    async def list_commands(
+        self, *, workload_id: str | None, offset: int, limit: int
+    ) -> list[Command | None]:
+        """A page of commands, newest first. None: a damaged row, which counts for offset and limit."""
         table = schema.commands
-        statement = sa.select(table.c.record).order_by(table.c.create_time_ns.desc(), table.c.command_id)
+        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.command_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [_decode(Command, row.record) for row in rows]
+        return [self._decode_if_whole(Command, table, row) for row in rows]
 
     async def list_events(
         self, *, worker_id: str | None, workload_id: str | None, offset: int, limit: int
-    ) -> list[Event]:
-        """A page of events, newest first."""
+    ) -> list[Event | None]:
+        """A page of events, newest first. None: a damaged row, which counts for offset and limit."""
         table = schema.events
-        statement = sa.select(table.c.record).order_by(table.c.event_id.desc())
+        statement = sa.select(table).order_by(table.c.event_id.desc())
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         rows = await self._select(statement.offset(offset).limit(limit))
-        return [_decode(Event, row.record) for row in rows]
+        return [self._decode_if_whole(Event, table, row) for row in rows]
+
+    def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
+        """A row's record. None: the row is damaged, which the log says once."""
+        try:
+            return self._decode(kind, table, row)
+        except FleetError:
+            return None
+
+    def _decode(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record:
+        """A row's record.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+        """
+        try:
+            if is_whole(table, row._mapping):
+                return kind.FromString(row.hello if table is schema.workers else row.record)
+        except DecodeError:
+            pass
+        error = _damaged(table, row)
+        told = (error.metadata["table"], error.metadata["key"])
+        if told not in self._told_damage and len(self._told_damage) < TOLD_LIMIT:
+            self._told_damage.add(told)
+            logger.error("%s; lists leave it out", error.message)
+        raise error
 
 
-def _decode(kind: type[Record], record: object) -> Record:
-    """A record as it was stored.
+def _not_ended(table: sa.Table) -> sa.Select[Any]:
+    """Rows that have not ended by either of two columns, oldest first.
 
-    Raises:
-        FleetError: STORAGE_UNAVAILABLE, it is damaged.
+    With one of the columns alone, a bit of it would hide a running workload or an open command.
     """
-    try:
-        if isinstance(record, bytes):
-            return kind.FromString(record)
-    except DecodeError:
-        pass
-    logger.error("the store has a damaged %s: its disk may be broken", kind.DESCRIPTOR.name)
-    raise _unavailable("read")
+    is_open = sa.or_(~table.c.ended, table.c.served_s.is_(None))
+    return sa.select(table).where(is_open).order_by(table.c.create_time_ns)
+
+
+def _damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
+    (key,) = table.primary_key.columns
+    shown = ascii(row._mapping[key.name])[:KEY_SHOWN]
+    return FleetError(
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        f"row {shown} of table {table.name} in the coordinator's store is damaged: check the disk, then put "
+        "a backup of the store in place, or delete the row",
+        table=table.name,
+        key=shown,
+    )
 
 
 def _unavailable(done: str) -> FleetError:
@@ -389,9 +454,18 @@ def _unavailable(done: str) -> FleetError:
 
 
 def _served_s(database: Database) -> int:
-    """For how long the store had been served when it was last written."""
+    """For how long the store had been served when it was last written.
+
+    Raises:
+        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+    """
     with database.read() as connection:
-        return connection.scalar(sa.select(schema.clock.c.served_s)) or 0
+        row = connection.execute(sa.select(schema.clock)).first()
+    if row is None:
+        return 0
+    if not is_whole(schema.clock, row._mapping):
+        raise _damaged(schema.clock, row)
+    return row.served_s or 0
 
 
 def _apply(connection: sa.Connection, change: Change, served_s: int) -> None:
@@ -419,11 +493,12 @@ def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
 
 
 def _put(connection: sa.Connection, row: Row, served_s: int) -> None:
-    """Replaces the row with this key, or inserts it: in words that every database knows."""
+    """Replaces the row with this key, or inserts it, with its digest: in words that every database knows."""
     (key,) = row.table.primary_key.columns
     values = row.values
     if "served_s" in row.table.columns:
         values = values | {"served_s": served_s if values.get("ended", True) else None}
+    values = values | {COLUMN: row_digest(row.table, values)}
     updated = connection.execute(sa.update(row.table).where(key == values[key.name]).values(values))
     if updated.rowcount == 0:
         connection.execute(sa.insert(row.table).values(values))

@@ -22,6 +22,8 @@ BUSY_TIMEOUT_S: Final = 10
 
 IN_USE: Final = "another coordinator uses it"
 
+NO_NUMBER: Final = "its table commits is damaged: the number of the last commit is no number"
+
 
 @final
 @dataclass(slots=True)
@@ -68,12 +70,15 @@ class StoreFile:
         """Counts a commit within it, and returns its number.
 
         Raises:
-            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it.
+            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it; or the counter is
+                damaged.
         """
-        before: int | None = connection.scalar(sa.select(commits.c.number))
+        before: object = connection.scalar(sa.select(commits.c.number))
         if before is None:
             connection.execute(sa.insert(commits).values(commits_id="store", number=1))
             return 1
+        if not isinstance(before, int):
+            raise sa.exc.InvalidRequestError(NO_NUMBER)
         if self.seal.number != before:
             try:
                 self.seal.write(before)
@@ -134,7 +139,9 @@ def _last_commit(path: Path) -> int:
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as reader:
         is_counted = reader.execute("SELECT count(*) FROM sqlite_master WHERE name = 'commits'").fetchone()[0]
         found = reader.execute("SELECT number FROM commits").fetchone() if is_counted else None
-        return int(found[0]) if found else 0
+        if found and not isinstance(found[0], int):
+            raise sqlite3.DataError(NO_NUMBER)
+        return found[0] if found else 0
 
 
 def _take_file(path: Path) -> IO[bytes]:

@@ -102,7 +102,7 @@ def messages(path: Path) -> list[str]:
         store = Store.open(str(path))
         found = await store.list_events(worker_id=None, workload_id=None, offset=0, limit=100)
         store.close()
-        return [event.message for event in reversed(found)]
+        return [event.message for event in reversed(found) if event is not None]
 
     return asyncio.run(listed())
 

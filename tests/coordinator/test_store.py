@@ -16,7 +16,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_coordinator import fleet as fleet_module
-from leasehold_coordinator import schema
+from leasehold_coordinator import row_digests, schema
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.database import READERS
@@ -110,7 +110,7 @@ def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
             found = await store.list_workloads(
                 include_ended=include_ended, worker_id="worker-1", offset=offset, limit=limit
             )
-            return [one.workload_id for one in found]
+            return [one.workload_id for one in found if one is not None]
 
         assert await ids(include_ended=False) == ["w-5", "w-3", "w-1"]
         assert await ids(include_ended=True, offset=1, limit=2) == ["w-4", "w-3"]
@@ -180,9 +180,21 @@ def test_a_new_database_is_one_that_was_brought_up_to_date(tmp_path: Path) -> No
     new.dispose()
 
 
-def test_a_database_of_an_older_release_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_a_database_of_an_older_release_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store.sqlite3"
-    Store.open(str(path)).close()
+    running = [workload(number, RUNNING) for number in range(3)]
+    monkeypatch.setattr(row_digests, "_RENEWED_ROWS", 2)
+
+    async def fill(store: Store) -> None:
+        await store.write(*map(workload_row, running))
+
+    async def read(store: Store) -> None:
+        assert await store.live_workloads() == running
+
+    with_store(path, fill)
+    Path(f"{path}-seal").unlink()  # older than the count of commits
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         for table in ("events", "clock", "commits"):
@@ -190,8 +202,10 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(tmp_path: Path) ->
         for table in ("workloads", "commands"):
             connection.execute(sa.text(f"DROP INDEX {table}_by_served_s"))
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN served_s"))
+        for table in ("workers", "workloads", "commands"):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN digest"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))
-    Store.open(str(path)).close()
+    with_store(path, read)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
@@ -291,7 +305,7 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         monkeypatch.setattr(store_module, "DELETE_LIMIT", 1)
         await fleet.prune(RETENTION_S)
         found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, limit=9)
-        assert [one.workload_id for one in found] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
+        assert [one and one.workload_id for one in found] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
         await fleet.prune(RETENTION_S)
         assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]

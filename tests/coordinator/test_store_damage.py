@@ -8,16 +8,22 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leasehold.v1 import errors_pb2
+from leasehold.v1.fleet_pb2 import ListCommandsRequest
+from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
+from leasehold_coordinator.api_commands import CommandService
+from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.commit_seal import CommitSeal
 from leasehold_coordinator.errors import FleetError, StartError
-from leasehold_coordinator.store import Store, workload_row
+from leasehold_coordinator.store import Store, clock_row, command_row, worker_row, workload_row
 
+from .bench import Bench, on_bench
 from .conftest import COMMAND
-from .test_store import RUNNING, with_store, workload
+from .test_store import EXITED, PENDING, RUNNING, SUCCEEDED, command, with_store, workload
 
 FILES = ("store.sqlite3", "store.sqlite3-wal", "store.sqlite3-seal")
 
@@ -46,6 +52,13 @@ def names(path: Path) -> list[str]:
 
     with_store(path, scenario)
     return [one.name for one in found]
+
+
+def execute(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement)
+    connection.close()
 
 
 def flip_bit(path: Path) -> None:
@@ -114,6 +127,18 @@ def test_a_store_that_was_deleted_takes_nothing_more(tmp_path: Path, gone: str) 
     [
         "UPDATE workloads SET record = x'ff01'",
         "UPDATE workloads SET record = 'text'",
+        "UPDATE workloads SET worker_id = 'worker-2'",
+        "UPDATE workloads SET ended = 1",
+        "UPDATE workloads SET served_s = 3",
+        "UPDATE workloads SET name = CAST(x'ff' AS TEXT)",
+        "UPDATE workloads SET digest = NULL",
+        "UPDATE workers SET epoch = 'abc'",
+        "UPDATE workers SET epoch = epoch | 1 << 40",
+        "UPDATE workers SET worker_id = 'worker-3'",
+        "UPDATE commands SET accepted = 0",
+        "UPDATE commands SET ended = 'abc'",
+        "UPDATE clock SET served_s = 'abc'",
+        "UPDATE commits SET number = 'abc'",
         "DROP TABLE workloads",
         "DROP TABLE clock",
     ],
@@ -122,38 +147,82 @@ def test_a_store_that_cannot_be_read_is_one_line(tmp_path: Path, statement: str)
     path = tmp_path / FILES[0]
 
     async def scenario(store: Store) -> None:
-        await store.write(workload_row(workload(1, RUNNING)))
+        await store.write(
+            clock_row(),
+            worker_row(3, Hello(worker_id="worker-1", name="alpha")),
+            workload_row(workload(1, RUNNING)),
+            command_row(StoredCommand(command(1, PENDING), "i1", accepted=True)),
+        )
 
     with_store(path, scenario)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute(statement)
-    connection.close()
+    execute(path, statement)
     options = ["--database", str(path), "--listen", "127.0.0.1:0"]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "Traceback" not in done.stderr, done.stderr
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"leasehold coordinator: the database {path} can't be used: "), line
+    if statement.startswith("UPDATE"):
+        table = statement.split()[1]
+        assert f"table {table}" in line
+        assert "damaged" in line
 
 
-def test_a_damaged_record_refuses_those_who_read_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["record = x'ff01'", "name = 'other'", "create_time_ns = create_time_ns + 1", "served_s = 'abc'"],
+)
+def test_a_damaged_row_of_history_refuses_those_who_read_it(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / FILES[0]
 
     async def scenario(store: Store) -> None:
-        await store.write(workload_row(workload(1, RUNNING)))
-        await asyncio.to_thread(spoil)
-        with pytest.raises(FleetError) as error:
-            await store.find_workload("w-1")
-        assert error.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
-
-    def spoil() -> None:
-        connection = sqlite3.connect(path)
-        with connection:
-            connection.execute("UPDATE workloads SET record = x'ff01'")
-        connection.close()
+        await store.write(*(workload_row(workload(number, EXITED)) for number in (1, 2, 3)))
+        await asyncio.to_thread(execute, path, f"UPDATE workloads SET {change} WHERE workload_id = 'w-2'")
+        for _ in range(2):
+            with pytest.raises(FleetError, match=r"row 'w-2' of table workloads .* is damaged") as error:
+                await store.find_workload("w-2")
+            assert error.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+        page = await store.list_workloads(include_ended=True, worker_id=None, offset=0, limit=3)
+        assert [one and one.workload_id for one in page] == ["w-3", None, "w-1"]
+        assert [one.workload_id for one in await store.find_workloads(["w-1", "w-2"])] == ["w-1"]
+        await store.write(workload_row(workload(2, EXITED)))
+        assert await store.find_workload("w-2") == workload(2, EXITED), "a new report replaces it"
 
     with_store(path, scenario)
+    assert len(caplog.records) == 1, "the log names it once"
+
+
+def test_a_damaged_request_is_not_done_twice(tmp_path: Path) -> None:
+    path = tmp_path / FILES[0]
+
+    async def scenario(store: Store) -> None:
+        await store.write(command_row(StoredCommand(command(1, SUCCEEDED, "r1"))))
+        await asyncio.to_thread(execute, path, "UPDATE commands SET workload_id = 'w-2'")
+        with pytest.raises(FleetError, match="row 'c-1' of table commands"):
+            await store.find_request("r1")
+
+    with_store(path, scenario)
+
+
+def test_a_list_goes_on_behind_a_damaged_row(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        rows = [command_row(StoredCommand(command(number, SUCCEEDED))) for number in (1, 2, 3)]
+        await bench.store.write(*rows)
+        statement = "UPDATE commands SET workload_id = 'x' WHERE command_id = 'c-2'"
+        await asyncio.to_thread(execute, tmp_path / FILES[0], statement)
+        service = CommandService(bench.fleet, bench.dispatcher)
+        no_context: Any = None
+        found, token = [], ""
+        for _ in range(3):
+            request = ListCommandsRequest(page_size=1, page_token=token)
+            page = await service.ListCommands(request, no_context)
+            found += [one.command_id for one in page.commands]
+            token = page.next_page_token
+        assert (found, token) == (["c-3", "c-1"], "")
+
+    on_bench(tmp_path, scenario)
 
 
 def test_a_disk_that_refuses_the_seal_holds_up_the_next_commit(

@@ -63,6 +63,10 @@ class Events:
         """A worker was not let in."""
         self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
 
+    def refusals_left_out(self, message: str) -> None:
+        """More workers were refused than are told one by one."""
+        self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, message)
+
     def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:
         """A worker's session was ended, since it broke the protocol."""
         self._add(events_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)

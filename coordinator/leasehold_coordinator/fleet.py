@@ -25,6 +25,7 @@ from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, changes
 from leasehold_coordinator.hello_rules import WORKLOAD_LIMIT, check_workload
 from leasehold_coordinator.operations import creates_workload
+from leasehold_coordinator.refusals import Refusals
 from leasehold_coordinator.registration import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
@@ -89,6 +90,7 @@ class Fleet:
         self.command_hub: Hub[Command] = Hub(history_bytes=0)
         """Nobody resumes: a watch of a command begins with how it stands."""
         self.events = Events(store)
+        self.refusals = Refusals(self.events)
         self.readers: Counter[str] = Counter()
         """How many read output of a worker, by its id."""
         self._published_states: dict[str, WorkerState.ValueType] = {}

@@ -180,6 +180,7 @@ async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
         fleet.end_lost_sessions,
         dispatcher.tick,
         fleet.publish_silent_workers,
+        fleet.refusals.tick,
         fleet.events.flush,
     )
     for part in parts:

@@ -83,10 +83,13 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 hello = await _read_hello(context)
             self._check(hello)
         except FleetError as error:
-            logger.warning("refused a worker: %s", error.message)
+            is_told = self._fleet.refusals.may_tell(context.peer())
+            if is_told:
+                logger.warning("refused a worker: %s", error.message)
             if error.reason in TRANSIENT:
                 await abort(context, error)
-            self._fleet.events.refused(error)
+            if is_told:
+                self._fleet.events.refused(error)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
             return
@@ -95,10 +98,13 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             await finish(self._welcome(session))
             await self._converse(session, context)
         except FleetError as error:
-            logger.error("worker %s can't be let in: %s", hello.name, error.message)
+            is_told = self._fleet.refusals.may_tell(context.peer())
+            if is_told:
+                logger.error("worker %s can't be let in: %s", hello.name, error.message)
             if error.reason in TRANSIENT:
                 await abort(context, error)  # no refusal: the worker tries again, and again less often
-            self._fleet.events.refused(error, hello.worker_id, hello.name)
+            if is_told:
+                self._fleet.events.refused(error, hello.worker_id, hello.name)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
         finally:
@@ -225,11 +231,14 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
                 await finish(self._take(session, frame))
         except FleetError as error:
-            logger.error("session of worker %s: %s", session.hello.name, error.message)
+            is_told = self._fleet.refusals.may_tell(context.peer())
+            if is_told:
+                logger.error("session of worker %s: %s", session.hello.name, error.message)
             if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 session.drain(random.uniform(*STORAGE_PAUSE_S))
             else:
-                self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
+                if is_told:
+                    self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
                 session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
         finally:
             session.end()

@@ -12,9 +12,10 @@ from leasehold.v1.events_pb2 import Event, ListEventsRequest
 from leasehold.v1.events_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
 from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_coordinator import events as events_module
-from leasehold_coordinator import schema
+from leasehold_coordinator import refusals, schema
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.store import OldRows, Store, command_row, event_row
@@ -95,6 +96,50 @@ def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> No
     newest = listed(coordinator)[0]
     assert newest.kind == events_pb2.EVENT_KIND_WORKER_REFUSED
     assert "protocol 9.0" in newest.message
+
+
+def test_a_flood_of_refusals_is_told_by_its_number(coordinator: CoordinatorProcess) -> None:
+    hello = make_hello()
+    hello.protocol_version.major = 9
+    stub = WorkerSessionServiceStub(coordinator.channel)
+    for _ in range(2 * refusals.TOLD_LIMIT):
+        (refusal,) = stub.Connect(iter([ConnectRequest(hello=hello)]), timeout=20)
+        assert refusal.HasField("goodbye")
+    told = [one for one in listed(coordinator) if one.kind == events_pb2.EVENT_KIND_WORKER_REFUSED]
+    assert len(told) == refusals.TOLD_LIMIT
+    assert coordinator.log().count("refused a worker") == refusals.TOLD_LIMIT
+
+
+def test_each_host_has_a_share_of_what_is_told_of_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, monotonic = 0.0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + now)
+    monkeypatch.setattr(refusals, "HOST_LIMIT", 2)
+    limit = refusals.TOLD_LIMIT
+
+    async def scenario(bench: Bench) -> None:
+        nonlocal now
+        told = bench.fleet.refusals
+        for host in ("10.0.0.1", "10.0.0.2"):
+            answers = [told.may_tell(f"ipv4:{host}:{port}") for port in range(limit + 3)]
+            assert answers == [True] * limit + [False] * 3
+        others = [told.may_tell(f"ipv6:[::{number:x}]:1") for number in range(3, limit + 5)]
+        assert others == [True] * limit + [False] * 2, "the table of hosts is bounded"
+        told.tick()
+        assert not caplog.records
+        now += refusals.PERIOD_S
+        told.tick()
+        await bench.fleet.events.flush()
+        found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, limit=9)
+        assert {event.message.split(" were ")[0] for event in found if event is not None} == {
+            "3 more workers or sessions of ipv4:10.0.0.1",
+            "3 more workers or sessions of ipv4:10.0.0.2",
+            "2 more workers or sessions of other hosts",
+        }
+        assert told.may_tell("ipv4:10.0.0.1:5")
+
+    on_bench(tmp_path, scenario)
 
 
 def messages(path: Path) -> list[str]:

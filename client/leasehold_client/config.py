@@ -1,6 +1,8 @@
 """The user's configuration of the command line."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +11,9 @@ import msgspec
 from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+
+FILE_LIMIT_BYTES: Final = 1_000_000
+"""What a settings file may have."""
 
 
 class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,17 +37,36 @@ def load_config() -> ClientConfig:
     """
     path = config_path()
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=ClientConfig)
+        return msgspec.toml.decode(_content(path), type=ClientConfig)
     except FileNotFoundError:
         return ClientConfig()
     except OSError as error:
         raise UsageError(
-            f"the configuration {path} can't be read: {error.strerror}; make it readable, or remove it"
+            f"the configuration {path} can't be read: {error.strerror}; make it a readable file, or remove it"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the configuration {path} is not valid: {error}; its only key is coordinator = 'HOST:PORT'"
         ) from error
+
+
+def _content(path: Path) -> bytes:
+    """The content of a settings file.
+
+    Raises:
+        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(FILE_LIMIT_BYTES + 1)
+    if len(data) > FILE_LIMIT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_address(text: str) -> str:

@@ -1,6 +1,8 @@
 """The coordinator's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,9 @@ from leasehold_coordinator.errors import StartError
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+FILE_LIMIT_BYTES: Final = 1_000_000
+"""What a settings file may have."""
 
 
 def default_database() -> str:
@@ -63,9 +68,28 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     return config
 
 
+def _content(path: Path) -> bytes:
+    """The content of a settings file.
+
+    Raises:
+        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(FILE_LIMIT_BYTES + 1)
+    if len(data) > FILE_LIMIT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(path: Path) -> CoordinatorConfig:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=CoordinatorConfig)
+        return msgspec.toml.decode(_content(path), type=CoordinatorConfig)
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"

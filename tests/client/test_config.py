@@ -1,5 +1,6 @@
 """The user's configuration, and addresses."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,19 @@ def test_addresses(text: str) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="write HOST:PORT, such as"):
         parse_address(text)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as empty:
+            empty.truncate(2**40)
+    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    with pytest.raises(
+        UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file, or remove"
+    ):
+        load_config()

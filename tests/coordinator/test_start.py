@@ -1,5 +1,6 @@
 """How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
 
+import os
 import re
 import signal
 import sqlite3
@@ -104,3 +105,18 @@ def test_a_stop_waits_for_nobody_who_watches(coordinator: CoordinatorProcess, wo
     assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
     watching.cancel()
     fleet.cancel()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as empty:
+            empty.truncate(2**40)
+    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
+        load_config(file)

@@ -1,5 +1,6 @@
 """Where settings come from, and what is said of wrong ones."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -120,4 +121,19 @@ def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, text: str, match
     file = tmp_path / "worker.toml"
     file.write_text(text)
     with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "worker.toml"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as empty:
+            empty.truncate(2**40)
+    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
         load_config(file)

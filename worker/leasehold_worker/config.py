@@ -1,8 +1,10 @@
 """The worker's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
+import errno
 import os
 import re
 import socket
+import stat
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -24,6 +26,9 @@ WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 MIN_OUTPUT_LIMIT_BYTES: Final = 65_536
 StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
+
+FILE_LIMIT_BYTES: Final = 1_000_000
+"""What a settings file may have."""
 
 
 def default_state_directory() -> Path:
@@ -205,9 +210,28 @@ def _size_bytes(name: str, size: str | int) -> int:
         raise StartError(f"{name}: {error}") from error
 
 
+def _content(path: Path) -> bytes:
+    """The content of a settings file.
+
+    Raises:
+        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(FILE_LIMIT_BYTES + 1)
+    if len(data) > FILE_LIMIT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(path: Path) -> WorkerConfig:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=WorkerConfig, dec_hook=_decode_path)
+        return msgspec.toml.decode(_content(path), type=WorkerConfig, dec_hook=_decode_path)
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"

@@ -109,7 +109,8 @@ class Patience:
 def watch_command(open_stream: OpenStream, patience: Patience | None) -> Iterator[Command]:
     """The command as it is, and each time that it changes, until it has ended.
 
-    A coordinator that goes away is waited for, for 30 s each time.
+    A coordinator that goes away is waited for, for 30 s each time. So is one that ends each watch early
+    without news: what was told before does not count as an answer.
 
     Args:
         open_stream: Opens a watch of it.
@@ -119,21 +120,28 @@ def watch_command(open_stream: OpenStream, patience: Patience | None) -> Iterato
         NoCoordinatorError: The coordinator did not come back.
         StillOpenError: The patience is over.
     """
+    revision = -1
 
     def attempt() -> Iterator[Command]:
-        return open_stream(None) if patience is None else _patiently(open_stream, patience)
+        nonlocal revision
+        for current in open_stream(None) if patience is None else _patiently(open_stream, patience):
+            if current.revision > revision or has_ended(current.state):
+                revision = current.revision
+                yield current
 
-    revision = -1
     for current in resume(attempt):
-        if current.revision > revision or has_ended(current.state):
-            revision = current.revision
-            yield current
+        yield current
         if has_ended(current.state):
             return
 
 
 def _patiently(open_stream: OpenStream, patience: Patience) -> Iterator[Command]:
-    """Opens the watch anew each time that the deadline is another, since that of a call is fixed."""
+    """Opens the watch anew each time that the deadline is another, since that of a call is fixed.
+
+    Raises:
+        NoCoordinatorError: The watch ended before the deadline.
+        StillOpenError: The patience is over.
+    """
     while True:
         deadline = patience.deadline
         try:
@@ -144,5 +152,6 @@ def _patiently(open_stream: OpenStream, patience: Patience) -> Iterator[Command]
                     if patience.deadline != deadline:
                         break
         except NoCoordinatorError as error:
-            if error.code != grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
+            if error.code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                patience.left_s()
+            raise  # the deadline was not ours

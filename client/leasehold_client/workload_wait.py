@@ -49,11 +49,17 @@ def wait_workload(
         NoCoordinatorError: The coordinator did not come back.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    told: tuple[int, bool] | None = None
 
     def attempt() -> Iterator[Workload]:
+        nonlocal told
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            yield from open_stream(left_s)
+            for current in open_stream(left_s):
+                condition_now = (current.status.state, is_ready(current))
+                if condition_now != told:  # told again after each break, which is no sign of progress
+                    told = condition_now
+                    yield current
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
                 raise NotYetError(

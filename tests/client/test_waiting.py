@@ -99,3 +99,26 @@ def test_an_outcome_counts_whatever_its_revision() -> None:
         raise NoCoordinatorError("gone")
 
     assert [told.state for told in watching.watch_command(opened, None)] == [DISPATCHED, UNKNOWN, SUCCEEDED]
+
+
+@pytest.mark.usefixtures("short_outages")
+@pytest.mark.parametrize("code", [None, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize("limit", [(), ("--wait-timeout", "60")])
+def test_a_coordinator_that_ends_each_watch_early_is_given_up(
+    leasehold: CommandLine,
+    scripted: ScriptedCoordinator,
+    code: grpc.StatusCode | None,
+    limit: tuple[str, ...],
+) -> None:
+    scripted.plays(command(DISPATCHED))
+
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+        yield fleet_pb2.WatchCommandResponse(command=command(DISPATCHED))
+        if code is not None:
+            context.abort(code, "cut")
+
+    scripted.answers["WatchCommand"] = watch
+    done = leasehold("suspend", "one", *limit)
+    assert done.code == 3
+    assert "command c-1 goes on: `leasehold get commands c-1` shows it" in done.stderr
+    assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) < 40, "no busy loop"

@@ -11,6 +11,7 @@ from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_client import Client, LeaseholdError, NotYetError
+from leasehold_client.errors import NoCoordinatorError
 
 from .conftest import CommandLine
 from .scripted_coordinator import ScriptedCoordinator, command, workload
@@ -100,6 +101,19 @@ def test_a_wait_outlives_its_coordinator(scripted: ScriptedCoordinator) -> None:
     scripted.answers["WatchWorkloads"] = watch
     with Client(scripted.address) as client:
         assert client.wait_workload("one", timeout_s=20).status.HasField("ready_time")
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_coordinator_that_ends_each_watch_early_is_given_up(scripted: ScriptedCoordinator) -> None:
+    tells(scripted, starting())
+
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
+        yield fleet_pb2.WatchWorkloadsResponse(workload=starting())
+        context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+    scripted.answers["WatchWorkloads"] = watch
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError):
+        client.wait_workload("one")
 
 
 def test_a_workload_that_is_released_is_no_reason_to_wait(scripted: ScriptedCoordinator) -> None:

@@ -93,7 +93,7 @@ class KernelCalls(Generic[C]):
         match call.method:
             case local_pb2.KERNEL_METHOD_CAN_CHECKPOINT:
                 ready, reason = self._kernel.can_checkpoint()
-                readiness = KernelReadiness(ready=ready, reason=reason[:TEXT_LIMIT])
+                readiness = KernelReadiness(ready=ready, reason=_sendable(reason))
                 return KernelAnswer(readiness=readiness)
             case local_pb2.KERNEL_METHOD_SIZE_ESTIMATE:
                 return KernelAnswer(size_bytes=self._kernel.checkpoint_size_estimate())
@@ -127,7 +127,20 @@ class KernelCalls(Generic[C]):
 
 def failure(error: Exception) -> KernelAnswer:
     """The answer that something failed."""
-    return KernelAnswer(failure=f"{type(error).__name__}: {error}"[:TEXT_LIMIT])
+    try:
+        text = str(error)
+    except Exception:  # of the application: an error that can't even be shown is a failure too
+        logger.exception("the text of a kernel's error can't be read")
+        text = "its text can't be read"
+    return KernelAnswer(failure=_sendable(f"{type(error).__name__}: {text}"))
+
+
+def _sendable(text: str) -> str:
+    """Text of the application as a message may have it: bounded, and with halves of characters escaped.
+
+    A path that is not UTF-8 has such halves, and errors name paths.
+    """
+    return text[:TEXT_LIMIT].encode(errors="backslashreplace").decode()[:TEXT_LIMIT]
 
 
 def _chunks(data: bytes | Iterable[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Kernels on the application's side: what they are made of, and programs without a worker."""
 
 import dataclasses
+import hashlib
 import re
 import threading
 from pathlib import Path
@@ -212,6 +213,54 @@ def test_a_cancel_that_failed_is_called_again_when_the_worker_goes_away(
     calls.undo()
     calls.undo()
     assert app.told == ["prepare", "cancel"]
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (OSError("no file caf\udce9"), "OSError: no file caf\\udce9"),
+        (ValueError("\udce9" * 2_000), ("ValueError: " + "\\udce9" * 200)[:1024]),
+        (UnreadableError(), "UnreadableError: its text can't be read"),
+    ],
+    ids=["half", "long", "unreadable"],
+)
+def test_a_failure_of_any_text_is_answered(
+    error: Exception, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    app = App()
+    monkeypatch.setattr(app, "prepare", fail)
+    monkeypatch.setattr(app, "restore", fail)
+    calls = KernelCalls(app, FACTS)
+    data = FACTS.codec.encode(app.state)
+    assert isinstance(data, bytes)
+    frames = [
+        ServeKernelResponse(chunk=KernelChunk(call_id=1, data=data)),
+        ServeKernelResponse(
+            end=KernelPayload(call_id=1, size_bytes=len(data), sha256=hashlib.sha256(data).digest())
+        ),
+    ]
+    for answer in (
+        calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_PREPARE), lambda _: None),
+        calls.restore(KernelCall(call_id=1), iter(frames), ""),
+    ):
+        assert answer.failure == failure
+        assert answer.SerializeToString()
+
+
+def test_a_reason_of_any_text_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App()
+    monkeypatch.setattr(app, "can_checkpoint", lambda: (False, "caf\udce9 is open"))
+    call = KernelCall(method=local_pb2.KERNEL_METHOD_CAN_CHECKPOINT)
+    answer = KernelCalls(app, FACTS).answer(call, lambda _: None)
+    assert (answer.readiness.ready, answer.readiness.reason) == (False, "caf\\udce9 is open")
 
 
 def test_what_arrives_damaged_is_not_restored() -> None:

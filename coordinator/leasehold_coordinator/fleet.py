@@ -31,6 +31,7 @@ from leasehold_coordinator.registry import KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import (
     ANY_AGE_S,
+    DELETE_LIMIT,
     Change,
     Gone,
     OldRows,
@@ -109,22 +110,26 @@ class Fleet:
         """Deletes some of the events, commands and workloads that ended that many seconds of service ago.
 
         Of a store that is too large the oldest go at any age: a peer may fill it faster than they grow old.
+        They go from the table with the most, so that a flood of events costs no command its history.
         """
         tables = (schema.commands, schema.workloads, schema.events)
         await self.store.write(clock_row(), *(OldRows(table, retention_s) for table in tables))
         used_bytes = await self.store.used_bytes()
+        if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
+            return
+        logger.warning(
+            "the store has %d bytes, and %d are its limit: of events and of commands and workloads that have "
+            "ended, the oldest of the most numerous are deleted",
+            used_bytes,
+            HISTORY_LIMIT_BYTES,
+        )
+        counts = dict(zip(tables, await self.store.ended_counts(tables), strict=True))
         for _ in range(PRUNE_ROUNDS):
-            if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
-                return
-            logger.warning(
-                "the store has %d bytes, and %d are its limit: the oldest events, commands and workloads "
-                "that have ended are deleted",
-                used_bytes,
-                HISTORY_LIMIT_BYTES,
-            )
-            await self.store.write(*(OldRows(table, ANY_AGE_S) for table in tables))
+            largest = max(tables, key=lambda table: counts[table])
+            await self.store.write(OldRows(largest, ANY_AGE_S))
+            counts[largest] -= DELETE_LIMIT
             before_bytes, used_bytes = used_bytes, await self.store.used_bytes()
-            if used_bytes == before_bytes:
+            if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES or used_bytes == before_bytes:
                 return
 
     def worker(self, known: KnownWorker) -> Worker:

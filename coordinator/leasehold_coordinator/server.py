@@ -43,7 +43,7 @@ LEAST_SPREAD_S: Final = 0.5
 """Over which few workers come back."""
 
 PRUNE_INTERVAL_S: Final = 10.0
-"""Each time 500 rows of each kind may go."""
+"""Each time 500 rows of each kind may go, and of a store that is too large 10,000 more."""
 
 SERVICES: Final = (
     *(service.full_name for service in fleet_pb2.DESCRIPTOR.services_by_name.values()),

@@ -302,13 +302,37 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         assert used_bytes is not None
         assert used_bytes > 600_000
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", used_bytes - 150_000)
-        monkeypatch.setattr(store_module, "DELETE_LIMIT", 1)
+        for module in (store_module, fleet_module):
+            monkeypatch.setattr(module, "DELETE_LIMIT", 1)
         await fleet.prune(RETENTION_S)
         found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, limit=9)
         assert [one and one.workload_id for one in found] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
         await fleet.prune(RETENTION_S)
         assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_flood_of_events_costs_no_history_of_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5)
+        for number in range(4):
+            await store.write(
+                workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
+            )
+        for _ in range(40):
+            fleet.events.refused(FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "x" * 1_500))
+        await fleet.events.flush()
+        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
+        monkeypatch.setattr(fleet_module, "PRUNE_ROUNDS", 3)
+        for module in (store_module, fleet_module):
+            monkeypatch.setattr(module, "DELETE_LIMIT", 10)
+        await fleet.prune(RETENTION_S)
+        tables = (schema.workloads, schema.commands, schema.events)
+        assert await store.ended_counts(tables) == [4, 4, 10]
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

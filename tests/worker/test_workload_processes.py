@@ -159,11 +159,11 @@ async def test_a_workload_within_another_s_tree_is_left_out_and_outlives_it(
 async def test_whom_another_workload_left_orphaned_is_that_one_s(
     config: WorkerConfig, tmp_path: Path, start: Start
 ) -> None:
-    mark = f"{WORKLOAD_ID_VARIABLE}=w-1"
+    mark = f"{WORKLOAD_ID_VARIABLE}=w-orphaning"
     async with open_parts(config, tmp_path / "workloads", lambda _: None) as parts:
-        outer = start(NESTED, "session", ORPHANING, LEASEHOLD_WORKLOAD_ID="w-1")
+        outer = start(NESTED, "session", ORPHANING, LEASEHOLD_WORKLOAD_ID="w-orphaning")
         middle, orphan = [*told(outer), *told(outer)]
-        around, within = make("w-1", sure(outer.pid), mark), make("w-2", sure(middle))
+        around, within = make("w-orphaning", sure(outer.pid), mark), make("w-2", sure(middle))
         for workload in (around, within):
             parts.workloads.add(workload, parts.nursery)
         assert pids(around) == {outer.pid}
@@ -174,14 +174,14 @@ async def test_whom_another_workload_left_orphaned_is_that_one_s(
 def test_marked_processes_are_found_wherever_they_went(start: Start) -> None:
     root = start(NESTED, "same")
     child = told(root)[0]
-    elsewhere = start(NESTED, "session", LEASEHOLD_WORKLOAD_ID="w-1")
+    elsewhere = start(NESTED, "session", LEASEHOLD_WORKLOAD_ID="w-elsewhere")
     grandchild = told(elsewhere)[0]
-    mine = make("w-1", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-1")
+    mine = make("w-elsewhere", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-elsewhere")
     # What the worker itself started is never a workload's, marked or not: so look with another's eyes.
     found = process_tree(mine.root, mine.mark, mark_uid=mine.uid)
     assert {identity.pid for identity in found} == {root.pid, child, elsewhere.pid, grandchild}
     assert pids(mine) == {root.pid, child}
-    later = make("w-1", sure(grandchild), mine.mark)
+    later = make("w-elsewhere", sure(grandchild), mine.mark)
     assert elsewhere.pid not in {
         identity.pid for identity in process_tree(later.root, later.mark, mark_uid=later.uid)
     }
@@ -244,7 +244,7 @@ async def test_a_process_that_can_not_be_read_holds_nobody_up(
     monkeypatch.setattr(processes, "_has_entries", hang)
     root = start(NESTED, "same")
     child = told(root)[0]
-    mine = make("w-1", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-1")
+    mine = make("w-unread", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-unread")
     start(SLEEP)  # somebody of whom the environment has to be read
     try:
         with trio.fail_after(5):

@@ -227,7 +227,8 @@ def test_who_is_restored_and_dies_while_it_is_put_to_sleep_has_ended(
     now = tmp_path / "now"
     start_worker(host)
     session = coordinator.next_session()
-    start(session, [hook("fatal", BEFORE, f"test -e {now} && kill -9 {{members}}; true")])
+    kill = "kill -9 {members}; while kill -0 {members} 2>/dev/null; do sleep 0.01; done"
+    start(session, [hook("fatal", BEFORE, f"test -e {now} || exit 0; {kill}")])
     assert suspend(session, "s0", CUDA_SUSPEND) == SUCCEEDED
     assert session.run("r0", "w", restore=RestoreOperation()).state == SUCCEEDED
     now.touch()

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_for
+from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_with
 from leasehold_worker.gpu_choice import GpuRequest
 from leasehold_worker.host_ledger import HostRequest
 
@@ -103,5 +103,8 @@ def test_what_is_kept_is_no_more_than_those_who_wait_may_need() -> None:
         free = sorted(obtainable(request) - taken - {"0"})
         return tuple(free[: request.count]) if len(free) >= request.count else None
 
-    assert kept_for(queue, choose, obtainable) == Kept(frozenset("0123"), HostRequest(cpu_millicores=3))
-    assert kept_for([], choose, obtainable) == Kept()
+    kept = Kept()
+    for waiter in queue:
+        request = waiter.request
+        kept = kept_with(kept, waiter, choose(request, kept.gpu_uuids), obtainable(request))
+    assert kept == Kept(frozenset("0123"), HostRequest(cpu_millicores=3))

@@ -11,7 +11,7 @@ GPU from them: they give it back.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
@@ -119,24 +119,6 @@ class Kept:
 
     gpu_uuids: frozenset[str] = frozenset()
     host: HostRequest = NOTHING
-
-
-def kept_for(
-    waiters: Iterable[Waiter[Granted]],
-    choose: Callable[[GpuRequest, frozenset[str]], tuple[str, ...] | None],
-    obtainable: Callable[[GpuRequest], frozenset[str]],
-) -> Kept:
-    """What is kept for claims, none of which can be granted now.
-
-    Args:
-        waiters: The claims, in the order of their turn.
-        choose: The GPUs that a request would get now if some were taken. None: too few are free.
-        obtainable: The GPUs that a request could get if every lease ended. Empty: not enough of them.
-    """
-    kept = Kept()
-    for waiter in waiters:
-        kept = kept_with(kept, waiter, choose(waiter.request, kept.gpu_uuids), obtainable(waiter.request))
-    return kept
 
 
 def kept_with(

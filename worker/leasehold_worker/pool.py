@@ -14,7 +14,7 @@ from typing import Final, final
 
 import trio
 
-from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_for, kept_with
+from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_with
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
 from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free
@@ -170,8 +170,12 @@ class GpuPool:
         return False
 
     def _kept(self, waiters: Iterable[Waiter[Lease]]) -> Kept:
-        obtainable = cache(self.slots.obtainable)
-        return kept_for(waiters, self._choose, obtainable)
+        kept, obtainable = Kept(), cache(self.slots.obtainable)
+        for waiter in waiters:
+            if not self._is_left_out(waiter, kept):
+                chosen = self._choose(waiter.request, kept.gpu_uuids)
+                kept = kept_with(kept, waiter, chosen, obtainable(waiter.request))
+        return kept
 
     def unclaimed(self, *, allow_foreign: bool = False, for_helper: bool = False) -> list[str]:
         """The GPUs that are free and due to nobody who waits, in slot order.
@@ -290,6 +294,8 @@ class GpuPool:
         """Grants what can be granted, and says what is kept for the others."""
         obtainable = cache(self.slots.obtainable)
         for waiter in waiters:
+            if self._is_left_out(waiter, kept):
+                continue
             chosen = self._choose(waiter.request, kept.gpu_uuids)
             if chosen is not None and waiter.take_host(kept.host):
                 self._queue.remove(waiter)
@@ -301,6 +307,11 @@ class GpuPool:
 
     def _choose(self, request: GpuRequest, due: frozenset[str]) -> tuple[str, ...] | None:
         return None if self.slots.worker_cordon is not None else self.slots.choose(request, (), due)
+
+    def _is_left_out(self, waiter: Waiter[Lease], kept: Kept) -> bool:
+        """Whether all GPUs are kept for others, and a claim wants nothing else, as most do of a long line."""
+        all_kept = len(kept.gpu_uuids) == len(self.slots.gpus)
+        return all_kept and waiter.request.count > 0 and waiter.host == NOTHING
 
     def _take(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
         self._last_token += 1

@@ -81,8 +81,12 @@ if program == 0:
         os.write(tell, b"%d" % orphan.pid)
         os._exit(0)
     os.wait()
+    os.write(tell, b" ")
     time.sleep(1000)
-print(program, os.read(told, 20).decode(), flush=True)
+text = b""
+while not text.endswith(b" "):
+    text += os.read(told, 20)
+print(program, text.decode(), flush=True)
 os.wait()
 """
 """Starts a program that leaves an orphan without its mark in a session of its own. Tells the pids of both."""

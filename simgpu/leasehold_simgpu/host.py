@@ -169,13 +169,13 @@ class SimulatedHost:
 
     def processes(self) -> tuple[SimulatedProcess, ...]:
         """Its living CUDA processes, by pid: every process that called cuInit."""
-        records = self._live_records()
-        found = [self._describe(record, records) for record in records]
+        found = [self._describe(record) for record in self._live_records()]
         return tuple(sorted(found, key=lambda process: process.pid))
 
     def process(self, pid: int) -> SimulatedProcess | None:
         """The living CUDA process of this pid, if there is one."""
-        return next((process for process in self.processes() if process.pid == pid), None)
+        record = self._find_live_record(pid)
+        return None if record is None else self._describe(record)
 
     def set_timing(self, timing: Timing) -> None:
         """Changes how long checkpoints and restores take, from the next call on."""
@@ -381,10 +381,16 @@ class SimulatedHost:
         with self._file.locked() as state:
             return [record for record in state.processes if record.pid != 0 and _is_live(record)]
 
+    def _find_live_record(self, pid: int) -> layout.Process | None:
+        with self._file.locked() as state:
+            return next(
+                (record for record in state.processes if record.pid == pid and _is_live(record)), None
+            )
+
     def _live_record(self, pid: int) -> layout.Process:
-        for record in self._live_records():
-            if record.pid == pid:
-                return record
+        record = self._find_live_record(pid)
+        if record is not None:
+            return record
         raise InvalidSettingError(f"pid {pid} is no living CUDA process of the host in {self.directory}")
 
     def _bytes_by_gpu(self, record: layout.Process) -> dict[int, int]:
@@ -404,9 +410,14 @@ class SimulatedHost:
                     used[index] += taken
         return used
 
-    def _describe(self, record: layout.Process, living: Sequence[layout.Process]) -> SimulatedProcess:
+    def _peers(self, record: layout.Process) -> tuple[int, ...]:
+        if record.peer_group == 0:
+            return ()
+        group = {other.pid for other in self._live_records() if other.peer_group == record.peer_group}
+        return tuple(sorted(group - {record.pid}))
+
+    def _describe(self, record: layout.Process) -> SimulatedProcess:
         gpus = self._gpu_records()
-        group = {other.pid for other in living if other.peer_group == record.peer_group != 0}
         return SimulatedProcess(
             pid=record.pid,
             state=ProcessState(record.status & layout.STATE_MASK),
@@ -418,7 +429,7 @@ class SimulatedHost:
             mps_client=bool(record.mps_client),
             multicast=bool(record.multicast),
             partial_passthrough=bool(record.partial_passthrough),
-            peers=tuple(sorted(group - {record.pid})),
+            peers=self._peers(record),
             controller_pid=record.channel_pid or None,
             calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),
         )

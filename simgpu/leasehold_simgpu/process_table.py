@@ -17,6 +17,7 @@ def is_stopped(pid: int) -> bool:
 def has_restore_thread(pid: int, tid: int) -> bool:
     """Is this thread of the process the one through which its driver answers?"""
     try:
-        return Path(f"/proc/{pid}/task/{tid}/comm").read_text().rstrip("\n") == f"cuda{pid:011x}"
+        with open(f"/proc/{pid}/task/{tid}/comm", "rb", buffering=0) as file:
+            return file.read() == b"cuda%011x\n" % pid
     except OSError:
         return False

@@ -156,8 +156,8 @@ class Arena:
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
-        wanted = set(actor.pids)
-        return [process for process in self.host.processes() if process.pid in wanted]
+        found = (self.host.process(pid) for pid in sorted(set(actor.pids)))
+        return [process for process in found if process is not None]
 
     async def bring_home(self, stage: Stage) -> None:
         """Brings every actor back to its home, running. An actor that is not whole starts anew."""

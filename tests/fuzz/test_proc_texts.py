@@ -103,7 +103,7 @@ def read_all() -> None:
     processes.has_real_user(PID, 5)
     list(processes.lineage(PID))
     assert all(isinstance(part, str) for part in processes.command_line(PID))
-    cgroups.memory_limits(PID)
+    cgroups.memory_limits(cgroups.memory_groups(PID))
     cgroups.cpu_limit_millicores(PID)
     cgroups.version_2_group(PID)
     cgroups.is_frozen(PID)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold_worker import cgroups, host_memory
-from leasehold_worker.cgroups import MemoryLimit, is_frozen, memory_limits
+from leasehold_worker.cgroups import MemoryLimit, is_frozen, memory_groups, memory_limits
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import HostMemory
 
@@ -38,14 +38,14 @@ def have_available(monkeypatch: pytest.MonkeyPatch, available_bytes: int | None)
 def test_every_group_around_a_process_counts(groups: Path) -> None:
     limit(groups / "outer", 10 * GIB, 4 * GIB)
     limit(groups / "outer/inner", "max", GIB)
-    assert memory_limits(10) == [MemoryLimit(groups / "outer", 6 * GIB)]
+    assert memory_limits(memory_groups(10)) == [MemoryLimit(groups / "outer", 6 * GIB)]
     limit(groups / "outer/inner", 2 * GIB, GIB)
-    assert [found.available_bytes for found in memory_limits(10)] == [GIB, 6 * GIB]
+    assert [found.available_bytes for found in memory_limits(memory_groups(10))] == [GIB, 6 * GIB]
 
 
 def test_page_cache_counts_as_free(groups: Path) -> None:
     limit(groups / "outer", 4 * GIB, 3 * GIB, cache_bytes=2 * GIB)
-    assert memory_limits(12)[0].available_bytes == 3 * GIB
+    assert memory_limits(memory_groups(12))[0].available_bytes == 3 * GIB
 
 
 def test_version_1_is_read_too(groups: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_version_1_is_read_too(groups: Path, tmp_path: Path) -> None:
     (groups / "memory/job/memory.usage_in_bytes").write_text(f"{GIB}\n")
     (groups / "memory/memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
     (groups / "memory/memory.usage_in_bytes").write_text(f"{GIB}\n")
-    assert memory_limits(10) == [MemoryLimit(groups / "memory/job", 3 * GIB)]
+    assert memory_limits(memory_groups(10)) == [MemoryLimit(groups / "memory/job", 3 * GIB)]
     assert not is_frozen(10)
     (groups / "freezer/job/freezer.state").write_text("FROZEN\n")
     assert is_frozen(10)
@@ -71,13 +71,13 @@ def test_a_frozen_group_freezes_all_that_is_in_it(groups: Path) -> None:
 
 
 def test_what_can_not_be_read_limits_nothing(groups: Path) -> None:
-    assert memory_limits(10) == []
-    assert memory_limits(99) == []
+    assert memory_limits(memory_groups(10)) == []
+    assert memory_limits(memory_groups(99)) == []
     assert not is_frozen(99)
 
 
 def test_this_process_can_be_asked() -> None:
-    assert all(found.available_bytes >= 0 for found in memory_limits(os.getpid()))
+    assert all(found.available_bytes >= 0 for found in memory_limits(memory_groups(os.getpid())))
 
 
 def test_two_suspends_can_not_both_have_the_same_memory(

@@ -3,7 +3,7 @@
 Both versions of the interface are read (cgroups(7)). What can't be read limits nothing that we know of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,9 +28,14 @@ class MemoryLimit:
     available_bytes: int
 
 
-def memory_limits(pid: int) -> list[MemoryLimit]:
-    """The groups with a memory limit that the process is in, innermost first."""
-    return [limit for group in _groups(pid, "memory") if (limit := _memory_limit(group)) is not None]
+def memory_groups(pid: int) -> list[Path]:
+    """The groups in which the memory of the process counts, innermost first."""
+    return list(_groups(pid, "memory"))
+
+
+def memory_limits(groups: Iterable[Path]) -> list[MemoryLimit]:
+    """Those of the groups that have a memory limit, in order."""
+    return [limit for group in groups if (limit := _memory_limit(group)) is not None]
 
 
 def memory_limit_bytes(pid: int) -> int | None:

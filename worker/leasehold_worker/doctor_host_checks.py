@@ -92,7 +92,7 @@ def host_memory(patient: Patient) -> str:
 
 def cgroup_memory(patient: Patient) -> str:
     """Whether the control group that workloads are started in could hold what a full GPU holds."""
-    limits = cgroups.memory_limits(os.getpid())
+    limits = cgroups.memory_limits(cgroups.memory_groups(os.getpid()))
     if not limits:
         return "no limit"
     tightest = min(limits, key=lambda limit: limit.available_bytes)

@@ -5,7 +5,8 @@ it, so what was promised is charged here, and two suspends at once can't both ha
 the kernel's figures show it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 
-from leasehold_worker.cgroups import MemoryLimit, memory_limits
+from leasehold_worker.cgroups import MemoryLimit, memory_groups, memory_limits
 from leasehold_worker.errors import OperationError
 from leasehold_worker.processes import memory_bytes
 from leasehold_worker.sizes import size_text
@@ -28,20 +29,25 @@ class MemoryNeed:
 
     Attributes:
         bytes_by_pid: Device memory that each process has.
+        bytes_by_group: The same by control group, of all in which the memory of a process counts.
         available_bytes: What the host has left, without the reserve and what was promised. None: unknown.
         cgroup: The control group that has the least to spare, with what it has left. None: none is limited.
-        cgroup_needed_bytes: What is needed in that group.
     """
 
     bytes_by_pid: Mapping[int, int]
+    bytes_by_group: Mapping[Path, int]
     available_bytes: int | None
     cgroup: MemoryLimit | None = None
-    cgroup_needed_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:
         """What all of them need."""
         return sum(self.bytes_by_pid.values())
+
+    @property
+    def cgroup_needed_bytes(self) -> int:
+        """What is needed in the control group that has the least to spare."""
+        return 0 if self.cgroup is None else self.bytes_by_group[self.cgroup.path]
 
     def check(self) -> None:
         """Refuses what the host can't hold: its kernel would kill the process, or somebody else's.
@@ -112,19 +118,14 @@ class HostMemory:
             promised = sum(charge.needed_bytes for charge in self._charges if charge.parks)
             of_limit = max(0, self._limit_bytes - self._parked_bytes() - promised)
             left = of_limit if left is None else min(left, of_limit)
-        limits = self._limits(bytes_by_pid)
-        needed = _bytes_by_group(bytes_by_pid, limits)
+        needed = _bytes_by_group(bytes_by_pid)
         tightest: MemoryLimit | None = None
-        for limit in limits.values():
+        for limit in memory_limits(group for group in needed if not self._makes_room(group)):
             promised = sum(charge.bytes_by_group.get(limit.path, 0) for charge in self._charges)
             spare = MemoryLimit(limit.path, max(0, limit.available_bytes - promised))
             if tightest is None or _slack(spare, needed) < _slack(tightest, needed):
                 tightest = spare
-        return MemoryNeed(bytes_by_pid, left, tightest, needed[tightest.path] if tightest else 0)
-
-    def _limits(self, pids: Iterable[int]) -> dict[Path, MemoryLimit]:
-        found = (limit for pid in pids for limit in memory_limits(pid))
-        return {limit.path: limit for limit in found if not self._makes_room(limit.path)}
+        return MemoryNeed(bytes_by_pid, needed, left, tightest)
 
     @contextmanager
     def charged(self, bytes_by_pid: Mapping[int, int], *, parks: bool = True) -> Iterator[None]:
@@ -139,7 +140,7 @@ class HostMemory:
         """
         need = self.need(bytes_by_pid, parks=parks)
         need.check()
-        charge = _Charge(need.needed_bytes, parks, _bytes_by_group(bytes_by_pid, self._limits(bytes_by_pid)))
+        charge = _Charge(need.needed_bytes, parks, need.bytes_by_group)
         self._charges.append(charge)
         try:
             yield
@@ -147,12 +148,10 @@ class HostMemory:
             self._charges.remove(charge)
 
 
-def _bytes_by_group(bytes_by_pid: Mapping[int, int], limits: Mapping[Path, MemoryLimit]) -> dict[Path, int]:
-    needed = dict.fromkeys(limits, 0)
+def _bytes_by_group(bytes_by_pid: Mapping[int, int]) -> dict[Path, int]:
+    needed: Counter[Path] = Counter()
     for pid, size in bytes_by_pid.items():
-        for limit in memory_limits(pid):
-            if limit.path in needed:
-                needed[limit.path] += size
+        needed.update(dict.fromkeys(memory_groups(pid), size))
     return needed
 
 

@@ -45,6 +45,7 @@ PACKAGES: Final = (
     "leasehold_client.verbs",
     "leasehold_coordinator.cli",
     "leasehold_coordinator.server",
+    "leasehold_simgpu.cli",
     "leasehold_worker.cli",
     "leasehold_worker.doctor",
     "logging",

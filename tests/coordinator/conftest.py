@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,14 @@ import pytest
 from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
 from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
 
-from tests.prefork import COORDINATOR, Forked
+from tests.prefork import COORDINATOR, Forked, run
 
 from .scripted_worker import ScriptedWorker, make_hello
 
-COMMAND = [sys.executable, "-c", COORDINATOR]
+
+def run_coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a coordinator that is to end by itself."""
+    return run(COORDINATOR, arguments, env=os.environ, timeout=30)
 
 
 @dataclass

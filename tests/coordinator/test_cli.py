@@ -1,7 +1,6 @@
 """A coordinator that can't start says why in one line."""
 
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from leasehold.v1.worker_session_pb2 import HostFacts
 from leasehold_coordinator.log_format import SafeFormatter
 
-from .conftest import COMMAND, CoordinatorProcess
+from .conftest import CoordinatorProcess, run_coordinator
 from .scripted_worker import ScriptedWorker, make_hello
 from .test_lifecycle import until
 
@@ -27,7 +26,7 @@ from .test_lifecycle import until
 )
 def test_bad_options(tmp_path: Path, options: list[str], match: str) -> None:
     arguments = ["--database", str(tmp_path / "store.sqlite3"), *options, "--log-level", "error"]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30)
+    done = run_coordinator(*arguments)
     assert done.returncode == 2
     assert match in done.stderr
     assert "Traceback" not in done.stderr
@@ -36,14 +35,14 @@ def test_bad_options(tmp_path: Path, options: list[str], match: str) -> None:
 def test_unknown_keys_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
     file.write_text('lissten = "127.0.0.1:0"\n')
-    done = subprocess.run([*COMMAND, "--config", str(file)], capture_output=True, text=True, timeout=30)
+    done = run_coordinator("--config", str(file))
     assert done.returncode == 2
     assert "lissten" in done.stderr
 
 
 def test_a_port_in_use(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
     options = ["--listen", coordinator.address, "--database", str(tmp_path / "other.sqlite3")]
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30)
+    done = run_coordinator(*options)
     assert done.returncode == 2
     assert "the port is in use" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -16,13 +15,13 @@ from leasehold_coordinator.config import load_config
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.store import Store
 
-from .conftest import COMMAND, CoordinatorProcess
+from .conftest import CoordinatorProcess, run_coordinator
 from .scripted_worker import ScriptedWorker
 
 
 def refused(*arguments: str) -> str:
     """The one line of a coordinator that can't start."""
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30)
+    done = run_coordinator(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert re.fullmatch(r"leasehold coordinator: [^\n]+\n", done.stderr), done.stderr
     return done.stderr

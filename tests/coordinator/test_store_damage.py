@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.store import Store, clock_row, command_row, worker_row, workload_row
 
 from .bench import Bench, on_bench
-from .conftest import COMMAND
+from .conftest import run_coordinator
 from .test_store import EXITED, PENDING, RUNNING, SUCCEEDED, command, with_store, workload
 
 FILES = ("store.sqlite3", "store.sqlite3-wal", "store.sqlite3-seal")
@@ -157,7 +156,7 @@ def test_a_store_that_cannot_be_read_is_one_line(tmp_path: Path, statement: str)
     with_store(path, scenario)
     execute(path, statement)
     options = ["--database", str(path), "--listen", "127.0.0.1:0"]
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30)
+    done = run_coordinator(*options)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "Traceback" not in done.stderr, done.stderr
     line = done.stderr.splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,16 +13,16 @@ from pathlib import Path
 import pytest
 from leasehold_simgpu import CompilerError, InvalidSettingError, NoSuchHostError, SimulatedHost, build
 
+from tests import prefork
+
 from .conftest import MakeHost, StartProgram
 from .programs import COUNTER, NOT_PERMITTED, NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, Program
 
-SIMGPU = [sys.executable, "-c", "from leasehold_simgpu.cli import command; command(prog_name='simgpu')"]
+CODE = "from leasehold_simgpu.cli import command; command(prog_name='simgpu')"
 
 
 def simgpu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SIMGPU, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
+    return prefork.run(CODE, list(map(str, arguments)), env=os.environ, timeout=60)
 
 
 def test_exec_runs_a_program_on_a_new_host() -> None:
@@ -53,7 +54,7 @@ def test_exec_hands_signals_on(number: signal.Signals) -> None:
         "print('ready', flush=True)\n"
         "signal.pause()\n"
     )
-    command = [*SIMGPU, "exec", "--", sys.executable, "-c", source]
+    command = [sys.executable, "-c", CODE, "exec", "--", sys.executable, "-c", source]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -95,4 +95,6 @@ class GpuUnits:
 
 def _has_words(name: str, part: str) -> bool:
     """Whether the part stands in the name as whole words, in any case of letters: an A100 is no A10."""
+    if part.lower() not in name.lower():
+        return False  # as most are: an expression for each would take a good part of a worker's start
     return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", name, re.IGNORECASE) is not None

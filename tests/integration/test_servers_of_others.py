@@ -31,7 +31,13 @@ def hooks(tmp_path: Path) -> Path:
     return tmp_path / "hooks.json"
 
 
-@pytest.fixture(params=["exec", "adopt", "claim"])
+@pytest.fixture(
+    params=[
+        "exec",
+        pytest.param("adopt", marks=pytest.mark.long),
+        pytest.param("claim", marks=pytest.mark.long),
+    ]
+)
 def model(request: pytest.FixtureRequest, fleet: Fleet, alpha: LocalHost, hooks: Path) -> Iterator[Model]:
     """A server that came to be a workload in one of these ways, to sleep by its own policy."""
     made = Model(fleet, {"exec": "executed", "adopt": "adopted", "claim": "claimed"}[request.param])

@@ -253,6 +253,7 @@ def test_a_host_is_made_once_and_found_again(make_host: MakeHost, tmp_path: Path
         SimulatedHost.open(tmp_path)
 
 
+@pytest.mark.long
 def test_the_libraries_are_built_once_however_many_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

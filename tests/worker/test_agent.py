@@ -334,8 +334,15 @@ for _ in range(50_000):
 """Forks, forks and forks: one process lives at any moment, for less than a millisecond. It ends one day."""
 
 
-@pytest.mark.parametrize("sessions", ["own", "same"])
-@pytest.mark.parametrize("root", ["stays", "leaves"])
+@pytest.mark.parametrize(
+    ("root", "sessions"),
+    [
+        ("leaves", "own"),
+        ("stays", "same"),
+        pytest.param("leaves", "same", marks=pytest.mark.long),
+        pytest.param("stays", "own", marks=pytest.mark.long),
+    ],
+)
 def test_nothing_of_a_chain_of_forks_is_left(
     session: Session, tmp_path: Path, root: str, sessions: str
 ) -> None:

@@ -102,9 +102,9 @@ async def test_suspend_and_restore(driver: Driver, start_counter: StartCounter, 
     ("call", "error", "reason"),
     [
         ("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT),
-        ("lock", 304, errors_pb2.ERROR_REASON_PERMISSION_OR_OS),
-        ("checkpoint", 800, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE),
-        ("checkpoint", 801, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE),
+        pytest.param("lock", 304, errors_pb2.ERROR_REASON_PERMISSION_OR_OS, marks=pytest.mark.long),
+        pytest.param("checkpoint", 800, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),
+        pytest.param("checkpoint", 801, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),
         ("checkpoint", 2, errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY),
     ],
 )

@@ -287,13 +287,13 @@ def test_a_repeated_command_is_answered_from_the_journal(
 
 
 CRASHES_OF_RUN = [
-    "command-received",
+    pytest.param("command-received", marks=pytest.mark.long),
     "command-journaled",
-    "intent-run",
+    pytest.param("intent-run", marks=pytest.mark.long),
     "program-started",
-    "operation-ended",
+    pytest.param("operation-ended", marks=pytest.mark.long),
     "outcome-journaled",
-    "outcome-told",
+    pytest.param("outcome-told", marks=pytest.mark.long),
 ]
 
 
@@ -374,15 +374,15 @@ Crash = Callable[..., tuple[Session, CommandUpdate]]
 @pytest.mark.parametrize(
     ("crash_point", "done"),
     [
-        ("command-journaled:2", True),
-        ("intent-lock", False),
+        pytest.param("command-journaled:2", True, marks=pytest.mark.long),
+        pytest.param("intent-lock", False, marks=pytest.mark.long),
         ("phase-lock", False),
-        ("intent-checkpoint", False),
+        pytest.param("intent-checkpoint", False, marks=pytest.mark.long),
         ("phase-checkpoint", False),
         ("phase-verify", True),
-        ("operation-ended:2", True),
-        ("outcome-journaled:2", True),
-        ("outcome-told:2", True),
+        pytest.param("operation-ended:2", True, marks=pytest.mark.long),
+        pytest.param("outcome-journaled:2", True, marks=pytest.mark.long),
+        pytest.param("outcome-told:2", True, marks=pytest.mark.long),
     ],
 )
 def test_a_suspend_ends_on_one_side_wherever_the_worker_dies(

@@ -130,6 +130,13 @@ def test_pinned_memory_is_known_by_its_address(target: Program) -> None:
         target.pointer_attribute(int(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE), address)
 
 
+def test_no_two_buffers_have_the_same_id(target: Program) -> None:
+    on_gpu = [int(target.allocate(4096)[1]) for _ in range(2)]
+    pinned = [int(target.call("cuMemHostAlloc", 4096, 0)[1]) for _ in range(2)]
+    kind = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID)
+    assert len({target.pointer_attribute(kind, address) for address in (*on_gpu, *pinned)}) == 4
+
+
 def test_pinned_memory_can_be_filled(target: Program) -> None:
     _, text = target.call("cuMemHostAlloc", 4096, 0)
     address = int(text)

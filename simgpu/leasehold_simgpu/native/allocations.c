@@ -7,7 +7,11 @@
 #include "memory_slots.h"
 
 struct allocation *simgpu_allocations;
-static uint64_t next_id = 1;
+
+uint64_t simgpu_next_buffer_id(void) {
+    static uint64_t last;
+    return ++last;
+}
 
 CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts) {
     struct simgpu_host *host = simgpu_host();
@@ -94,7 +98,7 @@ CUresult simgpu_allocate(struct context *context, uint32_t ordinal, struct memor
     *allocation = (struct allocation){
         .address = (CUdeviceptr)(uintptr_t)reserved,
         .bytes = bytes,
-        .id = next_id++,
+        .id = simgpu_next_buffer_id(),
         .ordinal = ordinal,
         .context = context,
         .pool = pool,

@@ -26,6 +26,9 @@ struct allocation {
  * the list may be read without. */
 extern struct allocation *simgpu_allocations;
 
+/* The id of the next buffer of this process, on a GPU or in pinned host memory. Under simgpu_objects. */
+uint64_t simgpu_next_buffer_id(void);
+
 /* The allocation that holds this address, or NULL. Under simgpu_objects. */
 struct allocation *simgpu_find_allocation(CUdeviceptr address);
 

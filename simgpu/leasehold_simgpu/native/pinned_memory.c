@@ -2,10 +2,11 @@
 
 #include <stdlib.h>
 
+#include "allocations.h"
+
 #define PAGE_BYTES 4096
 
 static struct pinned_memory *all;
-static uint64_t next_id = 1;
 
 const struct pinned_memory *simgpu_find_pinned_memory(CUdeviceptr address, size_t bytes) {
     const struct pinned_memory *pinned = all;
@@ -27,7 +28,8 @@ static CUresult allocate(const char *call, void **address, size_t bytes) {
         return simgpu_leave(CUDA_ERROR_OUT_OF_MEMORY);
     }
     pthread_mutex_lock(&simgpu_objects);
-    *pinned = (struct pinned_memory){(CUdeviceptr)(uintptr_t)*address, bytes, next_id++, context, all};
+    uint64_t id = simgpu_next_buffer_id();
+    *pinned = (struct pinned_memory){(CUdeviceptr)(uintptr_t)*address, bytes, id, context, all};
     all = pinned;
     pthread_mutex_unlock(&simgpu_objects);
     return simgpu_leave(CUDA_SUCCESS);

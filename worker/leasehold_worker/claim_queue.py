@@ -60,6 +60,11 @@ class Waiter(Generic[Granted]):
         """Smaller goes first."""
         return (self.helper, -self.priority, self.number)
 
+    @property
+    def wants_gpus_alone(self) -> bool:
+        """Whether it waits for GPUs and for nothing of the host, as most do."""
+        return self.request.count > 0 and self.host == NOTHING
+
 
 @final
 class ClaimQueue(Generic[Granted]):
@@ -68,6 +73,7 @@ class ClaimQueue(Generic[Granted]):
     def __init__(self) -> None:
         self._waiters: list[Waiter[Granted]] = []
         self._numbers = count()
+        self._wanting_more = 0
 
     def __iter__(self) -> Iterator[Waiter[Granted]]:
         return iter(tuple(self._waiters))
@@ -79,6 +85,11 @@ class ClaimQueue(Generic[Granted]):
     def pending_claimers(self) -> int:
         """How many wait that are no helpers."""
         return sum(not waiter.helper for waiter in self._waiters)
+
+    @property
+    def wants_gpus_alone(self) -> bool:
+        """Whether all that wait want GPUs alone."""
+        return not self._wanting_more
 
     def add(
         self,
@@ -97,11 +108,13 @@ class ClaimQueue(Generic[Granted]):
             workload_id, request, priority, helper, host, has_host, take_host, since, next(self._numbers)
         )
         insort(self._waiters, waiter, key=lambda waiter: waiter.turn)
+        self._wanting_more += not waiter.wants_gpus_alone
         return waiter
 
     def remove(self, waiter: Waiter[Granted]) -> None:
         """Takes a claim out."""
         self._waiters.remove(waiter)
+        self._wanting_more -= not waiter.wants_gpus_alone
 
     def ahead_of(self, priority: int, *, helper: bool) -> list[Waiter[Granted]]:
         """The claims that a new one would wait behind."""

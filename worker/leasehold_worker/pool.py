@@ -172,9 +172,13 @@ class GpuPool:
     def _kept(self, waiters: Iterable[Waiter[Lease]]) -> Kept:
         kept, obtainable = Kept(), cache(self.slots.obtainable)
         for waiter in waiters:
-            if not self._is_left_out(waiter, kept):
-                chosen = self._choose(waiter.request, kept.gpu_uuids)
-                kept = kept_with(kept, waiter, chosen, obtainable(waiter.request))
+            if self._all_kept(kept):
+                if self._queue.wants_gpus_alone:
+                    break
+                if waiter.wants_gpus_alone:
+                    continue
+            chosen = self._choose(waiter.request, kept.gpu_uuids)
+            kept = kept_with(kept, waiter, chosen, obtainable(waiter.request))
         return kept
 
     def unclaimed(self, *, allow_foreign: bool = False, for_helper: bool = False) -> list[str]:
@@ -294,8 +298,11 @@ class GpuPool:
         """Grants what can be granted, and says what is kept for the others."""
         obtainable = cache(self.slots.obtainable)
         for waiter in waiters:
-            if self._is_left_out(waiter, kept):
-                continue
+            if self._all_kept(kept):
+                if self._queue.wants_gpus_alone:
+                    break
+                if waiter.wants_gpus_alone:
+                    continue
             chosen = self._choose(waiter.request, kept.gpu_uuids)
             if chosen is not None and waiter.take_host(kept.host):
                 self._queue.remove(waiter)
@@ -308,10 +315,9 @@ class GpuPool:
     def _choose(self, request: GpuRequest, due: frozenset[str]) -> tuple[str, ...] | None:
         return None if self.slots.worker_cordon is not None else self.slots.choose(request, (), due)
 
-    def _is_left_out(self, waiter: Waiter[Lease], kept: Kept) -> bool:
-        """Whether all GPUs are kept for others, and a claim wants nothing else, as most do of a long line."""
-        all_kept = len(kept.gpu_uuids) == len(self.slots.gpus)
-        return all_kept and waiter.request.count > 0 and waiter.host == NOTHING
+    def _all_kept(self, kept: Kept) -> bool:
+        """Whether claims that go first keep all GPUs: then who wants GPUs alone gets and keeps none."""
+        return len(kept.gpu_uuids) == len(self.slots.gpus)
 
     def _take(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
         self._last_token += 1

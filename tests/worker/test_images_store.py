@@ -275,7 +275,7 @@ def test_a_half_deleted_image_is_swept(store: ImageStore, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", fail)
+        patch.setattr("leasehold_worker.images.store.remove_tree", fail)
         with pytest.raises(OperationError):
             store.delete(image.manifest.image_id)
     assert store.images() == []

@@ -6,7 +6,6 @@ were read. So an image holds everything, and wakes on any GPUs alike.
 
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from leasehold_worker.checkpoint.members import Member, MemberOutcome, find_memb
 from leasehold_worker.checkpoint_disk import CheckpointDisk
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
+from leasehold_worker.folder_trees import discard_tree
 from leasehold_worker.host_memory import HostMemory, MemoryNeed
 from leasehold_worker.image_host import ImageHost
 from leasehold_worker.images.criu import CriuFacts
@@ -184,9 +184,8 @@ class Imaging:
                 kept = await self._write(workload, partial_image, subject, room, report)
             finally:
                 partial_image.close()
-                remove = partial(shutil.rmtree, partial_image.path, ignore_errors=True)
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(remove)
+                    await trio.to_thread.run_sync(discard_tree, partial_image.path)
         with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
             for identity in processes:
                 await wait_ended(identity)

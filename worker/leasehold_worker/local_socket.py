@@ -14,7 +14,6 @@ import logging
 import os
 import pwd
 import secrets
-import shutil
 import socket
 import stat
 import struct
@@ -31,6 +30,7 @@ import trio
 
 from leasehold_worker.descriptors import raise_limit
 from leasehold_worker.errors import StartError
+from leasehold_worker.folder_trees import discard_tree
 from leasehold_worker.private_directories import require_private
 from leasehold_worker.processes import ProcessIdentity, has_ended, identify, user_id, user_name
 
@@ -159,7 +159,7 @@ class LocalSocket:
         if self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
             self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        discard_tree(self._folder)
 
     async def _pass_on(
         self,
@@ -317,7 +317,7 @@ def _make_folder(path: Path) -> Path:
     for stale in _temporary().glob(f"{prefix}*"):
         try:
             if stale.lstat().st_uid == os.geteuid():
-                shutil.rmtree(stale, ignore_errors=True)
+                discard_tree(stale)
         except OSError:
             continue
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))

@@ -1,12 +1,14 @@
 """What the host has: CPU time and memory that its kernel allows this worker, and disk."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from leasehold_worker import cgroups, processes
 from leasehold_worker.errors import StartError
+from leasehold_worker.folder_trees import list_folders
 from leasehold_worker.sizes import size_text
 
 _BLOCK_BYTES: Final = 512
@@ -87,10 +89,9 @@ def disk_space(directory: Path) -> DiskSpace:
 def directory_bytes(directory: Path) -> int:
     """Disk that the files below a directory take. Slow where they are many; what vanishes counts nothing."""
     total = 0
-    for parent, folders, files in os.walk(directory, onerror=lambda _: None):
-        for name in (*folders, *files):
-            try:
-                total += (Path(parent) / name).lstat().st_blocks * _BLOCK_BYTES
-            except OSError:
-                continue
+    for folder in list_folders(directory):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
     return total

@@ -7,13 +7,13 @@ too long is taken out of the file as a hole: writers and readers go on at the sa
 import ctypes
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 import trio
 
+from leasehold_worker.folder_trees import remove_tree
 from leasehold_worker.workload_files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,10 @@ DEFAULT_LIMIT_BYTES: Final = 128 * 2**20
 BLOCK_BYTES: Final = 4096
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 """FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE (linux/falloc.h)."""
+
+
+_removals: Final = trio.CapacityLimiter(4)
+"""Folders that are removed at once, those included whose disk does not answer."""
 
 
 async def bound_outputs(paths: Callable[[], Collection[Path]], limit_bytes: int) -> None:
@@ -76,7 +80,7 @@ def _punch(descriptor: int, length: int) -> None:
 async def remove_folder(folder: Path) -> None:
     """Removes the files of a workload that is forgotten. What can't be removed stays, and is logged."""
     try:
-        await trio.to_thread.run_sync(shutil.rmtree, folder, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(remove_tree, folder, abandon_on_cancel=True, limiter=_removals)
     except FileNotFoundError:
         pass  # claims have no folder
     except OSError as error:

@@ -25,6 +25,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.cgroups import version_2_group
 from leasehold_worker.control_files import ControlFiles, KernelFiles
 from leasehold_worker.errors import OperationError
+from leasehold_worker.folder_trees import list_folders
 from leasehold_worker.processes import identify, process_tree
 
 logger = logging.getLogger(__name__)
@@ -246,8 +247,7 @@ def _turn_on(base: Path, controller: str, files: ControlFiles) -> str:
 
 
 def _remove(group: Path, files: ControlFiles) -> bool:
-    below = sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True)
-    for path in (*below, group):
+    for path in map(Path, reversed(list_folders(group))):
         try:
             files.remove_group(path)
         except FileNotFoundError:

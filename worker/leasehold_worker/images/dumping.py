@@ -6,9 +6,7 @@ been.
 """
 
 import os
-import shutil
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -17,6 +15,7 @@ from leasehold.v1 import criu_pb2, errors_pb2
 from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest, CriuResponse
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.folder_trees import discard_tree
 from leasehold_worker.images import swrk
 from leasehold_worker.images.criu import CriuFacts, read_errors
 from leasehold_worker.images.swrk import Swrk, SwrkError
@@ -94,7 +93,7 @@ async def dump(
         with trio.CancelScope(shield=True):
             leftovers = [work] if running.committed else [work, directory]
             for leftover in leftovers:
-                await trio.to_thread.run_sync(partial(shutil.rmtree, leftover, ignore_errors=True))
+                await trio.to_thread.run_sync(discard_tree, leftover)
 
 
 def _options(root_pid: int, images: int, logs: int) -> CriuOptions:

@@ -2,9 +2,7 @@
 
 import fcntl
 import os
-import shutil
 from collections.abc import Collection, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +11,7 @@ from leasehold.v1 import criu_pb2, errors_pb2
 from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.folder_trees import discard_tree
 from leasehold_worker.images import swrk
 from leasehold_worker.images.criu import CriuFacts, read_errors
 from leasehold_worker.images.swrk import SwrkError
@@ -140,4 +139,4 @@ def _request(images: int, logs: int) -> bytes:
 
 
 async def _remove(directory: Path) -> None:
-    await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
+    await trio.to_thread.run_sync(discard_tree, directory)

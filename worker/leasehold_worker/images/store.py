@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Final, final
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.folder_trees import discard_tree, remove_tree
 from leasehold_worker.images.damaged import DamagedCheckpoint
 from leasehold_worker.images.digests import corrupt, digest_files, sync, verify_files
 from leasehold_worker.images.envelope_file import disk_errors
@@ -218,7 +218,7 @@ class ImageStore:
                 path.rename(gone)
                 sync(path.parent)
                 with suppress(FileNotFoundError):  # another worker's sweep may be at it, too
-                    shutil.rmtree(gone)
+                    remove_tree(gone)
             remove_if_empty(path.parent)
 
     def sweep(self) -> list[Path]:
@@ -230,7 +230,7 @@ class ImageStore:
         removed = []
         for path in self._leftovers():
             if _is_left(path):
-                shutil.rmtree(path, ignore_errors=True)
+                discard_tree(path)
                 removed.append(path)
         return removed
 

@@ -1,0 +1,74 @@
+"""Trees of folders that programs have made: of any depth, and longer than any path that can be opened.
+
+The standard library's rmtree, walk and rglob call themselves once per level, so a tree of a thousand levels
+ends them with RecursionError.
+"""
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a folder with all that is below it. No link is followed.
+
+    Each folder below is moved up into the first one and emptied there, so two descriptors are enough.
+
+    Raises:
+        OSError: Something can't be removed, and stays.
+    """
+    errors: dict[str, OSError] = {}
+    top = os.open(folder, _FOLDER)
+    try:
+        while names := [name for name in os.listdir(top) if name not in errors]:
+            for name in names:
+                try:
+                    _remove_entry(top, name)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    errors[name] = error
+    finally:
+        os.close(top)
+    for first in errors.values():
+        raise first
+    folder.rmdir()
+
+
+def discard_tree(folder: Path) -> None:
+    """As :func:`remove_tree`; what can't be removed stays."""
+    with suppress(OSError):
+        remove_tree(folder)
+
+
+def _remove_entry(top: int, name: str) -> None:
+    """Removes a file, or a folder whose own folders are moved up."""
+    try:
+        os.unlink(name, dir_fd=top)
+    except IsADirectoryError:
+        inner = os.open(name, _FOLDER, dir_fd=top)
+        try:
+            for child in os.listdir(inner):
+                try:
+                    os.unlink(child, dir_fd=inner)
+                except IsADirectoryError:
+                    os.rename(child, uuid.uuid4().hex, src_dir_fd=inner, dst_dir_fd=top)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+
+
+def list_folders(folder: Path) -> list[str]:
+    """The paths of the folder and of all folders below it, each before those that it contains.
+
+    Folders whose path is too long to be opened are left out. Texts, since pathlib takes long for deep paths.
+    """
+    found = [str(folder)]
+    for path in found:
+        with suppress(OSError), os.scandir(path) as entries:
+            found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return found

@@ -11,22 +11,28 @@ import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
-from leasehold_worker import gates, imaging, parts, process_readings, processes
+from leasehold_worker import gates, imaging, killing, parts, process_readings, processes, workload
 from leasehold_worker.checkpoint.members import RUNNING as MEMBER_RUNNING
 from leasehold_worker.checkpoint.members import Member
+from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gates import Gates
+from leasehold_worker.killing import Killer
 from leasehold_worker.local_socket import Peer
 from leasehold_worker.plan import Findings
 from leasehold_worker.preconditions import is_sequential
-from leasehold_worker.process_readings import USER_READERS, read_process
+from leasehold_worker.process_readings import READING, USER_READERS, read_process
+from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.report import Report
 from leasehold_worker.trespass import find_displaced
 
 from .conftest import Counter
 from .test_local_claims import EXEC, open_local, running
+from .test_workload_processes import make
 
 NOBODY = 65_534
+MARK = "LEASEHOLD_WORKLOAD_ID=w-nobody"
 
 
 def off_the_loop(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +117,7 @@ async def test_a_reading_that_hangs_ends(hanging: set[int]) -> None:
         with pytest.raises(OperationError, match=rf"process {peer.identity.pid} can't be read within"):
             await read_process(peer.identity.pid, lambda: processes.variable_of(peer.identity.pid, "A"))
         assert await is_sequential(workload_pb2.WorkloadSpec(), []) is False
-    assert process_readings._readers[NOBODY, False].borrowed_tokens
+    assert process_readings._readers[NOBODY, READING].borrowed_tokens
 
 
 async def test_a_member_on_a_strange_gpu_that_can_not_be_read_is_refused(hanging: set[int]) -> None:
@@ -120,6 +126,40 @@ async def test_a_member_on_a_strange_gpu_that_can_not_be_read_is_refused(hanging
         member = Member(peer.identity, MEMBER_RUNNING, gpu_uuids=("GPU-1",))
         with trio.fail_after(10), pytest.raises(OperationError, match="can't be read within"):
             await find_displaced([member], ["GPU-2"], {"GPU-1": "P40", "GPU-2": "P40"}, Findings())
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever looks for processes with NOBODY's mark hangs."""
+    released = threading.Event()
+    has_entries, has_real_user = processes._has_entries, processes.has_real_user
+
+    def read(pid: int, mark: str) -> bool:
+        return not released.wait(60) if mark == MARK else has_entries(pid, mark)
+
+    monkeypatch.setattr(processes, "_has_entries", read)
+    monkeypatch.setattr(processes, "has_real_user", lambda pid, uid: uid == NOBODY or has_real_user(pid, uid))
+    yield
+    released.set()
+
+
+@pytest.mark.usefixtures("hung", "host")
+async def test_kills_that_hang_at_a_user_s_process_hold_up_no_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = ProcessIdentity(Pid(2**22 + 1), 0)
+    default = trio.to_thread.current_default_thread_limiter()
+    async with parts.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
+        killer = Killer(opened.driver, opened.inventory, Rates())
+        with monkeypatch.context() as patch, trio.fail_after(30):
+            patch.setattr(workload, "MARKS_TIMEOUT_S", 0.02)
+            patch.setattr(killing, "CHASE_S", 0.02)
+            for number in range(2 * USER_READERS):
+                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Report(lambda _: None))
+        assert default.borrowed_tokens == 0, "one for each kill: no thread would be left to the worker"
+    await make("w-mine", gone, "LEASEHOLD_WORKLOAD_ID=w-mine").find_tree()
+    assert "workload w-0: the search for marked processes hangs" in caplog.text
+    assert "workload w-mine" not in caplog.text
 
 
 async def test_a_look_for_what_an_image_can_not_hold_ends(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker import processes, workload
+from leasehold_worker import process_readings, processes, workload
 from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.config import WorkerConfig
 from leasehold_worker.foreign import owner
@@ -234,7 +234,7 @@ async def test_a_process_that_can_not_be_read_holds_nobody_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "MARKS_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(workload, "_searches", trio.CapacityLimiter(1))
+    monkeypatch.setattr(process_readings, "USER_READERS", 1)
     released = threading.Event()
 
     def hang(*_: object) -> bool:

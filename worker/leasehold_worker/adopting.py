@@ -20,6 +20,7 @@ from leasehold_worker.inventory import Inventory
 from leasehold_worker.plan import Findings
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import invalid, require_open
+from leasehold_worker.process_readings import READING, user_threads
 from leasehold_worker.processes import (
     ProcessIdentity,
     command_line,
@@ -248,16 +249,12 @@ class _Found:
         return [member.identity for member in self.members]
 
 
-_readers: Final = trio.CapacityLimiter(4)
-"""Threads that read processes, those included that hang at it."""
-
-
 async def _find(pid: int) -> _Found:
     """Reads the process and its descendants, in a thread that is left behind where it hangs."""
     if pid < 1:
         raise invalid("pid", f"{pid} is no process id: give that of a running process")
-    with trio.move_on_after(READ_TIMEOUT_S):
-        return await trio.to_thread.run_sync(_read, pid, abandon_on_cancel=True, limiter=_readers)
+    with user_threads(user_id(pid), READING) as limiter, trio.move_on_after(READ_TIMEOUT_S):
+        return await trio.to_thread.run_sync(_read, pid, abandon_on_cancel=True, limiter=limiter)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
         f"process {pid} or a descendant can't be read within {READ_TIMEOUT_S:g} s: one may be stuck in the "

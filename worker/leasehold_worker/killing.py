@@ -12,6 +12,7 @@ a group are looked for and killed again and again, until nothing new is found.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -25,6 +26,7 @@ from leasehold_worker.checkpoint.rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gates import blocked_among
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.process_readings import SEARCH, user_threads
 from leasehold_worker.processes import ProcessIdentity, ProcessTree, kill_children, kill_tree
 from leasehold_worker.proof import Proof
 from leasehold_worker.report import Report
@@ -130,12 +132,16 @@ class Killer:
 
 
 async def _kill_all(workload: Workload) -> None:
-    """Sends SIGKILL to all processes, and to those that they started meanwhile."""
+    """Sends SIGKILL to all processes, and to those that they started meanwhile.
+
+    If the search for marked processes hangs, the others are chased alone.
+    """
     kill_tree(await workload.find_tree())
-    with trio.move_on_after(2 * CHASE_S):
-        await trio.to_thread.run_sync(
-            _chase, workload.scanner(workload.mark), workload.launcher, abandon_on_cancel=True
-        )
+    for mark in dict.fromkeys((workload.mark, "")):
+        with user_threads(workload.uid, SEARCH) as limiter, trio.move_on_after(2 * CHASE_S):
+            chase = partial(_chase, workload.scanner(mark), workload.launcher)
+            await trio.to_thread.run_sync(chase, abandon_on_cancel=True, limiter=limiter if mark else None)
+            return
 
 
 def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:

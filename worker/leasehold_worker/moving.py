@@ -6,6 +6,7 @@ the image that is complete, it is finished.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final, final
 
@@ -38,6 +39,7 @@ from leasehold_worker.libraries import loaded_library
 from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import is_sequential, require_alive, require_open
+from leasehold_worker.process_readings import read_process
 from leasehold_worker.proof import Before, Proof, Usage, freed_usage, placed, sized
 from leasehold_worker.report import Report
 from leasehold_worker.settling import Kept, Settlement, settle_state, where_members_are
@@ -522,6 +524,6 @@ async def _may_use_nccl(plan: Plan) -> bool:
     def look() -> bool:
         return any(loaded_library(pid, NCCL) for pid in pids)
 
-    with trio.move_on_after(LIBRARIES_TIMEOUT_S):
-        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+    with suppress(OperationError), trio.move_on_after(LIBRARIES_TIMEOUT_S):
+        return await read_process(pids[0], look) if pids else False
     return True

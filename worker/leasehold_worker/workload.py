@@ -18,6 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks.context import probes
 from leasehold_worker.host_ledger import HostReservation
 from leasehold_worker.leases import Lease
+from leasehold_worker.process_readings import SEARCH, user_threads
 from leasehold_worker.processes import ProcessIdentity, ProcessTree, identify, scan_tree
 
 logger = logging.getLogger(__name__)
@@ -218,9 +219,9 @@ class Workload:
             await trio.lowlevel.checkpoint()
             return ProcessTree((), frozenset(), complete=True)
         if self.mark:
-            with trio.move_on_after(MARKS_TIMEOUT_S):
+            with user_threads(self.uid, SEARCH) as limiter, trio.move_on_after(MARKS_TIMEOUT_S):
                 return await trio.to_thread.run_sync(
-                    self.scanner(self.mark), patience_s, abandon_on_cancel=True, limiter=_searches
+                    self.scanner(self.mark), patience_s, abandon_on_cancel=True, limiter=limiter
                 )
             logger.warning("workload %s: the search for marked processes hangs", self.name)
         return await trio.to_thread.run_sync(self.scanner(""), patience_s)
@@ -236,10 +237,6 @@ class Workload:
             return replace(tree, processes=tuple(each for each in tree.processes if each != worker))
 
         return scan
-
-
-_searches: Final = trio.CapacityLimiter(4)
-"""Searches for marked processes, those included that hang."""
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:

@@ -22,6 +22,9 @@ TOKEN_LIMIT: Final = 4096
 READ_TIMEOUT_S: Final = 5.0
 """How long a file may take: a network volume can hang."""
 
+_readers: Final = trio.CapacityLimiter(8)
+"""Threads that read files, those included that hang."""
+
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -55,7 +58,7 @@ async def read_token(credential: workload_pb2.HookCredential, environment: Mappi
 async def _from_file(path: str) -> str:
     try:
         with trio.fail_after(READ_TIMEOUT_S):
-            return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True, limiter=_readers)
     except (OSError, ValueError, trio.TooSlowError) as error:
         why = str(error) or f"not within {READ_TIMEOUT_S:g} s"
         raise HookFailedError(f"the credential in {path} can't be read ({why})") from None

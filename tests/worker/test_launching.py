@@ -13,6 +13,8 @@ from leasehold_worker.descriptors import STARTED_WITH
 from leasehold_worker.launching import LaunchError, launch, launched
 from leasehold_worker.processes import ProcessIdentity, is_alive
 
+from .dead_volumes import dead_volume
+
 START_TIMEOUT_S = 30.0
 
 
@@ -24,12 +26,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         os.kill(who.pid, signal.SIGKILL)
 
 
-async def start(folder: Path, nursery: trio.Nursery) -> ProcessIdentity:
+async def start(
+    folder: Path, nursery: trio.Nursery, working_directory: Path | None = None
+) -> ProcessIdentity:
     with (folder / "output").open("ab") as output:
         return await launch(
             folder,
             ["sleep", "60"],
-            working_directory=folder,
+            working_directory=working_directory or folder,
             environment=dict(os.environ),
             output=output.fileno(),
             group=None,
@@ -64,6 +68,25 @@ async def test_a_launcher_that_is_not_heard_never_starts(
         with pytest.raises(LaunchError, match="given up"):
             await start(folder, nursery)
     assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_working_directory_that_does_not_answer_holds_up_no_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "START_TIMEOUT_S", 0.5)
+    volume = folder / "volume"
+    with trio.fail_after(START_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            with dead_volume(volume), pytest.raises(LaunchError, match="working directory"):
+                await start(folder, nursery, volume)
+    assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_working_directory_that_is_not_there_starts_nothing(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(LaunchError, match=r"No such file or directory: .*nowhere"):
+            await start(folder, nursery, folder / "nowhere")
+    assert launched(folder) is None
 
 
 async def test_a_launcher_that_was_quicker_has_started_the_program(

@@ -1,11 +1,12 @@
 """Starts a workload's program or brings it back, outlives the worker, and keeps how the program ended.
 
-Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD PROGRAM
-[ARGUMENT…]``, with the program's own working directory and output. DESCRIPTORS is how many it may have open,
-GROUP its control group, if any, and ENVIRONMENT_FD holds its environment. Nothing but the standard library is
-imported, and little of it: one of these lives as long as each workload. Processes of the program that lose
-their parent become children of the launcher, so that the worker can tell whose they are. The launcher ends
-after the last of them.
+Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY
+PROGRAM [ARGUMENT…]``, with the program's own output. DESCRIPTORS is how many it may have open, GROUP its
+control group, if any, and ENVIRONMENT_FD holds its environment. The launcher itself enters the working
+directory: if that is on a volume that does not answer, the worker gives up the launcher. Nothing but the
+standard library is imported, and little of it: one of these lives as long as each workload. Processes of the
+program that lose their parent become children of the launcher, so that the worker can tell whose they are.
+The launcher ends after the last of them.
 
 Run as ``python -I -S launcher.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID``, it has CRIU
 bring a program back from an image as its child, under this pid, and goes on as if it had started it. Standard
@@ -65,10 +66,15 @@ def main() -> None:
 
 def start() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, descriptors, group, environment_fd, *arguments = sys.argv[1:]
+    folder, boot_id, status_fd, descriptors, group, environment_fd, directory, *arguments = sys.argv[1:]
     status, environment = int(status_fd), int(environment_fd)
     os.set_inheritable(status, False)
     os.set_inheritable(environment, False)
+    try:
+        os.chdir(directory)
+    except OSError as refused:
+        tell(status, {"error": str(refused)})
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
     go_read, go_write = os.pipe()

@@ -101,14 +101,14 @@ async def launch(
     # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
     with trio.CancelScope(shield=True), _input(_entries(environment)) as environment_descriptor:
         read_end, write_end = os.pipe()
-        settings = (write_end, descriptors.STARTED_WITH, group or "", environment_descriptor)
+        limits = (descriptors.STARTED_WITH, group or "")
+        settings = (write_end, *limits, environment_descriptor, working_directory)
         try:
             process = await trio.lowlevel.open_process(
                 [*command, *map(str, settings), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                cwd=working_directory,
                 start_new_session=True,
                 umask=private_directories.STARTED_WITH,
                 pass_fds=(write_end, environment_descriptor),
@@ -272,7 +272,10 @@ async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
             await process.wait()
     who = launched(folder)
     if who is None:
-        return _StartRecord(error="its launcher did not answer, and was given up")
+        return _StartRecord(
+            error=f"its launcher did not answer within {START_TIMEOUT_S:g} s, and was given up: look at the "
+            "disk of its working directory"
+        )
     return _StartRecord(pid=who.pid, start_time_ticks=who.start_time_ticks)
 
 

@@ -14,6 +14,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
 from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
+from .dead_volumes import dead_volume
 from .framework_servers import ScriptedServer, VllmServer, serving
 from .hook_contexts import AFTER, BEFORE, DISCARD, OFFLOAD, READINESS, RETAIN, context, http_hook
 
@@ -232,6 +233,25 @@ async def test_a_command_that_fails_tells_the_end_of_its_output(tmp_path: Path) 
 async def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OperationError, match=r"no-such-program could not be started"):
         await runner.down(context([command("a", "no-such-program")], tmp_path))
+
+
+async def test_a_program_on_a_volume_that_does_not_answer_takes_its_timeout_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.hooks.command.END_DEADLINE_S", 0.1)
+    program = str(tmp_path / "volume/program")
+    hooks = [command("a", program, timeout_s=1)]
+    with (
+        dead_volume(tmp_path / "volume"),
+        trio.fail_after(15),
+        pytest.raises(OperationError, match="was still running"),
+    ):
+        await runner.down(context(hooks, tmp_path))
+
+
+async def test_a_command_has_the_signals_of_any_program(tmp_path: Path) -> None:
+    await runner.down(context([command("a", "sh", "-c", "grep SigIgn /proc/self/status > out")], tmp_path))
+    assert int((tmp_path / "out").read_text().split()[1], 16) == 0
 
 
 LEAVE_A_CHILD = "sleep 300 & cat /proc/$!/stat > child"

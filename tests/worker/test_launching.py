@@ -41,6 +41,12 @@ async def start(
         )
 
 
+def ignored_signals(pid: int) -> int:
+    """The mask of the signals that a process ignores."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in status if line.startswith("SigIgn"))
+
+
 async def heard(folder: Path) -> None:
     """Waits until the launcher has said who was started."""
     with trio.fail_after(START_TIMEOUT_S):
@@ -80,6 +86,14 @@ async def test_a_working_directory_that_does_not_answer_holds_up_no_worker(
             with dead_volume(volume), pytest.raises(LaunchError, match="working directory"):
                 await start(folder, nursery, volume)
     assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_program_has_the_signals_of_any_program(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery)
+        ignored = ignored_signals(root.pid)
+        os.kill(root.pid, signal.SIGKILL)
+    assert ignored == 0
 
 
 async def test_a_working_directory_that_is_not_there_starts_nothing(folder: Path) -> None:

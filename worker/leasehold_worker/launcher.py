@@ -345,6 +345,8 @@ def become(arguments: list[str], group: str, environment: int, go_read: int, err
     os.setsid()
     if os.read(go_read, 1) == b"":
         os._exit(0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
     try:
         enter(group)
         os.execvpe(arguments[0], arguments, variables(environment))  # noqa: S606 - what the workload's owner asked for

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -21,6 +22,21 @@ END_DEADLINE_S: Final = 5.0
 """How long a killed program is waited for. One that hangs in the kernel is left to it."""
 
 _CHUNK: Final = 65536
+_BECOME: Final = """
+import os, signal, sys
+errors, directory, *arguments = sys.argv[1:]
+os.set_inheritable(int(errors), False)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.chdir(directory)
+    os.execvp(arguments[0], arguments)
+except OSError as error:
+    os.write(int(errors), str(error).encode())
+"""
+"""Becomes the program. A program or a directory can be on a volume that does not answer. The worker itself
+would wait for that volume with Python's lock held, between vfork and exec."""
+
 _WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
 """What marks a process as the workload's own. A hook is not, and must not be parked or killed as such."""
 
@@ -37,24 +53,32 @@ async def run(turn: Turn) -> None:
     values = turn.context.values(turn.phase)
     arguments = [expand(argument, values) for argument in turn.hook.command.arguments]
     turn.doing = f"{arguments[0]} was still running"
+    errors, write_end = os.pipe()
+    become = [sys.executable, "-I", "-S", "-c", _BECOME, str(write_end), str(turn.context.working_directory)]
     try:
         process = await trio.lowlevel.open_process(
-            arguments,
+            [*become, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=turn.context.working_directory,
             env=_environment(turn.context.environment, values),
             start_new_session=True,
             umask=STARTED_WITH,
+            pass_fds=(write_end,),
         )
     except (OSError, ValueError) as error:
+        os.close(errors)
         raise HookFailedError(f"{arguments[0]} could not be started ({error})") from error
-    tail = bytearray()
-    try:
-        await _finish(process, tail, turn)
     finally:
-        await _end(process)
+        os.close(write_end)
+    tail = bytearray()
+    with os.fdopen(errors, "rb") as refusal:
+        try:
+            await _finish(process, tail, turn)
+        finally:
+            await _end(process)
+        if why := refusal.read().decode(errors="replace"):
+            raise HookFailedError(f"{arguments[0]} could not be started ({why})")
     status = process.returncode
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"

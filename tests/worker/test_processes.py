@@ -384,26 +384,62 @@ async def test_a_process_lives_on_when_its_first_thread_has_ended(headless: subp
     assert is_zombie(identity.pid)
 
 
-def test_a_scan_that_misses_an_environment_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("patience_s", [0, 5])
+def test_a_scan_that_misses_an_environment_lists_again_or_is_not_complete(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process of a chain of forks can end between the listing and the reading of its environment."""
     mark = "LEASEHOLD_WORKLOAD_ID=w-chain"
     name, _, value = mark.partition("=")
     root = identify(os.getpid())
     assert root is not None
     root = ProcessIdentity(Pid(2**22 + 1), root.start_time_ticks)
-    with subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}) as marked:
+    with contextlib.ExitStack() as running:
+
+        def start() -> subprocess.Popen[bytes]:
+            started = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value})
+            running.enter_context(started)
+            running.callback(started.kill)
+            return started
+
+        links = [start()]
         read = processes.has_real_user
 
         def end_first(pid: int, uid: int | None) -> bool:
-            if pid == marked.pid:
-                marked.kill()
-                marked.wait()
+            if pid == links[0].pid and len(links) == 1:
+                links.append(start())
+                links[0].kill()
+                links[0].wait()
             return read(pid, uid)
 
         monkeypatch.setattr(processes, "has_real_user", end_first)
-        tree = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5)
-    assert tree.processes == ()
-    assert not tree.complete
+        tree = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=patience_s)
+        assert len(links) == 2
+        assert [identity.pid for identity in tree.processes] == ([links[1].pid] if patience_s else [])
+        assert tree.complete == bool(patience_s)
+
+
+FORKS = """
+import os, sys
+print("begun", flush=True)
+while True:
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_processes_of_others_that_come_and_go_keep_no_scan_from_its_end() -> None:
+    gone = ProcessIdentity(Pid(2**22 + 1), 0)
+    with contextlib.ExitStack() as running:
+        for _ in range(2):
+            storm = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE)
+            running.enter_context(storm)
+            running.callback(storm.kill)
+            assert storm.stdout is not None
+            storm.stdout.readline()
+        scans = [scan_tree(gone, "A=nobody-s", mark_uid=os.getuid(), patience_s=1) for _ in range(10)]
+    assert sum(scan.complete for scan in scans) >= 8
 
 
 def test_a_mark_of_several_variables_is_that_of_processes_with_all_of_them() -> None:

@@ -220,7 +220,43 @@ def scan_tree(
         mark_uid: The real user whose marked processes count: every user can set the variable. None: no
             marked process counts.
     """
-    stats, missed, ended = _scan(patience_s)
+    deadline = time.monotonic() + patience_s
+    stats: dict[Pid, _Stat] = {}
+    asked: dict[ProcessIdentity, bool] = {}
+    while True:
+        stats, missed, ended = _scan(stats, deadline)
+        members, theirs = _descend(root, without, reaper, stats)
+        if not mark:
+            break
+        # Whoever inherited the variable came after the first that had it.
+        younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
+        marked, unread = _find_marked(
+            (stats[pid] for pid in younger - members - theirs), mark, mark_uid, asked
+        )
+        members |= _Descent(stats).grow(marked, theirs)
+        if not unread or time.monotonic() > deadline:
+            missed |= unread
+            break
+    found = [stats[pid] for pid in members if not stats[pid].over]
+    found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
+    outside = {stat.group_id for pid, stat in stats.items() if pid not in members and not stat.over}
+    complete = not missed and not ended & members
+    # Where a stranger may have been missed, only groups of the tree's own session are its own for certain.
+    sure = [stat for stat in found if complete or stat.session_id == root.pid]
+    return ProcessTree(
+        tuple(ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found),
+        frozenset(stat.group_id for stat in sure) - outside,
+        complete,
+    )
+
+
+def _descend(
+    root: ProcessIdentity,
+    without: Collection[ProcessIdentity],
+    reaper: ProcessIdentity | None,
+    stats: Mapping[Pid, _Stat],
+) -> tuple[set[Pid], set[Pid]]:
+    """The processes of a tree that are known without their mark, and those that belong to others."""
     below = _Descent(stats)
     fences = {other.pid for other in without if other != root and _is_in(other, stats)}
     alive = _is_in(root, stats)
@@ -234,25 +270,27 @@ def scan_tree(
     if not _is_reused(root, stats):
         orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
         members |= below.grow(orphans - theirs, theirs)
-    if mark:
-        # Whoever inherited the variable came after the first that had it.
-        younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
-        strangers = younger - members - theirs
-        marked = {pid for pid in strangers if has_real_user(pid, mark_uid) and _has_entries(pid, mark)}
-        # One that ended before its environment was read may have had the mark, and a child.
-        missed |= any(_ended_since(stats[pid]) for pid in strangers - marked if not stats[pid].over)
-        members |= below.grow(marked, theirs)
-    found = [stats[pid] for pid in members if not stats[pid].over]
-    found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
-    outside = {stat.group_id for pid, stat in stats.items() if pid not in members and not stat.over}
-    complete = not missed and not ended & members
-    # Where a stranger may have been missed, only groups of the tree's own session are its own for certain.
-    sure = [stat for stat in found if complete or stat.session_id == root.pid]
-    return ProcessTree(
-        tuple(ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found),
-        frozenset(stat.group_id for stat in sure) - outside,
-        complete,
-    )
+    return members, theirs
+
+
+def _find_marked(
+    strangers: Iterable[_Stat], mark: str, mark_uid: int | None, asked: dict[ProcessIdentity, bool]
+) -> tuple[set[Pid], bool]:
+    """The strangers with a mark, and whether one ended before its environment was read.
+
+    That one may have had the mark, and a child: another listing shows the child. Each process is asked once.
+    """
+    marked: set[Pid] = set()
+    fresh: list[_Stat] = []
+    for stat in strangers:
+        identity = ProcessIdentity(stat.pid, stat.start_time_ticks)
+        if identity not in asked:
+            asked[identity] = has_real_user(stat.pid, mark_uid) and _has_entries(stat.pid, mark)
+            if not (asked[identity] or stat.over):
+                fresh.append(stat)
+        if asked[identity]:
+            marked.add(stat.pid)
+    return marked, any(map(_ended_since, fresh))
 
 
 def _ended_since(stat: _Stat) -> bool:
@@ -290,15 +328,15 @@ def _is_reused(identity: ProcessIdentity, stats: Mapping[Pid, _Stat]) -> bool:
     return identity.pid in stats and not _is_in(identity, stats)
 
 
-def _scan(patience_s: float) -> tuple[dict[Pid, _Stat], bool, set[Pid]]:
+def _scan(stats: dict[Pid, _Stat], deadline: float) -> tuple[dict[Pid, _Stat], bool, set[Pid]]:
     """Every process; whether some vanished before they were looked at; and those that had ended by then.
+
+    Processes that are known from before are not looked at again, unless they have lost their parent.
 
     The kernel lists processes by pid and gives new ones higher pids, so that a listing always has one process
     of a chain of forks. That process can end before its facts are read: then another listing shows its child.
     """
-    stats: dict[Pid, _Stat] = {}
     unreadable: set[Pid] = set()
-    deadline = time.monotonic() + patience_s
     while True:
         with os.scandir(_PROC) as entries:
             listed = {Pid(int(entry.name)) for entry in entries if entry.name.isdigit()}

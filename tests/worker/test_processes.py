@@ -24,6 +24,7 @@ from leasehold_worker.libraries import loaded_library
 from leasehold_worker.processes import (
     Pid,
     ProcessIdentity,
+    ProcessTree,
     catches,
     command_line,
     has_ended,
@@ -33,6 +34,7 @@ from leasehold_worker.processes import (
     is_alive,
     is_ending,
     is_zombie,
+    kill_tree,
     lineage,
     memory_bytes,
     missing_device_nodes,
@@ -417,6 +419,25 @@ def test_a_scan_that_misses_an_environment_lists_again_or_is_not_complete(
         assert len(links) == 2
         assert [identity.pid for identity in tree.processes] == ([links[1].pid] if patience_s else [])
         assert tree.complete == bool(patience_s)
+
+
+def test_a_group_that_was_listed_long_ago_is_killed_only_while_a_process_of_the_tree_is_in_it() -> None:
+    """A workload can delay the search for marked processes, and end meanwhile: others get its ids."""
+    with contextlib.ExitStack() as running:
+        member, stranger = (
+            running.enter_context(subprocess.Popen(["sleep", "1000"], process_group=0)) for _ in range(2)
+        )
+        running.callback(stranger.kill)
+        running.callback(member.kill)
+        long_ago = time.monotonic() - 1
+        ours = identity_of(member)
+        kill_tree(ProcessTree((ours,), frozenset({stranger.pid}), complete=True, listed_s=long_ago))
+        assert member.wait(10) == -signal.SIGKILL
+        assert identify(stranger.pid) is not None
+        mine = identity_of(stranger)
+        group = frozenset({stranger.pid})
+        kill_tree(ProcessTree((mine,), group, complete=True, listed_s=long_ago))
+        assert stranger.wait(10) == -signal.SIGKILL
 
 
 FORKS = """

@@ -32,6 +32,9 @@ ENDING_S: Final = 0.5
 DYING_S: Final = 5.0
 """The same for a process whose state the driver does not tell either, once an operation has failed by it."""
 
+FRESH_S: Final = 0.2
+"""How long the processes of a host certainly take until the kernel uses an id again that has become free."""
+
 HOLD_AGAIN_S: Final = 1.0
 """When a process is watched again that could not be held, for want of descriptors or memory."""
 
@@ -176,11 +179,13 @@ class ProcessTree:
         processes: Those that live, by start time.
         group_ids: Process groups that hold processes of the tree alone.
         complete: No process of the tree can have been missed, because one that started it ended meanwhile.
+        listed_s: When the listing began, of the monotonic clock.
     """
 
     processes: tuple[ProcessIdentity, ...]
     group_ids: frozenset[int]
     complete: bool
+    listed_s: float
 
 
 def process_tree(
@@ -220,7 +225,8 @@ def scan_tree(
         mark_uid: The real user whose marked processes count: every user can set the variable. None: no
             marked process counts.
     """
-    deadline = time.monotonic() + patience_s
+    listed_s = time.monotonic()
+    deadline = listed_s + patience_s
     stats: dict[Pid, _Stat] = {}
     asked: dict[ProcessIdentity, bool] = {}
     while True:
@@ -247,6 +253,7 @@ def scan_tree(
         tuple(ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found),
         frozenset(stat.group_id for stat in sure) - outside,
         complete,
+        listed_s,
     )
 
 
@@ -573,15 +580,26 @@ def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
             return
 
 
+def _is_in_group(identity: ProcessIdentity, group_id: int) -> bool:
+    stat = _read_stat(identity.pid)
+    ours = stat is not None and stat.start_time_ticks == identity.start_time_ticks
+    return ours and stat is not None and stat.group_id == group_id
+
+
 def kill_tree(tree: ProcessTree) -> None:
     """Sends SIGKILL to the processes of a tree, and to its process groups, which no fork can escape.
+
+    Ids of groups are used again. So a group of a tree that was listed some time ago is killed only if one of
+    the listed processes is in it still.
 
     Raises:
         OperationError: A process could not be held, and was not signalled.
     """
+    is_fresh = time.monotonic() - tree.listed_s < FRESH_S
     for group_id in tree.group_ids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group_id, signal.SIGKILL)
+        if is_fresh or any(_is_in_group(identity, group_id) for identity in tree.processes):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group_id, signal.SIGKILL)
     for identity in tree.processes:
         send_signal(identity, signal.SIGKILL)
 

@@ -217,7 +217,7 @@ class Workload:
         """
         if self.absent:
             await trio.lowlevel.checkpoint()
-            return ProcessTree((), frozenset(), complete=True)
+            return ProcessTree((), frozenset(), complete=True, listed_s=time.monotonic())
         if self.mark:
             with user_threads(self.uid, SEARCH) as limiter, trio.move_on_after(MARKS_TIMEOUT_S):
                 return await trio.to_thread.run_sync(

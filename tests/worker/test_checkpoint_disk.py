@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, RunOperation, StopOperation
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
 from leasehold_worker import checkpoint_answers, checkpoint_disk
@@ -22,6 +23,11 @@ from leasehold_worker.images.store import ImageStore
 from leasehold_worker.machine import DiskSpace
 from leasehold_worker.processes import Pid, ProcessIdentity
 from leasehold_worker.workload import CHECKPOINTED, RUNNING, Parked, Workload
+
+from tests import prefork
+
+from . import conftest
+from .scripted_coordinator import ScriptedCoordinator
 
 MIB = 2**20
 HERE = "worker-here"
@@ -435,3 +441,26 @@ async def test_a_long_list_is_told_page_by_page(world: World, monkeypatch: pytes
             break
     assert found == saved[::-1]
     assert pages > 1
+
+
+HANGING = """
+import time
+from leasehold_worker import checkpoint_disk
+checkpoint_disk.CLEAN_UP_TIMEOUT_S = 0.1
+checkpoint_disk.CLEAN_UPS_AT_ONCE = 1
+checkpoint_disk.CheckpointDisk.clean_up = lambda *_: time.sleep(1000)
+"""
+
+
+def test_an_image_volume_that_does_not_answer_keeps_no_workload_from_being_stopped(
+    start_worker: Callable[..., object], coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "WORKER", HANGING + prefork.WORKER)
+    start_worker(None)
+    session = coordinator.next_session()
+    spec = WorkloadSpec(arguments=["sleep", "1000"])
+    for workload_id in ("w1", "w2"):
+        begun = session.run(f"run-{workload_id}", workload_id, run=RunOperation(name=workload_id, spec=spec))
+        assert begun.state == COMMAND_STATE_SUCCEEDED
+        ended = session.run(f"stop-{workload_id}", workload_id, stop=StopOperation(force=True))
+        assert ended.state == COMMAND_STATE_SUCCEEDED

@@ -99,7 +99,7 @@ class Applications:
         kernel = self.kernel_of(workload)
         report.enter("save")
         self._told(await self._save(kernel, report, resume=True), report)
-        await self._clean_up(workload)
+        await self._disk.clean_up_in_time(workload)
 
     def kernel_of(self, workload: Workload) -> ServedKernel:
         """The kernel that a workload's application serves.
@@ -151,7 +151,7 @@ class Applications:
                 self.keep_alive(workload, before)
             raise
         self.settle_stopped(plan.party, plan.policy, kept, report)
-        await self._clean_up(workload)
+        await self._disk.clean_up_in_time(workload)
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts a workload back whose processes were to end and have not."""
@@ -347,10 +347,6 @@ class Applications:
         """The newest checkpoint of a workload that is whole by its header. None: it has none."""
         found = await trio.to_thread.run_sync(self._envelopes.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
-
-    async def _clean_up(self, workload: Workload) -> None:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._disk.clean_up, workload)
 
 
 def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:

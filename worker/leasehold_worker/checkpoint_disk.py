@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_KEPT: Final = 3
 """Checkpoints of an application that are kept, where its workload says nothing."""
 
+CLEAN_UP_TIMEOUT_S: Final = 10.0
+CLEAN_UPS_AT_ONCE: Final = 4
+"""Threads that delete what a workload needs no more, those included that hang."""
+
 LOOK_INTERVAL_S: Final = 60.0
 """How often what nobody needs is looked for."""
 
@@ -84,6 +88,7 @@ class CheckpointDisk:
         self._rooms = Rooms()
         self._expected: dict[str, Workload] = {}
         self._told: set[str] = set()
+        self._clean_ups = trio.CapacityLimiter(CLEAN_UPS_AT_ONCE)
         self._own_ages, self._damaged_ages, self._saved_ages = Ages(), Ages(), Ages()
 
     def available_bytes(self) -> int:
@@ -232,6 +237,24 @@ class CheckpointDisk:
                 f"{checkpoint_id} was made by worker {owner}, whose workloads may need it: have that worker "
                 "delete it, or force it",
                 {"checkpoint_id": checkpoint_id, "worker_id": owner},
+            )
+
+    async def clean_up_in_time(self, workload: Workload) -> None:
+        """As :meth:`clean_up`, in a thread. It can't be cancelled.
+
+        A volume that does not answer is given up. No operation depends on it, and :meth:`run` deletes the
+        same things later.
+        """
+        with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_TIMEOUT_S) as scope:
+            await trio.to_thread.run_sync(
+                self.clean_up, workload, abandon_on_cancel=True, limiter=self._clean_ups
+            )
+        if scope.cancelled_caught:
+            logger.warning(
+                "workload %s: its old checkpoints can't be deleted within %g s: look at the volume of the "
+                "image directory",
+                workload.name,
+                CLEAN_UP_TIMEOUT_S,
             )
 
     def clean_up(self, workload: Workload) -> None:

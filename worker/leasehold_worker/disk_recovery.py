@@ -108,7 +108,7 @@ class DiskRecovery:
         saved = await parts.applications.find(intent.checkpoint_id)
         ended = Party(workload, home=party.home)
         parts.applications.settle_stopped(ended, intent.policy, saved, Report(lambda _: None))
-        await trio.to_thread.run_sync(parts.disk.clean_up, workload)
+        await parts.disk.clean_up_in_time(workload)
         return None, "the worker restarted meanwhile, and ended its processes then"
 
     def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
@@ -156,7 +156,7 @@ class DiskRecovery:
             for lease in intent.reserved:
                 self._parts.pool.release(lease)
         if workload.state == RUNNING:
-            await trio.to_thread.run_sync(self._parts.disk.clean_up, workload)
+            await self._parts.disk.clean_up_in_time(workload)
         elif workload.state == SUSPENDED or not alive:
             error = await self._put_back(workload, parked) or error
         if workload.state == RESTORING:

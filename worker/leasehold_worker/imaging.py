@@ -301,8 +301,7 @@ class Imaging:
         finally:
             self._moving.release(reserved)
         self._workloads.watch_again(workload, self._nursery)
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._disk.clean_up, workload)
+        await self._disk.clean_up_in_time(workload)
 
     async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""

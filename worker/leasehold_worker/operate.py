@@ -34,8 +34,7 @@ async def operate(parts: Parts, command: Command, report: Report) -> None:
             await parts.operations.remap(operation.remap, report)
         case "stop":
             await parts.stopping.stop(workload_id, operation.stop, report)
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(parts.disk.clean_up, parts.workloads.get(workload_id))
+            await parts.disk.clean_up_in_time(parts.workloads.get(workload_id))
         case "adopt":
             await parts.adopting.adopt(workload_id, operation.adopt, report)
         case "release":

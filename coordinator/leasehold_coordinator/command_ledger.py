@@ -340,9 +340,12 @@ class CommandLedger:
         ]
 
     def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
-        """Cancels a command: at once where it was not sent, else by asking its worker, now or later."""
+        """Cancels a command: at once where it was not sent, else by asking its worker, now or later.
+
+        The worker is asked once in each session, however often clients ask: the frame has the whole command.
+        """
         stored = self.commands.get(command_id)
-        if stored is None or command_id not in self.on_disk:
+        if stored is None or command_id not in self.on_disk or stored.cancel_requested:
             return []
         if stored.command.state == PENDING:
             return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())

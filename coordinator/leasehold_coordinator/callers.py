@@ -5,7 +5,7 @@ free, which always leaves room for others.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, final
@@ -19,6 +19,9 @@ CALL_LIMIT: Final = 1_024
 
 STREAM_LIMIT: Final = 1_024
 """Watches and follows of clients at once."""
+
+SESSION_LIMIT: Final = 24_576
+"""Streams of workers at once, also those that have ended and whose peer does not read the rest."""
 
 _CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
 
@@ -50,9 +53,8 @@ class Calls:
         self._limit = limit
         self._counts: Counter[str] = Counter()
 
-    @contextmanager
-    def entered(self, peer: str) -> Iterator[None]:
-        """Counts a call while it is under way.
+    def enter(self, peer: str) -> Callable[[], None]:
+        """Counts a call, and returns what ends that.
 
         Raises:
             FleetError: TOO_MANY_CALLS.
@@ -65,9 +67,23 @@ class Calls:
                 "end some of them, or try again later",
             )
         self._counts[host] += 1
-        try:
-            yield
-        finally:
+
+        def leave() -> None:
             self._counts[host] -= 1
             if not self._counts[host]:
                 del self._counts[host]
+
+        return leave
+
+    @contextmanager
+    def entered(self, peer: str) -> Iterator[None]:
+        """Counts a call within the context.
+
+        Raises:
+            FleetError: TOO_MANY_CALLS.
+        """
+        leave = self.enter(peer)
+        try:
+            yield
+        finally:
+            leave()

@@ -5,7 +5,7 @@ from typing import Final
 MESSAGE_LIMIT_BYTES: Final = 262_144
 """Frames are about 1 KB. A larger message would end the whole stream, so sizes are checked before sending."""
 
-RPC_LIMIT: Final = 16_384
+RPC_LIMIT: Final = 28_672
 """Calls and streams of workers and clients at once: more than all of them may have together."""
 
 OPTIONS: Final[list[tuple[str, int]]] = [

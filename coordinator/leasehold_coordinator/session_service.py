@@ -24,7 +24,7 @@ from leasehold.v1.worker_session_pb2 import (
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.callers import Calls
+from leasehold_coordinator.callers import SESSION_LIMIT, Calls
 from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
@@ -73,12 +73,15 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         self._dispatcher = dispatcher
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By worker, while one is let in."""
-        self._hellos = Calls(HELLO_LIMIT)
+        self._streams, self._hellos = Calls(SESSION_LIMIT), Calls(HELLO_LIMIT)
 
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
         try:
+            # Until the call is over in gRPC, which lets go of none whose peer does not read what was sent.
+            leave = self._streams.enter(context.peer())
+            context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(context.peer()):
                 hello = await _read_hello(context)
             self._check(hello)
@@ -213,14 +216,18 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             self._fleet.publish_worker(known)
 
     async def _converse(self, session: Session, context: Context) -> None:
-        """Pumps frames until the session ends. What is queued then is still sent, in bounded time."""
+        """Pumps frames until the session ends, and then sends what is queued.
+
+        A peer that does not read keeps its stream, and the worker has no session meanwhile: gRPC can neither
+        cancel a write nor end a call before its last write.
+        """
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(session, context))
             writer = tasks.create_task(_write(session, context))
             await session.ended.wait()
             reader.cancel()
             await asyncio.wait({writer}, timeout=FLUSH_TIMEOUT_S)
-            writer.cancel()
+            self._forget(session)
 
     async def _read(self, session: Session, context: Context) -> None:
         try:

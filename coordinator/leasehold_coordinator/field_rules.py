@@ -1,5 +1,6 @@
 """What values of fields must obey, whatever they are part of. Pure."""
 
+from collections.abc import Sized
 from typing import Final
 
 from google.protobuf import duration_pb2
@@ -11,6 +12,9 @@ TIME_LIMIT_S: Final = 7 * 86_400
 
 TEXT_LIMIT: Final = 256
 """Characters that the reason of a cordon, and the name of who says so, may have."""
+
+GPU_LIMIT: Final = 256
+"""GPUs of one worker, and entries of a list that names or describes GPUs."""
 
 
 def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
@@ -44,6 +48,16 @@ def check_text(field: str, text: str, remedy: str) -> None:
         raise invalid(field, f"the {_name(field)} is empty: {remedy}")
     if len(text) > TEXT_LIMIT:
         raise invalid(field, f"a {_name(field)} of {len(text)} characters is too long: {TEXT_LIMIT} fit")
+
+
+def check_gpu_list(field: str, entries: Sized) -> None:
+    """Refuses a list about GPUs that is too long: the planner looks through it for each GPU of the fleet.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if len(entries) > GPU_LIMIT:
+        raise invalid(field, f"{len(entries)} {_name(field)} are too many: {GPU_LIMIT} fit")
 
 
 def _name(field: str) -> str:

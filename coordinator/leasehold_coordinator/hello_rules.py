@@ -11,15 +11,13 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.clock import is_storable
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.field_rules import GPU_LIMIT
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """A worker's name: it stands in `worker/slot`, in tables and in logs."""
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 """An id that a worker made: of itself, its instance, its GPUs or its workloads."""
-
-GPU_LIMIT: Final = 256
-"""GPUs of one worker."""
 
 WORKLOAD_LIMIT: Final = 2_048
 """Workloads in one hello: those that have not ended, and 256 that have."""

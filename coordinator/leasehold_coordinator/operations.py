@@ -14,7 +14,7 @@ from leasehold.v1.errors_pb2 import (
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.field_rules import check_duration, check_text
+from leasehold_coordinator.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.specs import check_parking, check_policy
 from leasehold_coordinator.workload_states import (
     PARKABLE,
@@ -95,6 +95,9 @@ def check_operation(operation: Operation) -> None:
                 check_duration("operation.lock_timeout", operation.suspend.lock_timeout)
             if operation.suspend.HasField("policy"):
                 check_policy("operation.policy", operation.suspend.policy)
+        case "restore":
+            check_gpu_list("operation.gpu_uuids", operation.restore.gpu_uuids)
+            check_gpu_list("operation.pairs", operation.restore.pairs)
         case "remap":
             _check_moves(operation)
             if operation.remap.HasField("lock_timeout"):
@@ -164,6 +167,8 @@ def _check_moves(operation: Operation) -> None:
         raise invalid("operation.moves", f"{len(moves)} moves are too many for one remap: {MOVE_LIMIT} fit")
     if not all(move.pairs for move in moves):
         raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
+    for move in moves:
+        check_gpu_list("operation.moves.pairs", move.pairs)
 
 
 def check_size(message_bytes: int) -> None:

@@ -26,7 +26,7 @@ from leasehold_coordinator.clock import duration, now_timestamp
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.field_rules import check_duration
+from leasehold_coordinator.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.operations import (
@@ -279,6 +279,7 @@ class Requests:
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_gpu_list("gpu_uuids", request.gpu_uuids)
         workload_id = _workload_id()
         workload = Workload(
             workload_id=workload_id,

@@ -14,7 +14,7 @@ from leasehold.v1.workload_pb2 import (
 )
 
 from leasehold_coordinator.errors import invalid
-from leasehold_coordinator.field_rules import check_duration
+from leasehold_coordinator.field_rules import check_duration, check_gpu_list
 
 SPEC_LIMIT_BYTES: Final = 131_072
 """Half of what a frame holds."""
@@ -56,6 +56,8 @@ def check_spec(spec: WorkloadSpec) -> None:
     if spec.HasField("helper"):
         check_helper(spec.helper)
     check_parking("spec", spec)
+    check_gpu_list("spec.resources.gpu_uuids", spec.resources.gpu_uuids)
+    check_gpu_list("spec.resources.acceptable_gpu_units", spec.resources.acceptable_gpu_units)
     if spec.HasField("keep_checkpoints") and not 0 < spec.keep_checkpoints <= CHECKPOINT_LIMIT:
         raise invalid(
             "spec.keep_checkpoints",

@@ -70,6 +70,10 @@ def test_bad_requests_for_a_new_workload(running: CoordinatorProcess) -> None:
         request = CreateWorkloadRequest(**values)  # type: ignore[arg-type]  # fields by name
         return lambda: running.workloads.CreateWorkload(request)
 
+    def needing(**fields: object) -> WorkloadSpec:
+        resources = Resources(gpu_count=1, **fields)  # type: ignore[arg-type]  # fields by name
+        return WorkloadSpec(arguments=["program"], resources=resources)
+
     two = WorkloadSpec(arguments=["program"], resources=Resources(gpu_count=2))
     bad = (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
     refused(
@@ -85,6 +89,9 @@ def test_bad_requests_for_a_new_workload(running: CoordinatorProcess) -> None:
             (create(name="line\n"), *bad),
             (create(spec=WorkloadSpec(arguments=[""])), *bad),
             (create(request_id="r" * 200_000), *bad),
+            (create(gpu_uuids=["GPU-alpha-0"] * 257), *bad),
+            (create(spec=needing(gpu_uuids=["GPU-alpha-0"] * 257)), *bad),
+            (create(spec=needing(acceptable_gpu_units=[7] * 257)), *bad),
             (create(gpu_uuids=["GPU-alpha-0"], spec=two), *bad),
             (create(worker="beta", validate_only=True), Code.NOT_FOUND, "UNKNOWN_WORKER"),
             (create(worker="alpha", gpu_uuids=["GPU-beta-0"]), Code.NOT_FOUND, "UNKNOWN_GPU"),
@@ -99,6 +106,11 @@ def test_bad_requests_for_a_workload_that_exists(running: CoordinatorProcess) ->
     many = RemapOperation(
         moves=[Move(workload_id="one", pairs=[GpuPair(old_uuid="x" * 100, new_uuid="y" * 100)] * 1000)]
     )
+
+    def restore(**fields: object) -> object:
+        operation = RestoreOperation(**fields)  # type: ignore[arg-type]  # fields by name
+        return calls.RestoreWorkload(RestoreWorkloadRequest(workload="one", operation=operation))
+
     elsewhere = RestoreOperation(pairs=[GpuPair(old_uuid="a", new_uuid="b")])
     refused(
         running,
@@ -108,6 +120,8 @@ def test_bad_requests_for_a_workload_that_exists(running: CoordinatorProcess) ->
             (lambda: suspend(running, timeout=Duration(seconds=-5)), *bad),
             (lambda: suspend(running, ""), Code.NOT_FOUND, "UNKNOWN_WORKLOAD"),
             (lambda: calls.RemapWorkloads(RemapWorkloadsRequest(operation=many)), *bad),
+            (lambda: restore(gpu_uuids=["GPU-alpha-0"] * 257), *bad),
+            (lambda: restore(pairs=[GpuPair(old_uuid="a", new_uuid="b")] * 257), *bad),
             (
                 lambda: calls.RestoreWorkload(RestoreWorkloadRequest(workload="one", operation=elsewhere)),
                 *wrong,

@@ -23,7 +23,7 @@ from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of, page_within, readable
+from leasehold_coordinator.paging import next_token, page_of
 from leasehold_coordinator.views import command_view
 
 
@@ -43,10 +43,10 @@ class CommandService(CommandServiceServicer):
         workload_id = None
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
-        found = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, limit=size + 1)
-        page = page_within([command and command_view(command) for command in found], size)
+        page = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, size=size)
         return ListCommandsResponse(
-            commands=readable(page), next_page_token=next_token(offset, len(page), len(found))
+            commands=map(command_view, page.readable),
+            next_page_token=next_token(offset, len(page.items), more=page.more),
         )
 
     async def WatchCommand(

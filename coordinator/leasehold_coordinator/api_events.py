@@ -7,7 +7,7 @@ from leasehold.v1.events_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.paging import next_token, page_of, page_within, readable
+from leasehold_coordinator.paging import next_token, page_of
 
 
 @final
@@ -24,10 +24,9 @@ class EventService(EventServiceServicer):
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
         await self.fleet.events.flush()
-        found = await self.fleet.store.list_events(
-            worker_id=worker_id, workload_id=workload_id, offset=offset, limit=size + 1
+        page = await self.fleet.store.list_events(
+            worker_id=worker_id, workload_id=workload_id, offset=offset, size=size
         )
-        page = page_within(found, size)
         return ListEventsResponse(
-            events=readable(page), next_page_token=next_token(offset, len(page), len(found))
+            events=page.readable, next_page_token=next_token(offset, len(page.items), more=page.more)
         )

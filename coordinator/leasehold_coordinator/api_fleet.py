@@ -53,7 +53,9 @@ class FleetService(FleetServiceServicer):
         offset, size = page_of(request.page_size, request.page_token)
         found = self.fleet.registry.all()[offset : offset + size + 1]
         page = page_within([self.fleet.worker(known) for known in found], size)
-        return ListWorkersResponse(workers=page, next_page_token=next_token(offset, len(page), len(found)))
+        return ListWorkersResponse(
+            workers=page, next_page_token=next_token(offset, len(page), more=len(found) > len(page))
+        )
 
     async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
         for gpu in self._all_gpus():
@@ -73,7 +75,7 @@ class FleetService(FleetServiceServicer):
         page = page_within(found, size)
         return ListGpusResponse(
             gpus=page,
-            next_page_token=next_token(offset, len(page), len(found)),
+            next_page_token=next_token(offset, len(page), more=len(found) > len(page)),
             unreachable=[known.hello.worker_id for known in workers if not known.reported],
         )
 

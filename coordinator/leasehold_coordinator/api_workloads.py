@@ -43,7 +43,7 @@ from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.checkpoints import list_checkpoints
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.outputs import read_output
-from leasehold_coordinator.paging import next_token, page_of, page_within, readable
+from leasehold_coordinator.paging import next_token, page_of
 from leasehold_coordinator.plans import Plans
 from leasehold_coordinator.requests import Requests
 from leasehold_coordinator.views import command_view
@@ -81,12 +81,12 @@ class WorkloadService(WorkloadServiceServicer):
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
         offset, size = page_of(request.page_size, request.page_token)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
-        found = await self.fleet.store.list_workloads(
-            include_ended=request.include_ended, worker_id=worker_id, offset=offset, limit=size + 1
+        page = await self.fleet.store.list_workloads(
+            include_ended=request.include_ended, worker_id=worker_id, offset=offset, size=size
         )
-        page = page_within([workload and self.fleet.view(workload) for workload in found], size)
         return ListWorkloadsResponse(
-            workloads=readable(page), next_page_token=next_token(offset, len(page), len(found))
+            workloads=map(self.fleet.view, page.readable),
+            next_page_token=next_token(offset, len(page.items), more=page.more),
         )
 
     async def WatchWorkloads(

@@ -3,7 +3,8 @@
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, final
 
 from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
@@ -15,11 +16,30 @@ PAGE_SIZE_LIMIT: Final = 1000
 PAGE_LIMIT_BYTES: Final = 3_500_000
 """What a page holds at most: gRPC's clients take 4 MiB unless they are told otherwise."""
 
-Item = TypeVar("Item", bound=Message | None)
+Item = TypeVar("Item", bound=Message)
 Read = TypeVar("Read", bound=Message)
 
 OFFSET_LIMIT: Final = 2**62
 """Far above every list, and a number that every database takes."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Read]):
+    """A page of a list in the store.
+
+    Attributes:
+        items: The items. None: a row that can't be read, which counts as an item.
+        more: Another page begins after it.
+    """
+
+    items: Sequence[Read | None]
+    more: bool
+
+    @property
+    def readable(self) -> list[Read]:
+        """The items without those that can't be read."""
+        return [item for item in self.items if item is not None]
 
 
 def page_of(page_size: int, page_token: str) -> tuple[int, int]:
@@ -46,25 +66,17 @@ def page_of(page_size: int, page_token: str) -> tuple[int, int]:
 
 
 def page_within(found: Sequence[Item], size: int) -> list[Item]:
-    """The items of a page: as many as are asked for, and fit into an answer; one at least.
-
-    None is a row that can't be read. It counts as an item, so that the next page begins after it.
-    """
+    """The items of a page: as many as are asked for, and fit into an answer; one at least."""
     page: list[Item] = []
     used_bytes = 0
     for item in found[:size]:
-        used_bytes += item.ByteSize() if item is not None else 0
+        used_bytes += item.ByteSize()
         if page and used_bytes > PAGE_LIMIT_BYTES:
             break
         page.append(item)
     return page
 
 
-def readable(page: Sequence[Read | None]) -> list[Read]:
-    """The items of a page without those that can't be read."""
-    return [item for item in page if item is not None]
-
-
-def next_token(offset: int, size: int, found: int) -> str:
-    """The token of the next page; empty where this was the last. ``found`` counts one more than the page."""
-    return base64.urlsafe_b64encode(str(offset + size).encode("ascii")).decode() if found > size else ""
+def next_token(offset: int, size: int, *, more: bool) -> str:
+    """The token of the page after so many items from the offset on; empty where there is none."""
+    return base64.urlsafe_b64encode(str(offset + size).encode("ascii")).decode() if more else ""

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0006"
+NEWEST: Final = "0007"
 """The newest migration, whose tables these are."""
 
 workers: Final = Table(
@@ -35,6 +35,7 @@ workloads: Final = Table(
     Column("served_s", BigInteger),
     Column("digest", LargeBinary),
     Index("workloads_by_end_and_time", "ended", "create_time_ns"),
+    Index("workloads_by_time", "create_time_ns"),
     Index("workloads_by_served_s", "served_s"),
 )
 """Workloads as ``leasehold.v1.Workload``."""
@@ -44,7 +45,7 @@ commands: Final = Table(
     METADATA,
     Column("command_id", String, primary_key=True),
     Column("request_id", String, unique=True),
-    Column("workload_id", String, nullable=False, index=True),
+    Column("workload_id", String, nullable=False),
     Column("worker_id", String, nullable=False),
     Column("instance_id", String, nullable=False),
     Column("accepted", Boolean, nullable=False),
@@ -55,6 +56,8 @@ commands: Final = Table(
     Column("served_s", BigInteger),
     Column("digest", LargeBinary),
     Index("commands_by_end_and_time", "ended", "create_time_ns"),
+    Index("commands_by_time", "create_time_ns"),
+    Index("commands_by_workload_and_time", "workload_id", "create_time_ns"),
     Index("commands_by_served_s", "served_s"),
 )
 """Commands as ``leasehold.v1.Command``.
@@ -67,12 +70,14 @@ events: Final = Table(
     "events",
     METADATA,
     Column("event_id", String, primary_key=True),
-    Column("worker_id", String, nullable=False, index=True),
-    Column("workload_id", String, nullable=False, index=True),
+    Column("worker_id", String, nullable=False),
+    Column("workload_id", String, nullable=False),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("served_s", BigInteger),
     Column("digest", LargeBinary),
+    Index("events_by_worker", "worker_id", "event_id"),
+    Index("events_by_workload", "workload_id", "event_id"),
     Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""

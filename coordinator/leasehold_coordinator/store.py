@@ -28,6 +28,7 @@ from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.database import READERS, Database
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import description
+from leasehold_coordinator.paging import PAGE_LIMIT_BYTES, Page
 from leasehold_coordinator.row_digests import COLUMN, is_whole, row_digest
 from leasehold_coordinator.store_file import unusable
 from leasehold_coordinator.workload_states import is_ended
@@ -35,6 +36,7 @@ from leasehold_coordinator.workload_states import is_ended
 logger = logging.getLogger(__name__)
 
 Record = TypeVar("Record", bound=Message)
+Found = TypeVar("Found")
 
 QUEUE_LIMIT: Final = 10_000
 """Writes that may wait. More means a disk that does not keep up: new requests are refused."""
@@ -257,8 +259,8 @@ class Store:
             self._commit([write])
         return True
 
-    async def _read(self, query: Callable[[sa.Connection], list[Any]]) -> list[Any]:
-        def run() -> list[Any]:
+    async def _read(self, query: Callable[[sa.Connection], Found]) -> Found:
+        def run() -> Found:
             with self._database.read() as connection:
                 return query(connection)
 
@@ -280,7 +282,7 @@ class Store:
             pragmas = ("page_count", "freelist_count", "page_size")
             return [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() for pragma in pragmas]
 
-        found: list[int] = await self._read(count)
+        found = await self._read(count)
         return (found[0] - found[1]) * found[2] if found else None
 
     async def ended_counts(self, tables: Sequence[sa.Table]) -> list[int]:
@@ -371,41 +373,54 @@ class Store:
         return self._decode(Command, schema.commands, rows[0]) if rows else None
 
     async def list_workloads(
-        self, *, include_ended: bool, worker_id: str | None, offset: int, limit: int
-    ) -> list[Workload | None]:
-        """A page of workloads, newest first. None: a damaged row, which counts for offset and limit."""
+        self, *, include_ended: bool, worker_id: str | None, offset: int, size: int
+    ) -> Page[Workload]:
+        """A page of workloads, newest first."""
         table = schema.workloads
         statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
         if not include_ended:
             statement = statement.where(~table.c.ended)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
-        rows = await self._select(statement.offset(offset).limit(limit))
-        return [self._decode_if_whole(Workload, table, row) for row in rows]
+        return await self._page(Workload, table, statement, offset, size)
 
-    async def list_commands(
-        self, *, workload_id: str | None, offset: int, limit: int
-    ) -> list[Command | None]:
-        """A page of commands, newest first. None: a damaged row, which counts for offset and limit."""
+    async def list_commands(self, *, workload_id: str | None, offset: int, size: int) -> Page[Command]:
+        """A page of commands, newest first."""
         table = schema.commands
         statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.command_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        rows = await self._select(statement.offset(offset).limit(limit))
-        return [self._decode_if_whole(Command, table, row) for row in rows]
+        return await self._page(Command, table, statement, offset, size)
 
     async def list_events(
-        self, *, worker_id: str | None, workload_id: str | None, offset: int, limit: int
-    ) -> list[Event | None]:
-        """A page of events, newest first. None: a damaged row, which counts for offset and limit."""
+        self, *, worker_id: str | None, workload_id: str | None, offset: int, size: int
+    ) -> Page[Event]:
+        """A page of events, newest first."""
         table = schema.events
         statement = sa.select(table).order_by(table.c.event_id.desc())
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        rows = await self._select(statement.offset(offset).limit(limit))
-        return [self._decode_if_whole(Event, table, row) for row in rows]
+        return await self._page(Event, table, statement, offset, size)
+
+    async def _page(
+        self, kind: type[Record], table: sa.Table, statement: sa.Select[Any], offset: int, size: int
+    ) -> Page[Record]:
+        """A page of as many rows as fit into an answer, one at least. Others are neither read nor parsed."""
+
+        def read(connection: sa.Connection) -> Page[Record]:
+            items: list[Record | None] = []
+            used_bytes = 0
+            with connection.execute(statement.offset(offset).limit(size + 1)) as rows:
+                for row in rows:
+                    used_bytes += len(row.record) if isinstance(row.record, bytes) else 0
+                    if len(items) == size or (items and used_bytes > PAGE_LIMIT_BYTES):
+                        return Page(items, more=True)
+                    items.append(self._decode_if_whole(kind, table, row))
+            return Page(items, more=False)
+
+        return await self._read(read)
 
     def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
         """A row's record. None: the row is damaged, which the log says once."""

@@ -258,7 +258,8 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         assert change is not None
         assert isinstance(change.message, Worker)
         assert change.message.state == WORKER_STATE_LOST
-        assert await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, limit=9)
+        told = await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, size=9)
+        assert told.items
 
     on_bench(tmp_path, scenario)
 

@@ -131,8 +131,8 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
         now += refusals.PERIOD_S
         told.tick()
         await bench.fleet.events.flush()
-        found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, limit=9)
-        assert {event.message.split(" were ")[0] for event in found if event is not None} == {
+        found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, size=9)
+        assert {event.message.split(" were ")[0] for event in found.readable} == {
             "3 more workers or sessions of ipv4:10.0.0.1",
             "3 more workers or sessions of ipv4:10.0.0.2",
             "2 more workers or sessions of other hosts",
@@ -145,9 +145,9 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
 def messages(path: Path) -> list[str]:
     async def listed() -> list[str]:
         store = Store.open(str(path))
-        found = await store.list_events(worker_id=None, workload_id=None, offset=0, limit=100)
+        found = await store.list_events(worker_id=None, workload_id=None, offset=0, size=100)
         store.close()
-        return [event.message for event in reversed(found) if event is not None]
+        return [event.message for event in reversed(found.readable)]
 
     return asyncio.run(listed())
 

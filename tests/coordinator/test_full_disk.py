@@ -35,8 +35,8 @@ async def stream_to(bench: Bench) -> AsyncIterator[Any]:
 
 async def told(bench: Bench) -> list[str]:
     await bench.fleet.events.flush()
-    found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, limit=10)
-    return [event.message for event in found if event is not None]
+    found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, size=10)
+    return [event.message for event in found.readable]
 
 
 def test_a_worker_whose_report_cannot_be_stored_comes_back_soon(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_bad_requests_for_a_workload_that_exists(running: CoordinatorProcess) ->
 
 
 def test_bad_reads(running: CoordinatorProcess) -> None:
-    far = next_token(10**25, 1, 2)
+    far = next_token(10**25, 1, more=True)
     unknown_command = (Code.NOT_FOUND, "UNKNOWN_COMMAND")
     fleet, commands = running.fleet, running.commands
     refused(

@@ -6,6 +6,7 @@ import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -102,18 +103,74 @@ def test_the_newest_of_a_name_is_found_and_an_id_goes_first(tmp_path: Path) -> N
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+def test_a_page_reads_no_more_than_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients may ask for a thousand large rows each."""
+    monkeypatch.setattr(store_module, "PAGE_LIMIT_BYTES", 2_500)
+
+    async def scenario(store: Store) -> None:
+        large = [workload(number, EXITED) for number in range(1, 8)]
+        for one in large:
+            one.spec.arguments.append("x" * 1_000)
+        await store.write(*map(workload_row, large))
+        read: list[str] = []
+        decode = store._decode
+
+        def note(kind: Any, table: sa.Table, row: sa.Row[Any]) -> Any:
+            read.append(row.workload_id)
+            return decode(kind, table, row)
+
+        monkeypatch.setattr(store, "_decode", note)
+        pages, offset, more = [], 0, True
+        while more:
+            page = await store.list_workloads(include_ended=True, worker_id=None, offset=offset, size=5)
+            pages.append([one.workload_id for one in page.readable])
+            offset, more = offset + len(page.items), page.more
+        assert pages == [["w-7", "w-6"], ["w-5", "w-4"], ["w-3", "w-2"], ["w-1"]]
+        assert read == [workload_id for one in pages for workload_id in one]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
+    """A client's list must not hold up the store's readers for as long as a sort of all rows takes."""
+
+    async def scenario(store: Store) -> None:
+        engine = store._database.engine
+        queries: list[tuple[str, Any]] = []
+
+        def note(_connection: object, _cursor: object, query: str, values: object, *_: object) -> None:
+            queries.append((query, values))
+
+        sa.event.listen(engine, "before_cursor_execute", note)
+        for workload_id in (None, "w-1"):
+            await store.list_commands(workload_id=workload_id, offset=0, size=9)
+            for worker_id in (None, "worker-1"):
+                await store.list_events(worker_id=worker_id, workload_id=workload_id, offset=0, size=9)
+        for worker_id in (None, "worker-1"):
+            for include_ended in (False, True):
+                await store.list_workloads(include_ended=include_ended, worker_id=worker_id, offset=0, size=9)
+        sa.event.remove(engine, "before_cursor_execute", note)
+        assert len(queries) == 10
+        with store._database.read() as connection:
+            for query, values in queries:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
+                assert not [step for step in plan if step.detail == "USE TEMP B-TREE FOR ORDER BY"], query
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
 def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         await store.write(*(workload_row(workload(n, RUNNING if n % 2 else EXITED)) for n in range(1, 6)))
 
-        async def ids(*, include_ended: bool, offset: int = 0, limit: int = 10) -> list[str]:
+        async def ids(*, include_ended: bool, offset: int = 0, size: int = 10) -> list[str]:
             found = await store.list_workloads(
-                include_ended=include_ended, worker_id="worker-1", offset=offset, limit=limit
+                include_ended=include_ended, worker_id="worker-1", offset=offset, size=size
             )
-            return [one.workload_id for one in found if one is not None]
+            return [one.workload_id for one in found.readable]
 
         assert await ids(include_ended=False) == ["w-5", "w-3", "w-1"]
-        assert await ids(include_ended=True, offset=1, limit=2) == ["w-4", "w-3"]
+        assert await ids(include_ended=True, offset=1, size=2) == ["w-4", "w-3"]
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -200,10 +257,13 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
         for table in ("events", "clock", "commits"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
         for table in ("workloads", "commands"):
-            connection.execute(sa.text(f"DROP INDEX {table}_by_served_s"))
+            for index in ("served_s", "time"):
+                connection.execute(sa.text(f"DROP INDEX {table}_by_{index}"))
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN served_s"))
         for table in ("workers", "workloads", "commands"):
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN digest"))
+        connection.execute(sa.text("DROP INDEX commands_by_workload_and_time"))
+        connection.execute(sa.text("CREATE INDEX ix_commands_workload_id ON commands (workload_id)"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))
     with_store(path, read)
     with engine.connect() as connection:
@@ -305,8 +365,8 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         for module in (store_module, fleet_module):
             monkeypatch.setattr(module, "DELETE_LIMIT", 1)
         await fleet.prune(RETENTION_S)
-        found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, limit=9)
-        assert [one and one.workload_id for one in found] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
+        found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, size=9)
+        assert [one and one.workload_id for one in found.items] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
         await fleet.prune(RETENTION_S)
         assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]
@@ -358,7 +418,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
             assert await store.find_command("c-1") is not None
         clock.served_s += RETENTION_S
         await fleet.prune(RETENTION_S)
-        assert not await store.list_events(worker_id=None, workload_id=None, offset=0, limit=9)
+        assert not (await store.list_events(worker_id=None, workload_id=None, offset=0, size=9)).items
 
     with_store(path, begin)
     with_store(path, go_on)

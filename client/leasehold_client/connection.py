@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, Protocol, TypeVar, final
 
 import grpc
@@ -67,14 +68,14 @@ class Connection:
         except grpc.RpcError as error:
             raise decode_error(error, self.address) from error
 
-    def repeated(self, call: Callable[[], Response]) -> Response:
+    def repeated(self, call: Callable[[], Response], *, through_outages: bool = True) -> Response:
         """The answer of a call that is safe to repeat. One that was lost is asked for again."""
 
         def attempt() -> Response:
             with self.decoded():
                 return call()
 
-        return repeat(attempt)
+        return repeat(attempt, through_outages=through_outages)
 
     def create(self, call: Callable[[], Response]) -> Response:
         """The answer of a creating call. One that was lost is asked for again, by the same request_id."""
@@ -89,13 +90,14 @@ class Connection:
     def pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
         """Every page of a list, given how one is read by its token.
 
+        A page that the coordinator has no room for is asked for again.
+
         Raises:
             LeaseholdError: The list has no end.
         """
         token = ""
         for _ in range(PAGE_LIMIT):
-            with self.decoded():
-                page = read_page(token)
+            page = self.repeated(partial(read_page, token), through_outages=False)
             yield page
             if not (token := page.next_page_token):
                 return

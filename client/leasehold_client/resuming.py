@@ -29,21 +29,23 @@ def is_outage(error: LeaseholdError) -> bool:
     return isinstance(error, NoCoordinatorError)
 
 
-def repeat(call: Callable[[], Response]) -> Response:
+def repeat(call: Callable[[], Response], *, through_outages: bool = True) -> Response:
     """What a call answered, made again where the coordinator went away before it did.
 
-    The call must be one that is safe to repeat: one that only asks, or whose request has a request_id.
+    Args:
+        call: One that is safe to repeat: one that only asks, or whose request has a request_id.
+        through_outages: It is made again, for 3 s, also where nobody answers.
 
     Raises:
-        LeaseholdError: A refusal at once; the outage once it has lasted 3 s; or a refusal that says when to
-            try again, once that has lasted 30 s.
+        LeaseholdError: A refusal at once; an outage once it has lasted so long; or a refusal that says when
+            to try again, once that has lasted 30 s.
     """
     began = time.monotonic()
     while True:
         try:
             return call()
         except LeaseholdError as error:
-            limit_s, wait_s = REPEAT_LIMIT_S, RETRY_INTERVAL_S
+            limit_s, wait_s = REPEAT_LIMIT_S if through_outages else 0.0, RETRY_INTERVAL_S
             if error.retry_after_s is not None:
                 limit_s, wait_s = BUSY_LIMIT_S, error.retry_after_s * random.uniform(0.5, 1.5)
             elif not is_outage(error):

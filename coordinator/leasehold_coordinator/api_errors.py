@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from leasehold.v1 import errors_pb2, worker_session_pb2
 
-from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls, note_caller
+from leasehold_coordinator.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, Calls, note_caller
 from leasehold_coordinator.errors import FleetError, abort, invalid
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Border(grpc.aio.ServerInterceptor):
     """Lets calls in, whatever service they are for. Workers have a border of their own."""
 
     def __init__(self) -> None:
-        self._calls, self._streams = Calls(CALL_LIMIT), Calls(STREAM_LIMIT)
-        """Calls and streams of clients that are under way."""
+        self._calls, self._lists, self._streams = Calls(CALL_LIMIT), Calls(LIST_LIMIT), Calls(STREAM_LIMIT)
+        """Calls, lists and streams of clients that are under way."""
 
     async def intercept_service(
         self,
@@ -53,7 +53,7 @@ class Border(grpc.aio.ServerInterceptor):
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
             work, parse = _one_request(handler), _parser(handler)
-        places = self._streams if handler.response_streaming else self._calls
+        places = self._places(handler_call_details.method, handler)
 
         async def serve(requests: object, context: Context) -> None:
             try:
@@ -75,6 +75,11 @@ class Border(grpc.aio.ServerInterceptor):
             request_deserializer=parse,
             response_serializer=handler.response_serializer,
         )
+
+    def _places(self, method: str, handler: Handler) -> Calls:
+        if handler.response_streaming:
+            return self._streams
+        return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
 
 
 def _one_request(handler: Handler) -> Work:

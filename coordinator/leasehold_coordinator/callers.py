@@ -17,6 +17,9 @@ from leasehold_coordinator.errors import FleetError
 CALL_LIMIT: Final = 1_024
 """Calls of clients under way at once."""
 
+LIST_LIMIT: Final = 64
+"""Lists of clients under way at once. Each takes 10 MB until its client has read the page."""
+
 STREAM_LIMIT: Final = 1_024
 """Watches and follows of clients at once."""
 

@@ -67,6 +67,18 @@ def test_a_call_that_there_is_no_room_for_is_made_again_when_the_coordinator_say
     assert len(scripted.requests) == 2
 
 
+def test_a_page_that_there_is_no_room_for_is_asked_for_again(scripted: ScriptedCoordinator) -> None:
+    def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
+        if len(scripted.requests) == 1:
+            refuse_for_now(context)
+        return fleet_pb2.ListWorkersResponse(workers=[fleet_pb2.Worker(name="alpha")])
+
+    scripted.answers["ListWorkers"] = refuse_the_first
+    with Client(scripted.address) as client:
+        assert [worker.name for worker in client.workers()] == ["alpha"]
+    assert len(scripted.requests) == 2
+
+
 def test_a_coordinator_that_stays_full_is_a_refusal(
     scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Final
 
 import grpc
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold_coordinator import session_service
-from leasehold_coordinator.callers import CALL_LIMIT, STREAM_LIMIT, Calls, host_of
+from leasehold_coordinator.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, Calls, host_of
 from leasehold_coordinator.errors import FleetError
 
 from .bench import Bench, on_bench
@@ -19,6 +20,13 @@ from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker
 from .test_commands import refusal
 from .test_lifecycle import until
+
+DEAF: Final = [
+    ("grpc.http2.lookahead_bytes", 5),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+"""Options of a client that lets a server send hardly anything, unless the client reads."""
 
 CONNECT = "/leasehold.v1.WorkerSessionService/Connect"
 
@@ -95,7 +103,7 @@ def test_one_connection_has_a_bounded_number_of_streams(
         coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
         hold: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
-            "/leasehold.v1.FleetService/ListWorkers"
+            "/leasehold.v1.FleetService/GetWorker"
         )
         held = [hold.future(never(), timeout=20) for _ in range(140)]
         crowded: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -109,10 +117,26 @@ def test_one_connection_has_a_bounded_number_of_streams(
         over.set()
 
 
+def test_pages_that_no_client_reads_are_bounded(coordinator: CoordinatorProcess) -> None:
+    """A client that never reads keeps the page of each list in the coordinator's memory."""
+    path = "/leasehold.v1.CommandService/ListCommands"
+    wanted = LIST_LIMIT // 2
+
+    async def scenario() -> list[grpc.StatusCode]:
+        async with grpc.aio.insecure_channel(coordinator.address, DEAF) as channel:
+            held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
+                channel.stream_unary(path)() for _ in range(LIST_LIMIT)
+            ]
+            ends = asyncio.as_completed([call.code() for call in held])
+            return [await next(ends) for _ in range(wanted)]
+
+    assert asyncio.run(scenario()) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * wanted
+
+
 def test_calls_without_their_requests_end_soon_and_are_their_hosts(coordinator: CoordinatorProcess) -> None:
     """They send their headers, and nothing else."""
     paths = (
-        "/leasehold.v1.FleetService/ListWorkers",
+        "/leasehold.v1.FleetService/GetWorker",
         "/leasehold.v1.FleetService/WatchFleet",
         "/grpc.health.v1.Health/Check",
     )

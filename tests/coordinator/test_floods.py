@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Final
 
 import grpc
 import pytest
@@ -13,7 +12,7 @@ from leasehold_coordinator.sessions import FRAME_LIMIT
 
 from .bench import Bench, on_bench
 from .scripted_worker import make_hello
-from .test_callers import CONNECT
+from .test_callers import CONNECT, DEAF
 
 
 def test_many_cancellations_do_not_end_a_workers_session(tmp_path: Path) -> None:
@@ -25,14 +24,6 @@ def test_many_cancellations_do_not_end_a_workers_session(tmp_path: Path) -> None
         assert (await bench.stored()).state == command_pb2.COMMAND_STATE_DISPATCHED
 
     on_bench(tmp_path, scenario)
-
-
-DEAF: Final = [
-    ("grpc.http2.lookahead_bytes", 5),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-]
-"""Options of a client that lets a server send hardly anything, unless the client reads."""
 
 
 @pytest.mark.parametrize("first", [b"\xff\xff", ConnectRequest(hello=make_hello()).SerializeToString()])

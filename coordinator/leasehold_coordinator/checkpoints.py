@@ -24,7 +24,7 @@ LIST_LIMIT: Final = 10_000
 """Checkpoints that an answer has at most."""
 
 LIST_LIMIT_BYTES: Final = 3_500_000
-"""Most bytes of an answer. By default, clients of gRPC accept 4 MiB."""
+"""Most bytes of an answer, and of one worker's checkpoints. By default, clients of gRPC accept 4 MiB."""
 
 
 @final
@@ -113,6 +113,7 @@ async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoin
     session = fleet.contact(worker_id)
     deadline = time.monotonic() + ANSWER_S
     found: dict[str, Checkpoint] = {}
+    found_bytes = 0
     last = ""
     while True:
         query = CheckpointQuery(workload_id=workload_id, after_checkpoint_id=last)
@@ -123,7 +124,9 @@ async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoin
             checkpoint.worker_id = worker_id
             found[checkpoint.checkpoint_id] = checkpoint
             last = checkpoint.checkpoint_id
-        if not (answer.more and answer.checkpoints) or len(found) >= LIST_LIMIT:
+            found_bytes += checkpoint.ByteSize()
+        is_full = len(found) >= LIST_LIMIT or found_bytes >= LIST_LIMIT_BYTES
+        if is_full or not (answer.more and answer.checkpoints):
             return list(found.values())
 
 

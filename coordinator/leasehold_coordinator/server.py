@@ -180,6 +180,7 @@ async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
         fleet.end_lost_sessions,
         dispatcher.tick,
         fleet.publish_silent_workers,
+        fleet.fleet_hub.tick,
         fleet.refusals.tick,
         fleet.events.flush,
     )

@@ -1,6 +1,7 @@
 """Changes for those who watch: each once, in order, with a revision to resume from."""
 
 import asyncio
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,9 @@ BACKLOG_LIMIT: Final = 1_000
 
 BACKLOG_BYTES: Final = 8 * 2**20
 """What they may have in all, as they go over the wire."""
+
+START_OVER_INTERVAL_S: Final = 5.0
+"""Between two ends of all watches. A worker can change its GPUs a hundred times in a second."""
 
 BOOKMARK_INTERVAL_S: Final = 15.0
 
@@ -107,6 +111,10 @@ class Hub(Generic[Message]):
         self._history: deque[Change[Message]] = deque()
         self._kept_bytes = 0
         self._subscriptions: set[Subscription[Message]] = set()
+        self._started_over_s = -START_OVER_INTERVAL_S
+        """When all watches were ended last, by the monotonic clock of the host."""
+        self._why_again = ""
+        """Why all watches are to be ended again. Empty: no need."""
         self.revision = 0
         """Revision of the newest change."""
 
@@ -123,12 +131,24 @@ class Hub(Generic[Message]):
                 subscription.offer(change)
 
     def start_over(self, why: str) -> None:
-        """Ends every watch, and lets none be resumed: something is gone, which no change can tell."""
+        """Ends every watch, and lets none be resumed: something is gone, which no change can tell.
+
+        Within 5 s of the last time, the watches end later, by :meth:`tick`.
+        """
+        if time.monotonic() - self._started_over_s < START_OVER_INTERVAL_S:
+            self._why_again = why
+            return
+        self._started_over_s, self._why_again = time.monotonic(), ""
         self._instance = uuid.uuid4().hex[:8]
         self._history.clear()
         self._kept_bytes = 0
         for subscription in self._subscriptions:
             subscription.end(why)
+
+    def tick(self) -> None:
+        """Ends every watch where that was put off."""
+        if self._why_again:
+            self.start_over(self._why_again)
 
     @contextmanager
     def subscribe(self, key: str | None = None) -> Iterator[Subscription[Message]]:

@@ -133,3 +133,27 @@ def test_a_quiet_watch_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await take(subscription, 1) == [None]
 
     asyncio.run(scenario())
+
+
+def test_watches_do_not_end_each_time_that_something_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker with ever other GPUs must not keep everybody from watching."""
+
+    async def scenario() -> None:
+        hub: Hub[Workload] = Hub()
+        hub.start_over("b is gone")
+        with hub.subscribe() as subscription:
+            for _ in range(3):
+                hub.start_over("c is gone")
+                hub.tick()
+            hub.publish("a", named("a1"))
+            assert [change.message.name for change in await take(subscription, 1) if change] == ["a1"]
+            monkeypatch.setattr(watch, "START_OVER_INTERVAL_S", 0.0)
+            hub.tick()
+            with pytest.raises(FleetError, match="c is gone: watch again, from a snapshot"):
+                await asyncio.wait_for(take(subscription, 1), 5)
+        with hub.subscribe() as subscription:
+            hub.tick()
+            hub.publish("a", named("a2"))
+            assert [change.message.name for change in await take(subscription, 1) if change] == ["a2"]
+
+    asyncio.run(scenario())

@@ -4,6 +4,8 @@ All is written on one connection. Two coordinators on one database would give ou
 file that has lost commits is refused, before anything of it is changed.
 """
 
+import logging
+import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import sqlalchemy as sa
 
 from leasehold_coordinator.schema import METADATA, NEWEST
 from leasehold_coordinator.store_file import BUSY_TIMEOUT_S, IN_USE, StoreFile, open_file, unusable
+
+logger = logging.getLogger(__name__)
 
 READERS: Final = 4
 """Connections that are read on at once; each has a cache of its own."""
@@ -83,6 +87,14 @@ class Database:
                 number = self.file.count(self.writer)
         if self.file is not None:
             self.file.keep(number)
+            self._shorten_log(self.file)
+
+    def _shorten_log(self, file: StoreFile) -> None:
+        """Keeps the write-ahead log short. What was committed holds where that fails."""
+        try:
+            file.shorten_log(self.writer)
+        except (sqlite3.Error, OSError) as error:
+            logger.warning("the write-ahead log of %s can't be emptied: %s", file.path.name, error)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

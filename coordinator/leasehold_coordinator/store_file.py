@@ -5,6 +5,7 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,15 @@ from leasehold_coordinator.schema import commits
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S: Final = 10
+
+LOG_LIMIT_BYTES: Final = 64 * 2**20
+"""What the write-ahead log may hold before it is emptied even while others read."""
+
+LOG_INTERVAL_S: Final = 10.0
+"""Between two tries to empty it."""
+
+LOG_WAIT_S: Final = 1.0
+"""How long a try waits for those who read. Nothing is written meanwhile."""
 
 IN_USE: Final = "another coordinator uses it"
 
@@ -35,12 +45,14 @@ class StoreFile:
         lock: It again, with the lock on it.
         seal: The number of its last commit.
         found: Device and inode of the files that bear its names, once it is open.
+        shortened_s: When its write-ahead log was emptied last, by the monotonic clock of the host.
     """
 
     path: Path
     lock: IO[bytes]
     seal: CommitSeal
     found: list[tuple[int, int]] = field(default_factory=list)
+    shortened_s: float = -LOG_INTERVAL_S
 
     def identify(self) -> list[tuple[int, int]]:
         """Which files bear its names now.
@@ -94,6 +106,27 @@ class StoreFile:
         except OSError as error:
             logger.error("the number of a commit can't be kept beside the store: %s", error.strerror)
 
+    def shorten_log(self, connection: sa.Connection) -> None:
+        """Empties the write-ahead log where it has become long, between two transactions.
+
+        SQLite does that by itself only at a moment when nobody reads, which may never come.
+
+        Raises:
+            sqlite3.Error: The disk refuses it.
+        """
+        now = time.monotonic()
+        if now - self.shortened_s < LOG_INTERVAL_S or _size(f"{self.path}-wal") <= LOG_LIMIT_BYTES:
+            return
+        self.shortened_s = now
+        with closing(
+            connection.connection.cursor()
+        ) as cursor:  # SQLAlchemy would begin a transaction
+            cursor.execute(f"PRAGMA busy_timeout={LOG_WAIT_S * 1000:.0f}")
+            try:
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_S * 1000}")
+
     def close(self) -> None:
         """Closes it."""
         self.seal.close()
@@ -126,6 +159,12 @@ def open_file(path: Path) -> StoreFile:
             )
         undone.pop_all()
         return StoreFile(path, lock, seal)
+
+
+def _size(path: str) -> int:
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_size
+    return 0
 
 
 def _last_commit(path: Path) -> int:

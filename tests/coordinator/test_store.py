@@ -17,7 +17,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_coordinator import fleet as fleet_module
-from leasehold_coordinator import row_digests, schema
+from leasehold_coordinator import row_digests, schema, store_file
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.database import READERS
@@ -171,6 +171,31 @@ def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
 
         assert await ids(include_ended=False) == ["w-5", "w-3", "w-1"]
         assert await ids(include_ended=True, offset=1, size=2) == ["w-4", "w-3"]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_long_write_ahead_log_is_emptied_as_soon_as_readers_let_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would begin it anew only at a moment when nobody reads: clients could keep that from coming."""
+    log = tmp_path / "store.sqlite3-wal"
+    monkeypatch.setattr(store_file, "LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(store_file, "LOG_WAIT_S", 0.01)
+
+    async def scenario(store: Store) -> None:
+        await store.write(workload_row(workload(1, RUNNING)))
+        before_bytes = log.stat().st_size
+        monkeypatch.setattr(store_file, "LOG_LIMIT_BYTES", before_bytes - 1)
+        with store._database.read() as connection:
+            connection.exec_driver_sql("BEGIN")
+            assert connection.exec_driver_sql("SELECT count(*) FROM workloads").scalar_one() == 1
+            await store.write(workload_row(workload(2, RUNNING)))
+            assert log.stat().st_size > before_bytes, "a snapshot of a reader stays readable"
+            connection.exec_driver_sql("ROLLBACK")
+        await store.write(workload_row(workload(3, RUNNING)))
+        assert log.stat().st_size == 0
+        assert len(await store.live_workloads()) == 3
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

@@ -150,7 +150,7 @@ def _set_pragmas(connection: Any, _record: object) -> None:
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",
-            f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
+            f"busy_timeout={BUSY_TIMEOUT_S * 1000:.0f}",
             f"cache_size=-{CACHE_KIB}",
         ):
             connection.execute(f"PRAGMA {pragma}").close()

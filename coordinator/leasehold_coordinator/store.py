@@ -7,6 +7,7 @@ write has returned only when it is on disk (``synchronous=FULL``).
 import asyncio
 import logging
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -240,9 +241,10 @@ class Store:
                         _apply(connection, row, self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
-            if not self._retry_singly(batch):
+            if _is_locked(error) or not self._retry_singly(batch):
                 logger.error("the store can't be written: %s", error)
-                batch[0].done.set_exception(_unavailable("written"))
+                for write in batch:
+                    write.done.set_exception(_unavailable("written"))
         except Exception:  # without this thread every write would wait for ever
             if not self._retry_singly(batch):
                 logger.exception("a write to the store failed")
@@ -471,6 +473,11 @@ def _damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
         table=table.name,
         key=shown,
     )
+
+
+def _is_locked(error: Exception) -> bool:
+    """Whether another process holds the SQLite file. Each further try would wait for 10 s."""
+    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _unavailable(done: str) -> FleetError:

@@ -118,9 +118,7 @@ class StoreFile:
         if now - self.shortened_s < LOG_INTERVAL_S or _size(f"{self.path}-wal") <= LOG_LIMIT_BYTES:
             return
         self.shortened_s = now
-        with closing(
-            connection.connection.cursor()
-        ) as cursor:  # SQLAlchemy would begin a transaction
+        with closing(connection.connection.cursor()) as cursor:  # SQLAlchemy would begin a transaction
             cursor.execute(f"PRAGMA busy_timeout={LOG_WAIT_S * 1000:.0f}")
             try:
                 cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")

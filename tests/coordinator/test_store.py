@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import sqlite3
 import stat
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold_coordinator import database, row_digests, schema, store_file
 from leasehold_coordinator import fleet as fleet_module
-from leasehold_coordinator import row_digests, schema, store_file
 from leasehold_coordinator import store as store_module
 from leasehold_coordinator.command_ledger import StoredCommand
 from leasehold_coordinator.database import READERS
@@ -196,6 +198,24 @@ def test_a_long_write_ahead_log_is_emptied_as_soon_as_readers_let_it(
         await store.write(workload_row(workload(3, RUNNING)))
         assert log.stat().st_size == 0
         assert len(await store.live_workloads()) == 3
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_all_writes_fail_at_once_while_another_process_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One by one, a hundred writes would wait for 10 s each."""
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
+
+    async def scenario(store: Store) -> None:
+        with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writes = [store.write(workload_row(workload(number, RUNNING))) for number in range(20)]
+            results = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(result, FleetError) for result in results)
+        assert len(caplog.records) <= 2
+        await store.write(workload_row(workload(1, RUNNING)))
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

@@ -131,22 +131,22 @@ class Registry:
         """Adds a worker from the store: known, and not heard of yet."""
         self.add(KnownWorker(hello, epoch))
 
-    def _note_gpus(self, hello: Hello) -> None:
+    def _drop_gpus(self, hello: Hello) -> None:
         for gpu in hello.gpu_pool:
-            self._by_gpu[gpu.uuid] = hello.worker_id
+            if self._by_gpu.get(gpu.uuid) == hello.worker_id:
+                del self._by_gpu[gpu.uuid]
 
     def add(self, known: KnownWorker) -> None:
-        """Adds a worker."""
+        """Adds a worker, in place of what was known of it."""
+        self.forget(known)
         self._workers[known.hello.worker_id] = known
-        self._note_gpus(known.hello)
+        self._by_gpu |= {gpu.uuid: known.hello.worker_id for gpu in known.hello.gpu_pool}
 
     def forget(self, known: KnownWorker) -> None:
         """Drops a worker."""
-        worker_id = known.hello.worker_id
-        self._workers.pop(worker_id, None)
-        for gpu in known.hello.gpu_pool:
-            if self._by_gpu.get(gpu.uuid) == worker_id:
-                del self._by_gpu[gpu.uuid]
+        before = self._workers.pop(known.hello.worker_id, None)
+        if before is not None:
+            self._drop_gpus(before.hello)
 
     def __iter__(self) -> Iterator[KnownWorker]:
         """Every worker, in no order."""
@@ -159,6 +159,10 @@ class Registry:
     def get(self, worker_id: str) -> KnownWorker | None:
         """The worker with this id."""
         return self._workers.get(worker_id)
+
+    def owner(self, gpu_uuid: str) -> KnownWorker | None:
+        """The worker that advertised a GPU last."""
+        return self._workers.get(self._by_gpu.get(gpu_uuid, ""))
 
     def find(self, id_or_name: str) -> KnownWorker:
         """The worker with this id, or the one with this name: the one that is connected, or the only one.
@@ -251,7 +255,7 @@ class Registry:
                     worker=known.hello.worker_id,
                 )
         for gpu in hello.gpu_pool:
-            owner = self._workers.get(self._by_gpu.get(gpu.uuid, ""))
+            owner = self.owner(gpu.uuid)
             if owner is None or owner.hello.worker_id == hello.worker_id or not self._is_in_use(owner, now):
                 continue
             raise FleetError(
@@ -320,10 +324,11 @@ class Registry:
 
     def describe(self, known: KnownWorker, hello: Hello) -> None:
         """Takes in a hello that came again, with another inventory or other capabilities."""
+        self._drop_gpus(known.hello)
         known.hello = description(hello)
         known.take_leases(hello.gpu_leases)
         known.take_machine(hello)
-        self._note_gpus(hello)
+        self.add(known)
 
     def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
         """Notes that a frame came: any is proof of life."""

@@ -290,6 +290,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
 
     async def _take_hello(self, session: Session, hello: Hello) -> None:
         """Takes in what has changed of a worker's inventory or capabilities, under the same session."""
+        if not self._fleet.is_current(session):  # a newer stream has taken over since the frame was read
+            return
         ids = (session.hello.worker_id, session.hello.instance_id)
         if (hello.worker_id, hello.instance_id) != ids or session.known is None:
             raise FleetError(

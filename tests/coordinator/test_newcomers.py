@@ -10,6 +10,7 @@ from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, lease_pb2, worker_s
 from leasehold.v1.command_pb2 import Command, Operation, RunOperation
 from leasehold.v1.fleet_pb2 import (
     ForgetWorkerRequest,
+    GetGpuRequest,
     GetWorkerRequest,
     GetWorkloadRequest,
     ListGpusRequest,
@@ -144,6 +145,28 @@ def test_a_gpu_of_another_worker_is_refused(coordinator: CoordinatorProcess, wor
     assert beta.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU
     owners = {gpu.gpu.uuid: gpu.worker_name for gpu in coordinator.fleet.ListGpus(ListGpusRequest()).gpus}
     assert owners["GPU-alpha-1"] == "alpha"
+
+
+def test_a_gpu_that_its_worker_no_longer_has_is_free_for_another(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    worker.up.put(ConnectRequest(hello=make_hello(gpus=1)))
+    until(lambda: len(coordinator.fleet.ListGpus(ListGpusRequest()).gpus) == 1)
+    moved = make_hello("beta", gpus=0, gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=0)])
+    coordinator.connect(moved).welcome()
+    assert coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.worker_name == "beta"
+
+
+def test_gpus_of_earlier_hellos_are_forgotten() -> None:
+    """A worker may say hello with other GPUs a hundred times in a second."""
+    known = Registry(5, 0)
+    one = known.welcome(make_hello(), 1, SessionId("s-1"), 0, NOW)
+    for number in range(50):
+        hello = make_hello(gpu_pool=[Gpu(uuid=f"GPU-{number}", slot=9)])
+        known.describe(one, hello) if number % 2 else known.welcome(hello, 2, SessionId("s-2"), 0, NOW)
+        one = known.find("alpha")
+    assert [uuid for uuid in (f"GPU-{number}" for number in range(50)) if known.owner(uuid)] == ["GPU-49"]
+    assert known.owner("GPU-alpha-0") is one
 
 
 def test_after_a_restart_the_gpus_of_workers_that_have_not_reported_are_theirs(

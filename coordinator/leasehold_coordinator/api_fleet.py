@@ -1,6 +1,6 @@
 """FleetService: the workers and their GPUs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import final
 
 from leasehold.v1 import errors_pb2
@@ -34,6 +34,7 @@ from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.paging import next_token, page_of, page_within
+from leasehold_coordinator.registry import KnownWorker
 from leasehold_coordinator.requests import Requests
 
 
@@ -58,7 +59,8 @@ class FleetService(FleetServiceServicer):
         )
 
     async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
-        for gpu in self._all_gpus():
+        owner = self.fleet.registry.owner(request.uuid)
+        for gpu in self.fleet.gpus(owner) if owner is not None else ():
             if gpu.gpu.uuid == request.uuid:
                 return GetGpuResponse(gpu=gpu)
         raise FleetError(
@@ -71,7 +73,7 @@ class FleetService(FleetServiceServicer):
         offset, size = page_of(request.page_size, request.page_token)
         registry = self.fleet.registry
         workers = [registry.find(request.worker)] if request.worker else registry.all()
-        found = [gpu for known in workers for gpu in self.fleet.gpus(known)][offset : offset + size + 1]
+        found = self._some_gpus(workers, offset, size + 1)
         page = page_within(found, size)
         return ListGpusResponse(
             gpus=page,
@@ -120,8 +122,17 @@ class FleetService(FleetServiceServicer):
     async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
         return await self._requests.forget_worker(request.worker)
 
-    def _all_gpus(self) -> list[FleetGpu]:
-        return [gpu for known in self.fleet.registry.all() for gpu in self.fleet.gpus(known)]
+    def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
+        """GPUs of workers that have reported, from an offset on. Those before it are not made."""
+        found: list[FleetGpu] = []
+        for known in workers:
+            if len(found) >= limit:
+                break
+            count = len(known.hello.gpu_pool) if known.reported else 0
+            if offset < count:
+                found += self.fleet.gpus(known)[offset:]
+            offset = max(0, offset - count)
+        return found[:limit]
 
 
 def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:

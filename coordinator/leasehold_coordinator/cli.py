@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -13,6 +16,9 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.config import LOG_LEVELS, CoordinatorConfig, load_config
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_format import SafeFormatter
+
+DESCRIPTOR_LIMIT: Final = 65_536
+"""Files and connections that the coordinator opens at most. Each worker and each client has a connection."""
 
 
 @click.command(name="coordinator")
@@ -81,6 +87,7 @@ def _run(config: CoordinatorConfig) -> None:
 
     from leasehold_coordinator.server import serve
 
+    _raise_descriptor_limit()
     os.umask(0o077)  # the store has what workloads were given as secrets
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter())
@@ -92,3 +99,12 @@ def _run(config: CoordinatorConfig) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))
+
+
+def _raise_descriptor_limit() -> None:
+    """Raises the soft limit, often 1024, within the hard limit. One host could take up so few connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTOR_LIMIT if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTOR_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import sqlite3
 from pathlib import Path
@@ -119,3 +120,18 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind:
     rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
     with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
         load_config(file)
+
+
+def test_connections_are_not_bounded_by_the_soft_limit(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    coordinator = CoordinatorProcess(tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        coordinator.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{coordinator.process.pid}/limits").read_text()
+    found = re.search(r"^Max open files +(\d+)", limits, re.MULTILINE)
+    assert coordinator.end(signal.SIGTERM) == 0
+    assert found
+    assert int(found[1]) == min(hard, 65_536) > 256

@@ -15,6 +15,7 @@ import click
 from leasehold_coordinator import __version__
 from leasehold_coordinator.config import LOG_LEVELS, CoordinatorConfig, load_config
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_format import SafeFormatter
 
 DESCRIPTOR_LIMIT: Final = 65_536
@@ -91,6 +92,7 @@ def _run(config: CoordinatorConfig) -> None:
     os.umask(0o077)  # the store has what workloads were given as secrets
     handler = logging.StreamHandler()
     handler.setFormatter(SafeFormatter())
+    handler.addFilter(LineBound())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

@@ -5,6 +5,8 @@ from types import TracebackType
 from typing import Final, TypeAlias, final
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LINE_LIMIT_CHARACTERS: Final = 4_096
+"""What a message in the log may have. An id or a reason of a peer has up to 256 KiB."""
 
 _ExceptionInfo: TypeAlias = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -20,6 +22,8 @@ class SafeFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
         """The line, with line breaks in its message escaped too."""
+        if len(record.message) > LINE_LIMIT_CHARACTERS:
+            record.message = f"{record.message[:LINE_LIMIT_CHARACTERS]} …"
         record.message = _printable(record.message)
         return super().formatMessage(record)
 

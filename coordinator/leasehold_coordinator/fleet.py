@@ -304,6 +304,10 @@ class Fleet:
         worker_id, now = session.hello.worker_id, now_timestamp()
         changed: list[Workload] = []
         new = 0
+        # An id is looked for before a name: what is meant for another's workload would go to this one.
+        names = (
+            {one.name for one in self.workloads.values() if one.worker_id != worker_id} if unknown else set()
+        )
         for reported in reports:
             known = self.workloads.get(reported.workload_id)
             owner = known or over.get(reported.workload_id)
@@ -312,6 +316,8 @@ class Fleet:
             elif known is not None:
                 if reported.status.generation > known.status.generation:
                     changed.append(reported_again(known, reported))
+            elif owner is None and reported.workload_id in names:
+                logger.warning("worker %s reported the name %s as an id", worker_id, reported.workload_id)
             elif owner is None:
                 changed.append(registered(reported, worker_id, now))
                 new += not is_ended(reported.status.state)

@@ -245,12 +245,14 @@ class Registry:
             FleetError: DUPLICATE_WORKER_NAME or DUPLICATE_WORKER_GPU.
         """
         for known in self._workers.values():
+            theirs = (known.hello.name, known.hello.worker_id)
             is_other = known.hello.worker_id != hello.worker_id
-            if is_other and known.hello.name == hello.name and known.reported and self._is_in_use(known, now):
+            shared = next((one for one in (hello.name, hello.worker_id) if one in theirs), None)
+            if is_other and shared is not None and known.reported and self._is_in_use(known, now):
                 raise FleetError(
                     errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
-                    f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} is named "
-                    f"{hello.name} too: give this worker another name (`leasehold worker --name`), or "
+                    f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} has the name "
+                    f"or id {shared} too: give this worker another name (`leasehold worker --name`), or "
                     f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
                     worker=known.hello.worker_id,
                 )

@@ -302,10 +302,12 @@ class Requests:
                 "name",
                 f"{wanted!r} is no name: take a letter, then letters, digits, '-', '_' or '.', 63 in all",
             )
-        if any(workload.name == wanted for workload in self._fleet.workloads.values()):
+        if wanted in self._fleet.workloads or any(
+            workload.name == wanted for workload in self._fleet.workloads.values()
+        ):
             raise FleetError(
                 errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
-                f"a workload named {wanted!r} has not ended: stop it, or choose another name",
+                f"a workload with the name or id {wanted!r} has not ended: stop it, or choose another name",
                 field="name",
             )
         return wanted

@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, Operation, RunOperation
 from leasehold.v1.fleet_pb2 import (
+    CreateWorkloadRequest,
     ForgetWorkerRequest,
     GetGpuRequest,
     GetWorkerRequest,
@@ -19,7 +20,7 @@ from leasehold.v1.fleet_pb2 import (
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Hello, HostFacts, WorkerLoad
-from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_coordinator import registry
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import check_hello
@@ -128,6 +129,28 @@ def test_a_name_in_use_is_refused_and_that_of_a_worker_that_left_is_not(
     coordinator.connect(other).welcome()
     found = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert found.worker_id == "worker-beta", "the one that is connected has the name"
+
+
+def test_an_id_that_is_anothers_name_is_refused(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """An id is looked for before a name: what is meant for alpha would go to that worker."""
+    by_id, by_name = make_hello("beta"), make_hello("beta")
+    by_id.worker_id, by_name.name = "alpha", "worker-alpha"
+    for other in (by_id, by_name):
+        assert refused(coordinator, other).reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME
+
+
+def test_a_workload_whose_id_is_anothers_name_is_not_taken_in(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    started = start(coordinator, worker, "one")
+    beta = coordinator.connect(make_hello("beta", workloads=[running("one"), running("two")]))
+    beta.welcome()
+    until(lambda: found(coordinator, "two").worker_id == "worker-beta")
+    assert found(coordinator, "one").workload_id == started.workload_id
+    request = CreateWorkloadRequest(name="two", spec=WorkloadSpec(arguments=["x"]))
+    assert refusal(lambda: coordinator.workloads.CreateWorkload(request))[1] == "WORKLOAD_EXISTS"
 
 
 def alpha_state(coordinator: CoordinatorProcess) -> int:

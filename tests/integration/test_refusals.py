@@ -27,7 +27,7 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("run --worker nobody -- true", 1, "UNKNOWN_WORKER"),
         ("run --gpus 3 -- true", 1, r"alpha: 2 GPUs, 1 free, 1 leased.*\(NO_FREE_GPU\)"),
         ("run --name 1bad -- true", 1, r"'1bad' is no name.*\(INVALID_ARGUMENT\)"),
-        ("run --name one -- true", 1, r"a workload named 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
+        ("run --name one -- true", 1, r"with the name or id 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
         ("run --env NOVALUE -- true", 2, "'NOVALUE' is not a variable: write K=V"),
         ("run --name x -- /no/such/program", 1, r"could not be started.*\(SPAWN_FAILED\)"),
         ("remap one", 2, "either --pair OLD=NEW or --to"),

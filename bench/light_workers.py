@@ -16,7 +16,8 @@ import time
 
 import grpc
 import uvloop
-from leasehold.v1 import command_pb2, lease_pb2, worker_session_pb2, workload_pb2
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import (
@@ -95,6 +96,7 @@ class LightWorker:
         self._number = number
         self._epoch = 0
         self._sequence = 0
+        self._load_interval_s = 0.0
         self.welcomed = False
         self.sessions = 0
 
@@ -123,7 +125,11 @@ class LightWorker:
                         self._epoch = frame.welcome.epoch
                         self.welcomed = True
                         self.sessions += 1
-                        ticking = asyncio.create_task(self._tick(call, frame.welcome))
+                        self._load_interval_s = _seconds(frame.welcome.load_interval)
+                        ticking = asyncio.create_task(self._tick(call, frame.welcome.session_id))
+                    case "heartbeat":
+                        if frame.heartbeat.HasField("load_interval"):
+                            self._load_interval_s = _seconds(frame.heartbeat.load_interval)
                     case "command":
                         await self._obey(call, frame.command.command)
         finally:
@@ -131,16 +137,13 @@ class LightWorker:
             if ticking is not None:
                 ticking.cancel()
 
-    async def _tick(self, call: Call, welcome: worker_session_pb2.Welcome) -> None:
-        interval_s = welcome.load_interval.ToTimedelta().total_seconds()
-        await asyncio.sleep(random.uniform(0, interval_s))
+    async def _tick(self, call: Call, session_id: str) -> None:
+        await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
-            load = WorkerLoad(
-                session_id=welcome.session_id, sequence=self._sequence, gpu_pool=leases(self._number)
-            )
+            load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_pool=leases(self._number))
             await call.write(ConnectRequest(worker_load=load))
-            await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
+            await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
     async def _obey(self, call: Call, command: command_pb2.Command) -> None:
         workload = workload_pb2.Workload(
@@ -158,6 +161,10 @@ class LightWorker:
                 command_id=command.command_id, state=state, workloads=[workload] if ended else []
             )
             await call.write(ConnectRequest(command_update=update))
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
 
 
 class EchoWorker(LightWorker):

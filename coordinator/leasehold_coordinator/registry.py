@@ -23,6 +23,9 @@ from leasehold_coordinator.hello_rules import description
 WorkerId = NewType("WorkerId", str)
 SessionId = NewType("SessionId", str)
 
+LOADS_PER_S: Final = 200.0
+"""Loads that a fleet of any size sends in all, at most: the interval grows with it."""
+
 STALE_INTERVALS: Final = 2.5
 LOST_INTERVALS: Final = 4.0
 LOST_MIN_S: Final = 20.0
@@ -61,6 +64,7 @@ class KnownWorker:
         left: Whether it said goodbye.
         last_seen: When the last frame came.
         last_seen_time: The same for people.
+        load_interval_s: The time between two loads that it was told.
         loads_since_silence: Loads since it was last found silent.
         resources: What its host has and what of it is free. None: it did not say.
         cordon: It is out of service for new work. None: it isn't.
@@ -74,6 +78,7 @@ class KnownWorker:
     last_seen: float = 0.0
     last_seen_time: timestamp_pb2.Timestamp | None = None
     load_sequence: int = 0
+    load_interval_s: float = 0.0
     loads_since_silence: int = LOADS_TO_COME_BACK
     leases: list[GpuLease] = field(default_factory=list)
     load: WorkerLoad = field(default_factory=WorkerLoad)
@@ -121,32 +126,46 @@ class Registry:
     """All known workers, by id."""
 
     def __init__(self, load_interval_s: float, started: float) -> None:
-        self.load_interval_s = load_interval_s
+        self._least_interval_s = load_interval_s
         self._started = started
         self._workers: dict[str, KnownWorker] = {}
         self._by_gpu: dict[str, str] = {}
         """The worker that advertised a GPU last, by the GPU's UUID."""
+        self._by_name: dict[str, dict[str, KnownWorker]] = {}
+        """The workers of a name, by id: thousands of hellos are compared after a start."""
+
+    @property
+    def load_interval_s(self) -> float:
+        """Time between two loads of a worker, for a fleet of this size."""
+        return max(self._least_interval_s, len(self._workers) / LOADS_PER_S)
 
     def add_stored(self, hello: Hello, epoch: int) -> None:
         """Adds a worker from the store: known, and not heard of yet."""
         self.add(KnownWorker(hello, epoch))
 
-    def _drop_gpus(self, hello: Hello) -> None:
+    def _drop(self, hello: Hello) -> None:
+        """Takes what a worker said of itself out of the indexes."""
         for gpu in hello.gpu_pool:
             if self._by_gpu.get(gpu.uuid) == hello.worker_id:
                 del self._by_gpu[gpu.uuid]
+        named = self._by_name.get(hello.name, {})
+        named.pop(hello.worker_id, None)
+        if not named:
+            self._by_name.pop(hello.name, None)
 
     def add(self, known: KnownWorker) -> None:
         """Adds a worker, in place of what was known of it."""
         self.forget(known)
-        self._workers[known.hello.worker_id] = known
-        self._by_gpu |= {gpu.uuid: known.hello.worker_id for gpu in known.hello.gpu_pool}
+        hello = known.hello
+        self._workers[hello.worker_id] = known
+        self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
+        self._by_gpu |= {gpu.uuid: hello.worker_id for gpu in hello.gpu_pool}
 
     def forget(self, known: KnownWorker) -> None:
         """Drops a worker."""
         before = self._workers.pop(known.hello.worker_id, None)
         if before is not None:
-            self._drop_gpus(before.hello)
+            self._drop(before.hello)
 
     def __iter__(self) -> Iterator[KnownWorker]:
         """Every worker, in no order."""
@@ -173,9 +192,9 @@ class Registry:
         known = self._workers.get(id_or_name)
         if known is not None:
             return known
-        named = [known for known in self._workers.values() if known.hello.name == id_or_name]
+        named = self._by_name.get(id_or_name, {}).values()
         connected = [known for known in named if known.session_id is not None]
-        if len(found := connected or named) == 1:
+        if len(found := connected or list(named)) == 1:
             return found[0]
         if named:
             ids = _some(sorted(known.hello.worker_id for known in named))
@@ -238,17 +257,23 @@ class Registry:
                 f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
             )
 
+    def _namesakes(self, hello: Hello) -> list[KnownWorker]:
+        """The other workers whose name or id is the name or id of this one."""
+        found = self._by_name.get(hello.name, {}) | self._by_name.get(hello.worker_id, {})
+        if (other := self._workers.get(hello.name)) is not None:
+            found[hello.name] = other
+        return [known for worker_id, known in found.items() if worker_id != hello.worker_id]
+
     def check_unique(self, hello: Hello, now: float) -> None:
         """Refuses a name or a GPU that another worker has, which is in contact or may be about to return.
 
         Raises:
             FleetError: DUPLICATE_WORKER_NAME or DUPLICATE_WORKER_GPU.
         """
-        for known in self._workers.values():
+        for known in self._namesakes(hello):
             theirs = (known.hello.name, known.hello.worker_id)
-            is_other = known.hello.worker_id != hello.worker_id
-            shared = next((one for one in (hello.name, hello.worker_id) if one in theirs), None)
-            if is_other and shared is not None and known.reported and self._is_in_use(known, now):
+            shared = hello.name if hello.name in theirs else hello.worker_id
+            if known.reported and self._is_in_use(known, now):
                 raise FleetError(
                     errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
                     f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} has the name "
@@ -322,11 +347,12 @@ class Registry:
         known.take_leases(hello.gpu_leases)
         known.take_machine(hello)
         self.add(known)
+        known.load_interval_s = self.load_interval_s
         return known
 
     def describe(self, known: KnownWorker, hello: Hello) -> None:
         """Takes in a hello that came again, with another inventory or other capabilities."""
-        self._drop_gpus(known.hello)
+        self._drop(known.hello)
         known.hello = description(hello)
         known.take_leases(hello.gpu_leases)
         known.take_machine(hello)
@@ -383,9 +409,9 @@ class Registry:
         if known.left:
             return fleet_pb2.WORKER_STATE_DISCONNECTED
         silent_s = now - known.last_seen
-        if silent_s > max(LOST_INTERVALS * self.load_interval_s, LOST_MIN_S):
+        if silent_s > max(LOST_INTERVALS * known.load_interval_s, LOST_MIN_S):
             return fleet_pb2.WORKER_STATE_LOST
-        if known.session_id is None or silent_s > STALE_INTERVALS * self.load_interval_s:
+        if known.session_id is None or silent_s > STALE_INTERVALS * known.load_interval_s:
             return fleet_pb2.WORKER_STATE_STALE
         if known.loads_since_silence < LOADS_TO_COME_BACK:
             return fleet_pb2.WORKER_STATE_STALE

@@ -36,7 +36,7 @@ from leasehold_coordinator.sessions import Session
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=3)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
 TRANSIENT: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
@@ -54,6 +54,9 @@ SILENCE_INTERVALS: Final = 12
 
 HEARTBEAT_LOADS: Final = 3
 """Loads after which a worker hears of us. A timer for each of thousands of streams would cost more."""
+
+INTERVAL_CHANGE: Final = 0.2
+"""By how much of it the load interval must have changed before a worker is told."""
 
 STORAGE_PAUSE_S: Final = (2.0, 6.0)
 """How long a worker stays away, at least and at most, whose reports can't be stored."""
@@ -192,7 +195,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         crash_point("welcomed")
 
     def _welcome_frame(self, session: Session) -> Welcome:
-        interval_s = self._fleet.registry.load_interval_s
+        interval_s = session.known.load_interval_s if session.known is not None else 0.0
         return Welcome(
             session_id=session.session_id,
             epoch=session.epoch,
@@ -286,6 +289,11 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         session.loads += 1
         if session.loads % HEARTBEAT_LOADS == 0:
             beat = Heartbeat(applied_load_sequence=known.load_sequence)
+            interval_s = self._fleet.registry.load_interval_s
+            if abs(interval_s - known.load_interval_s) > INTERVAL_CHANGE * known.load_interval_s:
+                known.load_interval_s = interval_s
+                beat.load_interval.CopyFrom(duration(interval_s))
+                beat.silence_limit.CopyFrom(duration(SILENCE_INTERVALS * interval_s))
             session.send(ConnectResponse(heartbeat=beat))
 
     async def _take_hello(self, session: Session, hello: Hello) -> None:

@@ -9,6 +9,7 @@ from leasehold.v1 import lease_pb2
 from leasehold.v1.fleet_pb2 import (
     CreateWorkloadRequest,
     FleetGpu,
+    ForgetWorkerRequest,
     GetGpuRequest,
     ListCommandsRequest,
     ListGpusRequest,
@@ -17,12 +18,12 @@ from leasehold.v1.fleet_pb2 import (
     WatchFleetRequest,
 )
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
+from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye, WorkerLoad
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.api_fleet import FleetService
 from leasehold_coordinator.clock import now_timestamp
-from leasehold_coordinator.registry import KnownWorker, SessionId
+from leasehold_coordinator.registry import LOADS_PER_S, KnownWorker, SessionId
 from leasehold_coordinator.requests import Requests
 
 from .bench import Bench, on_bench
@@ -133,7 +134,30 @@ def test_the_coordinator_shows_that_it_lives(coordinator: CoordinatorProcess) ->
     assert worker.welcome().load_interval.nanos == 50_000_000
     for sequence in (7, 8, 9):
         worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence)))
-    worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 9)
+    beat = worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 9).heartbeat
+    assert not beat.HasField("load_interval"), "the fleet is as large as it was"
+
+
+def test_the_load_interval_grows_and_shrinks_with_the_fleet(coordinator: CoordinatorProcess) -> None:
+    coordinator.load_interval_s = 0.05
+    coordinator.restart()
+    worker = coordinator.connect()
+    others = [coordinator.connect(make_hello(f"other-{number}")) for number in range(23)]
+    intervals_s = [other.welcome().load_interval.ToNanoseconds() / 1e9 for other in others]
+    assert max(intervals_s) == pytest.approx(24 / LOADS_PER_S)
+    for _ in range(3):
+        worker.report()
+    beat = worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 3).heartbeat
+    assert beat.load_interval.ToNanoseconds() / 1e9 == pytest.approx(24 / LOADS_PER_S)
+    assert beat.silence_limit.ToNanoseconds() == 12 * beat.load_interval.ToNanoseconds()
+    for other in others:
+        other.up.put(ConnectRequest(goodbye=Goodbye()))
+        other.wait_ended()
+        coordinator.fleet.ForgetWorker(ForgetWorkerRequest(worker=other.first.hello.worker_id))
+    for _ in range(3):
+        worker.report()
+    beat = worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 6).heartbeat
+    assert beat.load_interval.ToNanoseconds() == 50_000_000
 
 
 def test_a_message_that_is_too_large_is_refused_and_nobody_suffers(

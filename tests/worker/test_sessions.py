@@ -131,6 +131,23 @@ def test_hello_comes_again_when_the_inventory_changes(
     assert {c.name: c.available for c in hello.capabilities}["cuda_suspend"] is False
 
 
+def test_a_heartbeat_changes_the_load_interval_at_once(
+    start_worker: Start, coordinator: ScriptedCoordinator
+) -> None:
+    coordinator.load_interval_s = 3600
+    start_worker(None)
+    session = coordinator.next_session()
+    beat = Heartbeat(
+        load_interval=duration_pb2.Duration(nanos=50_000_000),
+        silence_limit=duration_pb2.Duration(seconds=600),
+    )
+    session.down.put(ConnectResponse(heartbeat=beat))
+    session.wait(lambda frame: frame.worker_load.sequence > 2)
+    beat.load_interval.seconds = 10**9
+    session.down.put(ConnectResponse(heartbeat=beat))
+    session.wait(is_goodbye(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR))
+
+
 @pytest.mark.parametrize(
     "frame",
     [

@@ -17,6 +17,7 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectResponse,
     Goodbye,
     GoodbyeReason,
+    Heartbeat,
     Welcome,
 )
 
@@ -107,6 +108,8 @@ class Link:
         self._asked = 0
         """Questions whose answers are not in the outbox yet."""
         self._answer_turn = trio.Lock()
+        self._load_interval_s = self._silence_limit_s = 0.0
+        self._next_load = trio.CancelScope()
 
     def send(self, frame: ConnectRequest) -> None:
         """Sends a frame if there is a session. Without one it is dropped: the next hello tells all.
@@ -211,7 +214,7 @@ class Link:
         nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._report_loads, outbox, welcome)
         while True:
-            frame = await _receive(frames, seconds(welcome.silence_limit))
+            frame = await _receive(frames, self._silence_limit_s)
             try:
                 self._take(frame, welcome.epoch, outbox, nursery)
             except SessionEndError:
@@ -235,7 +238,10 @@ class Link:
             case "welcome":
                 raise violation("welcome came twice: say it once per stream")
             case "heartbeat":
-                pass
+                if frame.heartbeat.HasField("load_interval"):
+                    self._take_intervals(frame.heartbeat)
+                    within_s = trio.current_time() + self._load_interval_s
+                    self._next_load.deadline = min(self._next_load.deadline, within_s)
             case None:
                 self._ignored += 1
                 logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
@@ -284,13 +290,18 @@ class Link:
                 f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed",
             )
             raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
+        self._take_intervals(welcome)
+
+    def _take_intervals(self, frame: Welcome | Heartbeat) -> None:
+        """Takes in how often a load is wanted, and for how long the coordinator may be silent."""
         least_s, most_s = LOAD_INTERVALS_S
-        if not least_s <= (interval_s := seconds(welcome.load_interval)) <= most_s:
+        if not least_s <= (interval_s := seconds(frame.load_interval)) <= most_s:
             raise violation(f"a load interval of {interval_s:g} s: give {least_s:g} to {most_s:g} s")
-        if not 0 < (limit_s := seconds(welcome.silence_limit)) <= SILENCE_LIMIT_S:
+        if not 0 < (limit_s := seconds(frame.silence_limit)) <= SILENCE_LIMIT_S:
             raise violation(
                 f"a silence limit of {limit_s:g} s: give more than 0 and at most {SILENCE_LIMIT_S:g} s"
             )
+        self._load_interval_s, self._silence_limit_s = interval_s, limit_s
 
     async def _tell_again(self, outbox: Outbox) -> None:
         """Tells the outcomes that were never acknowledged, as fast as they are read: there may be many."""
@@ -301,17 +312,16 @@ class Link:
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Tells the load within every interval, and soon after each change of a lease."""
-        interval_s = seconds(welcome.load_interval)
-        next_s = random.uniform(0, interval_s)
+        next_s = random.uniform(0, self._load_interval_s)
         while True:
-            with trio.move_on_after(next_s):
+            with trio.move_on_after(next_s) as self._next_load:
                 await self._pool.wait_changed()
                 await trio.sleep(COALESCE_S)
             readings = await self._reporter.read_gpus()
             if self._reporter.description() != self._described:
                 self._say_hello(readings)
             outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
-            next_s = interval_s * random.uniform(0.9, 1.1)
+            next_s = self._load_interval_s * random.uniform(0.9, 1.1)
 
     def _ask(self, frame: ConnectResponse, outbox: Outbox, nursery: trio.Nursery) -> None:
         if self._asked < QUESTIONS_LIMIT:

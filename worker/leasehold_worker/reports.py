@@ -22,7 +22,7 @@ from leasehold_worker.journal import Journal
 from leasehold_worker.parts import Parts
 from leasehold_worker.workload import ENDED
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=3)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
 """Sides with the same major version talk."""
 
 HELLO_LIMIT_BYTES: Final = 131_072

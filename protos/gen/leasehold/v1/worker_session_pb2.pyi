@@ -1034,16 +1034,28 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLIED_LOAD_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LOAD_INTERVAL_FIELD_NUMBER: _builtins.int
+    SILENCE_LIMIT_FIELD_NUMBER: _builtins.int
     applied_load_sequence: _builtins.int
     """Sequence of the last load that was applied."""
+    @_builtins.property
+    def load_interval(self) -> _duration_pb2.Duration:
+        """As of welcome, from now on: the fleet has another size. Absent: as it was."""
+
+    @_builtins.property
+    def silence_limit(self) -> _duration_pb2.Duration:
+        """As of welcome, from now on. Present with the load interval only."""
+
     def __init__(
         self,
         *,
         applied_load_sequence: _builtins.int = ...,
+        load_interval: _duration_pb2.Duration | None = ...,
+        silence_limit: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_interval", b"load_interval", "silence_limit", b"silence_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_load_sequence", b"applied_load_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_load_sequence", b"applied_load_sequence", "load_interval", b"load_interval", "silence_limit", b"silence_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """The daemons of the demonstration: a coordinator, and two workers on simulated hosts."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +24,9 @@ START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 6.0
 KILL_TIMEOUT_S: Final = 2.0
 LOG_LINES: Final = 15
+
+_PORTS: Final = range(20_000, 32_000)
+"""Below those that the kernel gives to connections and to servers that name none."""
 
 MARK: Final = "LEASEHOLD_DEMO"
 """Variable that every process of one demonstration inherits, by which the last of them is found."""
@@ -188,7 +192,9 @@ def demo_fleet(folder: Path) -> Iterator[DemoFleet]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody has now, and that nobody is given while the coordinator is replaced."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -87,6 +87,36 @@ class Client(Reader):
         call = partial(self._workloads.SuspendWorkload, request, timeout=CALL_TIMEOUT_S)
         return self._connection.create(call).command
 
+    def suspend_worker(
+        self,
+        worker: str,
+        *,
+        policy: EvictionPolicy | None = None,
+        force: bool = False,
+        lock_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> fleet_pb2.SuspendWorkerResponse:
+        """Parks every workload that holds GPUs of a worker, the oldest first.
+
+        Args:
+            worker: Id or name.
+            policy: As of :meth:`suspend`.
+            force: As of :meth:`suspend`.
+            lock_timeout_s: As of :meth:`suspend`.
+            timeout_s: How long each command may wait and take. None: 10 min.
+
+        Returns:
+            The commands in their order, and the workloads that can't be parked with the reasons.
+        """
+        request = fleet_pb2.SuspendWorkerRequest(
+            worker=worker,
+            operation=suspension(lock_timeout_s, policy, force=force),
+            timeout=duration(timeout_s),
+        )
+        return self._connection.create(
+            partial(self._workloads.SuspendWorker, request, timeout=CALL_TIMEOUT_S)
+        )
+
     def restore(
         self,
         workload: str,

@@ -1,12 +1,17 @@
 """The verbs that park and wake workloads. Each can also be planned, by --dry-run."""
 
+from collections.abc import Callable
 from functools import partial
 
 import click
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
+from leasehold_client import render
 from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude, conclude_plan
+from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.eviction_options import policy_options
 from leasehold_client.gpu_names import resolve_list
 from leasehold_client.moves import check_host
@@ -23,7 +28,8 @@ from leasehold_client.watching import Waiting
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("workload", required=False)
+@click.option("--worker", metavar="WORKER", help="Park every workload that holds GPUs of this worker.")
 @policy_options
 @click.option(
     "--force", is_flag=True, help="Also if that frees no GPU memory, or loses what the workload has computed."
@@ -36,7 +42,8 @@ from leasehold_client.watching import Waiting
 @verb
 def suspend(
     client: Client,
-    workload: str,
+    workload: str | None,
+    worker: str | None,
     policy: EvictionPolicy | None,
     force: bool,
     dry_run: bool,
@@ -51,7 +58,18 @@ def suspend(
     started with (run --evict), unless --weights or --process say otherwise. One that is parked already is
     parked by a stronger process strategy where that is asked for. One that is not ready is waited for first,
     within --wait-timeout or else --timeout.
+
+    With --worker in the place of a workload, one call parks all that holds GPUs of a worker, the oldest
+    first. What can't be parked is told, and holds up no other.
     """
+    if worker is not None and workload is None and not dry_run:
+        answer = client.suspend_worker(
+            worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
+        )
+        conclude_all(client, _each(client, answer), waiting=waiting, output=output)
+        return
+    if workload is None or worker is not None:
+        raise UsageError("name either a workload, or a worker with --worker and without --dry-run")
     if dry_run:
         plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
         conclude_plan(client, plan, workload, "suspend", output=output)
@@ -65,6 +83,26 @@ def suspend(
         timeout_s=timeout_s,
     )
     conclude(client, ask(), workload, waiting=waiting, output=output, again=ask)
+
+
+def _same(command: Command) -> Command:
+    return command
+
+
+def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Callable[[], Command]]]:
+    """What the command of each workload is, or raises if it was refused."""
+    names = {workload.workload_id: workload.name for workload in client.workloads()}
+
+    def refuse(refusal: WorkloadRefusal) -> Command:
+        error = refusal.error
+        message = f"{refusal.workload_name}: {error.message}"
+        raise LeaseholdError(message, render.reason_name(error.reason))
+
+    each: list[tuple[str, Callable[[], Command]]] = [
+        (names.get(command.workload_id, command.workload_id), partial(_same, command))
+        for command in answer.commands
+    ]
+    return [*each, *((refusal.workload_name, partial(refuse, refusal)) for refusal in answer.refusals)]
 
 
 def _waking(name: str, other: str) -> click.Command:

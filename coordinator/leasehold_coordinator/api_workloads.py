@@ -32,6 +32,8 @@ from leasehold.v1.fleet_pb2 import (
     RestoreWorkloadResponse,
     StopWorkloadRequest,
     StopWorkloadResponse,
+    SuspendWorkerRequest,
+    SuspendWorkerResponse,
     SuspendWorkloadRequest,
     SuspendWorkloadResponse,
     WatchWorkloadsRequest,
@@ -123,6 +125,9 @@ class WorkloadService(WorkloadServiceServicer):
     ) -> SuspendWorkloadResponse:
         operation = Operation(suspend=request.operation)
         return SuspendWorkloadResponse(command=await self._operate(request, operation, request.workload))
+
+    async def SuspendWorker(self, request: SuspendWorkerRequest, context: Context) -> SuspendWorkerResponse:
+        return await self._requests.suspend_worker(request)
 
     async def RestoreWorkload(
         self, request: RestoreWorkloadRequest, context: Context

@@ -36,8 +36,8 @@ from leasehold_coordinator.operations import workload_ids
 SENT_LIMIT: Final = 8
 """Commands of one worker that are sent and have not ended. Others wait until it is their turn."""
 
-UNFINISHED_LIMIT: Final = 256
-"""Commands of one worker that have not ended, sent or not."""
+UNFINISHED_LIMIT: Final = 512
+"""Commands of one worker that have not ended, sent or not. One client may have half of them."""
 
 REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
 """The states that workers report."""

@@ -222,6 +222,12 @@ class Fleet:
             and self.registry.state(known, time.monotonic()) == fleet_pb2.WORKER_STATE_CONNECTED
         )
 
+    def holders(self, known: KnownWorker) -> list[Workload]:
+        """The workloads that hold GPUs of a worker, as it last reported, oldest first."""
+        holder_ids = {lease.workload_id for lease in known.leases}
+        found = [self.workloads[holder_id] for holder_id in holder_ids if holder_id in self.workloads]
+        return sorted(found, key=lambda found: (found.create_time.ToNanoseconds(), found.workload_id))
+
     def contact(self, worker_id: str) -> Session:
         """The session of a worker that is in contact.
 

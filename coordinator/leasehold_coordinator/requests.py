@@ -17,7 +17,10 @@ from leasehold.v1.fleet_pb2 import (
     DeleteCheckpointsRequest,
     ForgetWorkerResponse,
     ResetGpuHealthRequest,
+    SuspendWorkerRequest,
+    SuspendWorkerResponse,
     UncordonRequest,
+    WorkloadRefusal,
 )
 from leasehold.v1.workload_pb2 import Workload
 
@@ -249,6 +252,56 @@ class Requests:
                 return command
 
         return await finish(create())
+
+    async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
+        """Creates a suspend for each workload that holds GPUs of a worker and is not parked, oldest first.
+
+        Raises:
+            FleetError: The whole of it is refused, and nothing was created.
+        """
+
+        async def create() -> SuspendWorkerResponse:
+            async with self._lock:
+                operation = Operation(suspend=request.operation)
+                check_operation(operation)
+                known = self._fleet.registry.find(request.worker)
+                self._fleet.contact(known.hello.worker_id)
+                timeout = request.timeout if request.HasField("timeout") else duration(LONG_TIMEOUT_S)
+                check_duration("timeout", timeout)
+                async with asyncio.TaskGroup() as tasks:  # their commits are one
+                    each = [
+                        tasks.create_task(self._suspend(workload, operation, timeout))
+                        for workload in self._fleet.holders(known)
+                    ]
+                crash_point("request-answered")
+                results = [task.result() for task in each]
+                return SuspendWorkerResponse(
+                    commands=[result for result in results if isinstance(result, Command)],
+                    refusals=[result for result in results if isinstance(result, WorkloadRefusal)],
+                )
+
+        return await finish(create())
+
+    async def _suspend(
+        self,
+        workload: Workload,
+        operation: Operation,
+        timeout: duration_pb2.Duration,
+    ) -> Command | WorkloadRefusal:
+        """Creates one of many suspends, or says why it is refused. What is under way is not asked twice."""
+        for stored in self._fleet.ledger.of_workload(workload.workload_id):
+            if stored.command.operation == operation:
+                return stored.command
+        try:
+            self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
+            check_state(workload, operation)
+            command = self._new_command("", workload.worker_id, operation, timeout, workload.workload_id)
+            await self._dispatcher.create(command)
+        except FleetError as error:
+            return WorkloadRefusal(
+                workload_id=workload.workload_id, workload_name=workload.name, error=error.to_proto()
+            )
+        return command
 
     async def _repeated(self, request_id: str) -> Command | None:
         """What an earlier request with this id created."""

@@ -86,6 +86,18 @@ def test_a_workload_of_several_gpus_moves_as_one(fleet: Fleet) -> None:
     assert fleet.wait_counting("pair").gpu_uuids == (uuids[0], uuids[2], uuids[3])
 
 
+def test_all_that_holds_gpus_of_a_worker_is_suspended_by_one_call(fleet: Fleet) -> None:
+    for name in ("one", "two"):
+        fleet.run_counter(name)
+    lines = fleet.cli("suspend", "--worker", "alpha").stdout.splitlines()
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == ["one", "two"]
+    assert fleet.leases() == {}
+    assert fleet.cli("suspend", "--worker", "alpha").stdout == "", "nothing is left to park"
+    for name in ("one", "two"):
+        fleet.cli("wake", name)
+        fleet.wait_counting(name)
+
+
 def test_json_has_the_names_of_the_protos(fleet: Fleet) -> None:
     fleet.run_counter("one")
     command = fleet.json("suspend", "one")

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import checkpoint_pb2 as _checkpoint_pb2
 from leasehold.v1 import command_pb2 as _command_pb2
+from leasehold.v1 import errors_pb2 as _errors_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
 from leasehold.v1 import machine_pb2 as _machine_pb2
@@ -887,6 +888,102 @@ class SuspendWorkloadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SuspendWorkloadResponse: _TypeAlias = SuspendWorkloadResponse  # noqa: Y015
+
+@_typing.final
+class SuspendWorkerRequest(_message.Message):
+    """Request of SuspendWorker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Id or name."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long each command may wait and take. Absent: 10 min."""
+
+    @_builtins.property
+    def operation(self) -> _command_pb2.SuspendOperation:
+        """What to do with each."""
+
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _command_pb2.SuspendOperation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspendWorkerRequest: _TypeAlias = SuspendWorkerRequest  # noqa: Y015
+
+@_typing.final
+class SuspendWorkerResponse(_message.Message):
+    """Response of SuspendWorker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedCompositeFieldContainer[_command_pb2.Command]:
+        """One for each workload that is to be parked, in the order in which they are carried out."""
+
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadRefusal]:
+        """Workloads that hold GPUs and can't be parked."""
+
+    def __init__(
+        self,
+        *,
+        commands: _abc.Iterable[_command_pb2.Command] | None = ...,
+        refusals: _abc.Iterable[Global___WorkloadRefusal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "refusals", b"refusals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspendWorkerResponse: _TypeAlias = SuspendWorkerResponse  # noqa: Y015
+
+@_typing.final
+class WorkloadRefusal(_message.Message):
+    """Why there is no command for a workload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_NAME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    workload_id: _builtins.str
+    """The workload."""
+    workload_name: _builtins.str
+    """What people call it."""
+    @_builtins.property
+    def error(self) -> _errors_pb2.Error:
+        """What is in the way."""
+
+    def __init__(
+        self,
+        *,
+        workload_id: _builtins.str = ...,
+        workload_name: _builtins.str = ...,
+        error: _errors_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkloadRefusal: _TypeAlias = WorkloadRefusal  # noqa: Y015
 
 @_typing.final
 class RestoreWorkloadRequest(_message.Message):

@@ -488,6 +488,11 @@ class WorkloadServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadResponse.FromString,
                 _registered_method=True)
+        self.SuspendWorker = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/SuspendWorker',
+                request_serializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerResponse.FromString,
+                _registered_method=True)
         self.RestoreWorkload = channel.unary_unary(
                 '/leasehold.v1.WorkloadService/RestoreWorkload',
                 request_serializer=leasehold_dot_v1_dot_fleet__pb2.RestoreWorkloadRequest.SerializeToString,
@@ -574,6 +579,13 @@ class WorkloadServiceServicer:
 
     def SuspendWorkload(self, request, context):
         """Parks a workload; its GPUs are free for others afterwards.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SuspendWorker(self, request, context):
+        """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -676,6 +688,11 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.SuspendWorkload,
                     request_deserializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadResponse.SerializeToString,
+            ),
+            'SuspendWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspendWorker,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerResponse.SerializeToString,
             ),
             'RestoreWorkload': grpc.unary_unary_rpc_method_handler(
                     servicer.RestoreWorkload,
@@ -864,6 +881,33 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/SuspendWorkload',
             leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadRequest.SerializeToString,
             leasehold_dot_v1_dot_fleet__pb2.SuspendWorkloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/SuspendWorker',
+            leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__pb2.SuspendWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -170,6 +170,8 @@ class WorkloadServiceStub:
     """A snapshot of the workloads that haven't ended, then each change once."""
     SuspendWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SuspendWorkloadRequest, _fleet_pb2.SuspendWorkloadResponse]
     """Parks a workload; its GPUs are free for others afterwards."""
+    SuspendWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SuspendWorkerRequest, _fleet_pb2.SuspendWorkerResponse]
+    """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
     RestoreWorkload: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RestoreWorkloadRequest, _fleet_pb2.RestoreWorkloadResponse]
     """Wakes a parked workload."""
     RemapWorkloads: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemapWorkloadsRequest, _fleet_pb2.RemapWorkloadsResponse]
@@ -206,6 +208,8 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     """A snapshot of the workloads that haven't ended, then each change once."""
     SuspendWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SuspendWorkloadRequest, _fleet_pb2.SuspendWorkloadResponse]  # type: ignore[assignment]
     """Parks a workload; its GPUs are free for others afterwards."""
+    SuspendWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SuspendWorkerRequest, _fleet_pb2.SuspendWorkerResponse]  # type: ignore[assignment]
+    """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
     RestoreWorkload: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RestoreWorkloadRequest, _fleet_pb2.RestoreWorkloadResponse]  # type: ignore[assignment]
     """Wakes a parked workload."""
     RemapWorkloads: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemapWorkloadsRequest, _fleet_pb2.RemapWorkloadsResponse]  # type: ignore[assignment]
@@ -269,6 +273,14 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.SuspendWorkloadResponse, _abc.Awaitable[_fleet_pb2.SuspendWorkloadResponse]]:
         """Parks a workload; its GPUs are free for others afterwards."""
+
+    @_abc_1.abstractmethod
+    def SuspendWorker(
+        self,
+        request: _fleet_pb2.SuspendWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SuspendWorkerResponse, _abc.Awaitable[_fleet_pb2.SuspendWorkerResponse]]:
+        """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
 
     @_abc_1.abstractmethod
     def RestoreWorkload(

@@ -9,13 +9,14 @@ import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import private_directories
+from leasehold_worker import cli, private_directories
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_socket import LocalSocket
 from leasehold_worker.private_directories import PASSABLE, open_private, require_private
 from leasehold_worker.state_directory import open_state_directory
 
 from .conftest import WorkerProcess
+from .dead_volumes import dead_volume
 from .scripted_coordinator import ScriptedCoordinator
 
 NOBODY = 65534
@@ -100,3 +101,21 @@ def test_other_users_read_nothing_of_a_worker_and_programs_keep_their_umask(
     while not (said := (tmp_path / "umask").read_text() if (tmp_path / "umask").exists() else ""):
         pass
     assert int(said, 8) == private_directories.STARTED_WITH
+
+
+def test_an_image_directory_that_does_not_answer_is_told_at_the_start(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    with (
+        dead_volume(volume),
+        pytest.raises(StartError, match="look at its volume"),
+    ):
+        cli._require_image_directory(volume / "images", within_s=0.2)
+
+
+@as_root
+def test_an_image_directory_of_another_user_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.mkdir()
+    os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(StartError, match="image directory"):
+        cli._require_image_directory(path)

@@ -2,9 +2,12 @@
 
 import logging
 import os
+import queue
 import signal
 import sys
+import threading
 from pathlib import Path
+from typing import Final
 
 import click
 import trio
@@ -18,6 +21,9 @@ from leasehold_worker.private_directories import PASSABLE, PRIVATE, UMASK, requi
 from leasehold_worker.state_directory import open_state_directory
 
 logger = logging.getLogger(__name__)
+
+IMAGE_DIRECTORY_TIMEOUT_S: Final = 10.0
+"""How long the volume of the image directory may take to answer at the start."""
 
 
 @click.command(name="worker")
@@ -109,8 +115,35 @@ def _serve(config: WorkerConfig) -> None:
             raise refusals[0]
 
 
-def _require_image_directory(path: Path) -> None:
-    """Refuses images that another user could replace: a restored program runs as the worker's user."""
+def _require_image_directory(path: Path, within_s: float = IMAGE_DIRECTORY_TIMEOUT_S) -> None:
+    """Refuses images that another user could replace: a restored program runs as the worker's user.
+
+    Raises:
+        StartError: It is another user's, or its volume does not answer.
+    """
+    outcome = queue.SimpleQueue[StartError | None]()
+
+    def look() -> None:
+        try:
+            _require_own_images(path)
+        except StartError as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=look, name="image-directory", daemon=True).start()
+    try:
+        refusal = outcome.get(timeout=within_s)
+    except queue.Empty:
+        raise StartError(
+            f"the image directory {path} does not answer within {within_s:g} s: look at its volume, or start "
+            "without the setting image_dir"
+        ) from None
+    if refusal is not None:
+        raise refusal
+
+
+def _require_own_images(path: Path) -> None:
     try:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)

@@ -7,11 +7,10 @@ with Client("127.0.0.1:7400") as client:
 
 from typing import TYPE_CHECKING
 
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, NotYetError
+
 if TYPE_CHECKING:
     from leasehold_client.client import Client as Client
-    from leasehold_client.errors import LeaseholdError as LeaseholdError
-    from leasehold_client.errors import NoCoordinatorError as NoCoordinatorError
-    from leasehold_client.errors import NotYetError as NotYetError
 
 __version__ = "0.1.0"
 
@@ -19,13 +18,8 @@ __all__ = ["Client", "LeaseholdError", "NoCoordinatorError", "NotYetError", "__v
 
 
 def __getattr__(name: str) -> object:
-    # Imported when they are first used: `leasehold --help` needs no gRPC.
     if name == "Client":
-        from leasehold_client.client import Client
+        from leasehold_client.client import Client  # late: `leasehold --help` needs no gRPC
 
         return Client
-    if name in ("LeaseholdError", "NoCoordinatorError", "NotYetError"):
-        from leasehold_client import errors
-
-        return getattr(errors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

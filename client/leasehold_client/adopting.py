@@ -1,14 +1,17 @@
 """The verbs that take in processes that run already, and let them go."""
 
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude
 from leasehold_client.eviction_options import Eviction, adoption_options
 from leasehold_client.verb import output_option, timeout_option, verb, waiting_options
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
 
 PID_LIMIT: Final = 2**22
 """The most that Linux gives out."""
@@ -39,6 +42,8 @@ def adopt(
 
     Its descendants are taken in with it, and it leases the GPUs that it uses.
     """
+    from leasehold_client.conclusion import conclude
+
     workload, command = client.adopt(
         pid,
         worker=worker,
@@ -58,5 +63,7 @@ def adopt(
 @verb
 def release(client: Client, workload: str, waiting: Waiting, timeout_s: float | None, output: str) -> None:
     """Let a workload go that was adopted, or that claimed its GPUs: it runs on. Its lease ends."""
+    from leasehold_client.conclusion import conclude
+
     command = client.release(workload, timeout_s=timeout_s)
     conclude(client, command, workload, waiting=waiting, output=output)

@@ -1,20 +1,24 @@
 """The verbs about checkpoints on disk: to make one, to list them, and to delete some."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
-from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
-from leasehold.v1.command_pb2 import Command
 
-from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.render import echo_json, echo_table, enum_name, size, time_text, to_dict
 from leasehold_client.standard_output import echo
 from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold.v1.checkpoint_pb2 import Checkpoint
+    from leasehold.v1.command_pb2 import Command
+
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
 
 
 @click.command()
@@ -31,6 +35,8 @@ def checkpoint(
 
     It must serve a kernel, by leasehold_client.kernel.
     """
+    from leasehold_client.conclusion import conclude, conclude_plan
+
     if dry_run:
         conclude_plan(client, client.plan_checkpoint(workload), workload, "checkpoint", output=output)
         return
@@ -66,6 +72,8 @@ def rm_checkpoint(
 
     Workers that share a directory all list what is in it: it is deleted once, and not while one needs it.
     """
+    from leasehold_client.conclusion import conclude_all
+
     known = known_checkpoints(client)
     chosen = _choose(known, checkpoint_ids)
     needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
@@ -105,6 +113,8 @@ def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
 
 def echo_checkpoints(checkpoints: Iterable[Checkpoint], client: Client) -> None:
     """Prints a table of checkpoints, with the names of their workers."""
+    from leasehold_client.render import echo_table, size, time_text
+
     names = _worker_names(client)
     echo_table(
         ["ID", "KIND", "WORKLOAD", "WORKER", "SIZE", "CREATED", "IN USE"],
@@ -124,6 +134,10 @@ def echo_checkpoints(checkpoints: Iterable[Checkpoint], client: Client) -> None:
 
 
 def _kind(checkpoint: Checkpoint) -> str:
+    from leasehold.v1.checkpoint_pb2 import CheckpointKind
+
+    from leasehold_client.render import enum_name
+
     kind = enum_name(CheckpointKind.Name, checkpoint.kind, "CHECKPOINT_KIND_").lower()
     return f"{kind}, damaged" if checkpoint.problem else kind
 
@@ -134,6 +148,8 @@ def _worker_names(client: Client) -> Mapping[str, str]:
 
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) -> None:
     """Says what would be deleted, and how many bytes that frees."""
+    from leasehold_client.render import echo_json, size, to_dict
+
     freed_bytes = sum(one.size_bytes for one in chosen)
     if output == "json":
         echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})

@@ -19,13 +19,11 @@ from leasehold_client.exit_codes import EXIT_FAILED, EXIT_STILL_OPEN, error_line
 from leasehold_client.plans_view import echo_plan
 from leasehold_client.progress import follow
 from leasehold_client.terminal_text import echo_error
+from leasehold_client.verb import READY_LIMIT_S
 from leasehold_client.watching import Patience, Waiting, has_ended
 
 ATTEMPTS: Final = 8
 """How often the same is asked for again once a workload is ready: several workloads of a remap may not be."""
-
-READY_LIMIT_S: Final = 600.0
-"""How long a workload that was started is waited for until it is ready, if nothing else is said."""
 
 LAST_LOOK_S: Final = 0.5
 """How long a command is looked at, at least, when others have used up the time for all."""

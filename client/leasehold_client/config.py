@@ -6,21 +6,15 @@ import stat
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 
+SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
+"""Names the socket of this host's worker."""
+
 FILE_LIMIT_BYTES: Final = 1_000_000
 """What a settings file may have."""
-
-
-class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of ``cli.toml``."""
-
-    coordinator: str = DEFAULT_COORDINATOR
-    """Address of the coordinator, HOST:PORT."""
 
 
 def config_path() -> Path:
@@ -29,25 +23,40 @@ def config_path() -> Path:
     return Path(base) / "leasehold/cli.toml"
 
 
-def load_config() -> ClientConfig:
-    """Reads the file; without one, the defaults.
+def configured_coordinator() -> str:
+    """Address of the coordinator as the file has it, HOST:PORT. Without a file, the default.
 
     Raises:
         UsageError: The file can't be read, or breaks a rule; the text says which.
     """
     path = config_path()
     try:
-        return msgspec.toml.decode(_content(path), type=ClientConfig)
+        return _coordinator_of(_content(path).decode())
     except FileNotFoundError:
-        return ClientConfig()
+        return DEFAULT_COORDINATOR
     except OSError as error:
         raise UsageError(
             f"the configuration {path} can't be read: {error.strerror}; make it a readable file, or remove it"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of what is not UTF-8 or not TOML
         raise UsageError(
             f"the configuration {path} is not valid: {error}; its only key is coordinator = 'HOST:PORT'"
         ) from error
+
+
+def _coordinator_of(text: str) -> str:
+    """The only key of the file, or the default.
+
+    Raises:
+        ValueError: The text is not TOML, or breaks a rule.
+    """
+    import tomllib  # late: without a file there is nothing to read
+
+    settings = tomllib.loads(text)
+    for key, value in settings.items():
+        if key != "coordinator" or not isinstance(value, str):
+            raise ValueError(f"{key} = {value!r}"[:100])
+    return str(settings.get("coordinator", DEFAULT_COORDINATOR))
 
 
 def _content(path: Path) -> bytes:

@@ -1,12 +1,16 @@
 """What people may name to take out of service, and put back: GPUs, and whole workers. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from typing import TYPE_CHECKING
 
 from leasehold_client.errors import UsageError
 from leasehold_client.gpu_names import resolve_gpu
+
+if TYPE_CHECKING:
+    from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 
 
 @dataclass(frozen=True, slots=True)

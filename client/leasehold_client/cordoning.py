@@ -1,19 +1,24 @@
 """The verbs that take GPUs and workers out of service, and put them back."""
 
+from __future__ import annotations
+
 import getpass
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
-from leasehold.v1.command_pb2 import Command
 
-from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude_all
 from leasehold_client.cordon_targets import CordonTarget, find_gpu_targets, find_targets
 from leasehold_client.moving import known_gpus
 from leasehold_client.verb import output_option, timeout_option, verb, waiting_options
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
 
 
 @click.command()
@@ -35,6 +40,8 @@ def cordon(
 
     A TARGET is a GPU by UUID, a unique beginning of one or worker/slot, or a worker by name or id.
     """
+    from leasehold_client.conclusion import conclude_all
+
     found = find_targets(targets, client.workers(), known_gpus(client))
     create = partial(client.cordon, reason=reason, cordoned_by=_caller(), timeout_s=timeout_s)
     conclude_all(client, _each(found, create), waiting=waiting, output=output)
@@ -54,6 +61,8 @@ def uncordon(
     A TARGET is a GPU by UUID, a unique beginning of one or worker/slot, or a worker by name or id. GPUs that
     were cordoned one by one stay so when their worker is put back.
     """
+    from leasehold_client.conclusion import conclude_all
+
     found = find_targets(targets, client.workers(), known_gpus(client))
     create = partial(client.uncordon, timeout_s=timeout_s)
     conclude_all(client, _each(found, create), waiting=waiting, output=output)
@@ -77,6 +86,8 @@ def reset_health(
 
     A GPU is a UUID, a unique beginning of one, or worker/slot.
     """
+    from leasehold_client.conclusion import conclude_all
+
     found = find_gpu_targets(names, known_gpus(client))
     create = partial(client.reset_gpu_health, timeout_s=timeout_s)
     conclude_all(client, _each(found, create), waiting=waiting, output=output)

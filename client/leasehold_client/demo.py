@@ -29,19 +29,13 @@ TIME_LIMIT_S: Final = 45.0
 """For all but the end, which takes 15 s at the very worst."""
 
 
-@click.command()
-@click.option("--keep", is_flag=True, help="Leave it running at the end, until Ctrl-C.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder for stores and logs, kept.")
-@click.option(
-    "--counter",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The program that counts.  [default: Leasehold's own, examples/counter.py]",
-)
-def demo(keep: bool, folder: Path | None, counter: Path | None) -> None:
-    """Suspend, move and restore six counting processes on two simulated GPU hosts.
+def run(folder: Path | None, counter: Path | None, *, keep: bool) -> None:
+    """Plays the demonstration, and exits with 1 unless no count was lost and no byte is wrong.
 
-    It checks from their own output that no count was lost and no byte is wrong, and prints one line of JSON.
-    It fails unless both are so.
+    Args:
+        folder: Folder for stores and logs, which is kept. None: a temporary one.
+        counter: The program that counts. None: Leasehold's own.
+        keep: Leave the fleet running at the end, until Ctrl-C.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:

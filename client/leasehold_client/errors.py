@@ -1,12 +1,12 @@
 """What a coordinator refuses, as Python errors."""
 
-from typing import Final, cast
+from __future__ import annotations
 
-import grpc
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
-from leasehold.v1.command_pb2 import Command
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:  # `leasehold --help` needs no gRPC
+    import grpc
+    from leasehold.v1.command_pb2 import Command
 
 DOMAIN: Final = "leasehold"
 
@@ -69,12 +69,14 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
     A refusal that carries a reason is a refusal, whatever its status: only a call that nobody answered
     means that there is no coordinator.
     """
+    from grpc import StatusCode
+
     refusal = decode_refusal(error)
     if refusal is not None:
         return refusal
     call = cast("grpc.Call", error)
     code, details = call.code(), call.details() or ""
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    if code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED):
         return NoCoordinatorError(
             f"no coordinator answers at {address} ({details}): start one with "
             "`leasehold coordinator`, or name another with --coordinator or LEASEHOLD_COORDINATOR",
@@ -88,6 +90,10 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
 
 def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:
     """What a call was refused with. None: it was not refused with a reason."""
+    from google.protobuf.message import DecodeError
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
     call = cast("grpc.Call", error)  # every error of a stub is its call too
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:

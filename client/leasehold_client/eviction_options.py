@@ -1,24 +1,20 @@
 """The options that say how a workload gives up its GPUs: of ``suspend``, ``run``, ``exec`` and ``adopt``."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import click
-from leasehold.v1.workload_pb2 import EvictionPolicy, Hook
 
 from leasehold_client.errors import UsageError
-from leasehold_client.hooks_file import read_hooks
-from leasehold_client.policies import (
-    DEFAULT_PROCESS,
-    DEFAULT_WEIGHTS,
-    PROCESSES,
-    WEIGHTS,
-    make_policy,
-    parse_policy,
-)
+from leasehold_client.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS, PROCESSES, WEIGHTS
+
+if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import EvictionPolicy, Hook
 
 Value = TypeVar("Value")
 
@@ -54,25 +50,27 @@ def policy_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--weights",
-        type=click.Choice(list(WEIGHTS)),
+        type=click.Choice(WEIGHTS),
         help="What its framework does with the weights first.  [default: as it was started with, or retain "
         "if --process is given]",
     )
     @click.option(
         "--process",
-        type=click.Choice(list(PROCESSES)),
+        type=click.Choice(PROCESSES),
         help="What then happens to its processes.  [default: as it was started with, or cuda_suspend if "
         "--weights is given]",
     )
     @click.option(
         "--escalate-to",
-        type=click.Choice(list(PROCESSES)),
+        type=click.Choice(PROCESSES),
         help=_ESCALATE_HELP.format(more=" Give --process or --weights too."),
     )
     @wraps(function)
     def call(
         *positional: Any, weights: str | None, process: str | None, escalate_to: str | None, **named: Any
     ) -> None:
+        from leasehold_client.policies import make_policy
+
         policy = None
         if weights is not None or process is not None:
             policy = _usable(
@@ -98,7 +96,7 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
         help=f"How it gives up its GPUs: {'|'.join(WEIGHTS)}, and {'|'.join(PROCESSES)}.  "
         f"[default: {DEFAULT_WEIGHTS}+{DEFAULT_PROCESS}]",
     )
-    @click.option("--escalate-to", type=click.Choice(list(PROCESSES)), help=_ESCALATE_HELP.format(more=""))
+    @click.option("--escalate-to", type=click.Choice(PROCESSES), help=_ESCALATE_HELP.format(more=""))
     @click.option(
         "--hooks",
         "hooks_file",
@@ -110,6 +108,9 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
     def call(
         *positional: Any, evict: str | None, escalate_to: str | None, hooks_file: Path | None, **named: Any
     ) -> None:
+        from leasehold_client.hooks_file import read_hooks
+        from leasehold_client.policies import make_policy, parse_policy
+
         def read() -> Eviction:
             policy = None
             if evict is not None:

@@ -1,43 +1,35 @@
 """``leasehold exec``: waits its turn for GPUs of this host, and becomes the command."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NoReturn, final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2 import ClaimGranted, ClaimOpen, ClaimRequest, ClaimWaiting
-from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
+from leasehold_client import interrupts
+from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.eviction_options import Eviction, adoption_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.local import SOCKET_VARIABLE, Deadline, LocalWorker, NoWorkerError, check_access
-from leasehold_client.operations import duration
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import YEAR_S, Seconds
+
+if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import HelperTerms, Resources
 
 EXIT_REFUSED: Final = 125
 EXIT_CANNOT_RUN: Final = 126
 EXIT_NOT_FOUND: Final = 127
 """The codes of env(1) and its like: below 125 they are the command's own."""
-
-RESTART_TIMEOUT_S: Final = 30.0
-"""How long a worker that restarts is waited for."""
-
-RESTART_PAUSE_S: Final = 0.2
-LINE_INTERVAL_S: Final = 1.0
-"""Between lines about the wait."""
 
 TOLD_LIMIT: Final = 4096
 """Characters of the command's arguments that are told to the worker."""
@@ -93,6 +85,14 @@ def exec_command(
     is no such command; 130: interrupted while it waited.
     """
     program = _find(arguments[0])
+    from leasehold.v1 import local_pb2
+    from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
+    from leasehold.v1.workload_pb2 import WorkloadSpec
+
+    from leasehold_client.exec_wait import wait_granted
+    from leasehold_client.operations import duration
+
+    interrupts.raise_in_verb()
     spec = WorkloadSpec(
         arguments=_told(arguments),
         resources=resources,
@@ -103,7 +103,7 @@ def exec_command(
     )
     opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
     try:
-        worker, granted = _wait_granted(socket, ClaimRequest(open=opened))
+        worker, granted = wait_granted(socket, ClaimRequest(open=opened))
     except LeaseholdError as error:
         echo_error(error_line(error.message, error.reason))
         sys.exit(EXIT_REFUSED)
@@ -123,95 +123,6 @@ def _find(name: str) -> str:
     why = "can't be run: make it executable" if there else "is no command here: give its path"
     echo_error(f"leasehold: {name!r} {why}")
     sys.exit(EXIT_CANNOT_RUN if there else EXIT_NOT_FOUND)
-
-
-def _wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorker, ClaimGranted]:
-    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first.
-
-    Returns:
-        The connection, still open, and the grant.
-    """
-    check_access(socket)
-    deadline = Deadline(request.open)
-    give_up_at = 0.0
-    while True:
-        lines = _WaitingLines()
-        try:
-            with ExitStack() as stack:
-                worker = stack.enter_context(LocalWorker(socket))
-                stack.callback(lines.close)
-                for response in worker.claim(request):
-                    if response.HasField("granted"):
-                        lines.close()
-                        stack.pop_all()
-                        return worker, response.granted
-                    if response.HasField("waiting"):
-                        lines.show(response.waiting)
-        except NoWorkerError:
-            if lines.any:
-                echo_error("leasehold: the worker restarts; waiting anew")
-                give_up_at = time.monotonic() + RESTART_TIMEOUT_S
-            if time.monotonic() > give_up_at:
-                raise
-            time.sleep(RESTART_PAUSE_S)
-            request = deadline.apply(request)
-        else:
-            raise LeaseholdError("the worker ended the claim without a word: look at its log")
-
-
-@final
-class _WaitingLines:
-    """Says how the wait stands: a line when place or reason has changed, but no more than one in a while.
-
-    So what changes fast is told as it is at the end of that while.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._shown: object = None
-        self._newest: ClaimWaiting | None = None
-        self._next_at = 0.0
-        self._timer: threading.Timer | None = None
-        self._closed = False
-
-    @property
-    def any(self) -> bool:
-        """Whether there was anything to say."""
-        return self._newest is not None
-
-    def show(self, waiting: ClaimWaiting) -> None:
-        """Says it, now or soon."""
-        with self._lock:
-            self._newest = waiting
-            left_s = self._next_at - time.monotonic()
-            if left_s <= 0:
-                self._write(waiting)
-            elif self._timer is None:
-                self._timer = threading.Timer(left_s, self._write_late)
-                self._timer.daemon = True
-                self._timer.start()
-
-    def close(self) -> None:
-        """Says nothing from now on."""
-        with self._lock:
-            self._closed = True
-            timer = self._timer
-        if timer is not None:
-            timer.cancel()
-            timer.join()
-
-    def _write_late(self) -> None:
-        with self._lock:
-            self._timer = None
-            if self._newest is not None and not self._closed:
-                self._write(self._newest)
-
-    def _write(self, waiting: ClaimWaiting) -> None:
-        if self._shown != (waiting.position, waiting.reason):
-            self._shown = (waiting.position, waiting.reason)
-            self._next_at = time.monotonic() + LINE_INTERVAL_S
-            place = f"{waiting.position} of {waiting.pending_claimers} in line"
-            echo_error(f"leasehold: waiting, {place}: {waiting.reason}")
 
 
 def _told(arguments: Sequence[str]) -> list[str]:

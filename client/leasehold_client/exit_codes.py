@@ -1,12 +1,16 @@
 """How the ``leasehold`` command ends: one line of text, and a code that scripts can rely on."""
 
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
+from leasehold_client.errors import (
+    LeaseholdError,
+    NoCoordinatorError,
+    NotYetError,
+    StillOpenError,
+    UsageError,
+)
 from leasehold_client.terminal_text import echo_error
-
-if TYPE_CHECKING:
-    from leasehold_client.errors import LeaseholdError
 
 EXIT_FAILED: Final = 1
 """The operation failed, or was refused."""
@@ -23,11 +27,8 @@ EXIT_INTERRUPTED: Final = 130
 """What a shell says of a program that SIGINT ended."""
 
 
-def fail(error: "LeaseholdError") -> NoReturn:
+def fail(error: LeaseholdError) -> NoReturn:
     """Prints an error as one line, and exits with its code."""
-    # Imported late: `leasehold --help` needs no gRPC.
-    from leasehold_client.errors import NoCoordinatorError, NotYetError, StillOpenError, UsageError
-
     echo_error(error_line(error.message, error.reason))
     match error:
         case NoCoordinatorError():

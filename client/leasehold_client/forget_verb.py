@@ -1,11 +1,16 @@
 """``leasehold forget``: what the coordinator is to know no longer."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
-from leasehold_client import render
-from leasehold_client.client import Client
 from leasehold_client.standard_output import echo
 from leasehold_client.verb import output_option, verb
+
+if TYPE_CHECKING:
+    from leasehold_client.client import Client
 
 
 @click.group()
@@ -25,6 +30,8 @@ def worker(client: Client, name: str, output: str) -> None:
     """
     forgotten = client.forget_worker(name)
     if output == "json":
+        from leasehold_client import render
+
         render.echo_json(render.to_dict(forgotten))
         return
     failed = len(forgotten.failed_workload_ids)

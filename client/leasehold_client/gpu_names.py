@@ -1,10 +1,14 @@
 """What people may call a GPU: its UUID, a unique beginning of it, or worker/slot. Pure."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from leasehold.v1.fleet_pb2 import FleetGpu
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from leasehold_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from leasehold.v1.fleet_pb2 import FleetGpu
 
 
 def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:

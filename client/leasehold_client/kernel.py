@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.kernel_codec import Codec, Msgpack
 from leasehold_client.kernel_loops import AsyncioLoop, AwaitedKernel, TrioLoop
@@ -29,7 +30,7 @@ from leasehold_client.kernel_protocols import (
     KernelFacts,
 )
 from leasehold_client.kernel_session import ServedKernel
-from leasehold_client.local import SOCKET_VARIABLE, NoWorkerError
+from leasehold_client.local import NoWorkerError
 
 __all__ = [
     "AsyncCheckpointableKernel",

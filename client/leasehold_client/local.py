@@ -28,6 +28,7 @@ from leasehold.v1.local_pb2 import (
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.errors import LeaseholdError, decode_refusal
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalLease", "LocalWorker", "NoWorkerError", "claim", "socket_path"]
 
-SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 SYSTEM_SOCKET: Final = Path("/run/leasehold/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
 RELEASE_TIMEOUT_S: Final = 60.0

@@ -1,23 +1,27 @@
 """``leasehold local``: this host's worker, without a coordinator."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
 
 import click
-from leasehold.v1 import lease_pb2
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.local_pb2 import ListResponse
-from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
-from leasehold_client import render
+from leasehold_client import interrupts
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.exec_verb import socket_option
 from leasehold_client.exit_codes import fail
-from leasehold_client.local import LocalWorker, check_access
 from leasehold_client.standard_output import echo
 from leasehold_client.verb import output_option
+
+if TYPE_CHECKING:
+    from leasehold.v1.lease_pb2 import GpuLease
+    from leasehold.v1.local_pb2 import ListResponse
+    from leasehold.v1.workload_pb2 import Workload
+
+    from leasehold_client.local import LocalWorker
 
 Arguments = ParamSpec("Arguments")
 
@@ -30,6 +34,9 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
     @socket_option
     @wraps(function)
     def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        from leasehold_client.local import LocalWorker, check_access
+
+        interrupts.raise_in_verb()
         try:
             check_access(socket)
             with LocalWorker(socket) as worker:
@@ -50,6 +57,10 @@ def local() -> None:
 @_local_verb
 def leases(worker: LocalWorker, output: str) -> None:
     """List the GPUs of this host, who holds them, and who waits."""
+    from leasehold.v1.workload_pb2 import WorkloadState
+
+    from leasehold_client import render
+
     found = worker.list()
     if output == "json":
         render.echo_json(render.to_dict(found))
@@ -74,8 +85,12 @@ def release(worker: LocalWorker, workload: str) -> None:
 
 
 def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
+    from leasehold.v1.lease_pb2 import SlotState
+
+    from leasehold_client.render import enum_name
+
     holder = holders.get(gpu.workload_id)
-    state = render.enum_name(lease_pb2.SlotState.Name, gpu.state, "SLOT_STATE_").lower()
+    state = enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
     name = holder.name if holder else gpu.workload_id or NOTHING
     return (
         str(gpu.slot),

@@ -1,14 +1,16 @@
-"""The ``leasehold`` command. Each room adds its own part through the entry points ``leasehold.commands``."""
+"""The ``leasehold`` command. Each subcommand is imported when it is called."""
 
 import io
 import sys
-from importlib.metadata import EntryPoint
+from importlib import import_module
 from typing import Any, Final, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
-from leasehold_client import interrupts, rooms
+from leasehold_client import __version__, interrupts
 from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.rooms import ROOMS, missing_module
 from leasehold_client.standard_output import printed_by_click
 from leasehold_client.terminal_text import echo_error
 
@@ -25,26 +27,78 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
-    "run": "Start a workload on a worker.",
-    "wait": "Wait until a workload is ready, or has ended.",
-    "suspend": "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
-    "wake": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-    "restore": "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-    "remap": "Move running workloads to other GPUs of their worker, without their knowing.",
-    "checkpoint": "Have the application of a running workload save itself, and go on.",
-    "rm": "Delete what lies on the disks of workers: checkpoints.",
-    "stop": "End a workload.",
-    "adopt": "Take in a process that runs already on a worker's host, as a workload.",
-    "release": "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",
-    "cordon": "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
-    "uncordon": "Put GPUs or whole workers back into service.",
-    "gpu": "Look after single GPUs: forget what is known against their health.",
-    "forget": "Make the coordinator forget a worker that is gone for good.",
-    "cancel": "Cancel a command that has not ended.",
-    "logs": "Print what a workload wrote.",
-}
-LOCAL_VERBS: Final = {
+    "get": (
+        "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
+        "leasehold_client.verbs:get",
+    ),
+    "run": (
+        "Start a workload on a worker.",
+        "leasehold_client.verbs:run",
+    ),
+    "wait": (
+        "Wait until a workload is ready, or has ended.",
+        "leasehold_client.verbs:wait",
+    ),
+    "suspend": (
+        "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
+        "leasehold_client.parking:suspend",
+    ),
+    "wake": (
+        "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
+        "leasehold_client.parking:wake",
+    ),
+    "restore": (
+        "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
+        "leasehold_client.parking:restore",
+    ),
+    "remap": (
+        "Move running workloads to other GPUs of their worker, without their knowing.",
+        "leasehold_client.moving:remap",
+    ),
+    "checkpoint": (
+        "Have the application of a running workload save itself, and go on.",
+        "leasehold_client.checkpointing:checkpoint",
+    ),
+    "rm": (
+        "Delete what lies on the disks of workers: checkpoints.",
+        "leasehold_client.checkpointing:rm",
+    ),
+    "stop": (
+        "End a workload.",
+        "leasehold_client.verbs:stop",
+    ),
+    "adopt": (
+        "Take in a process that runs already on a worker's host, as a workload.",
+        "leasehold_client.adopting:adopt",
+    ),
+    "release": (
+        "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",
+        "leasehold_client.adopting:release",
+    ),
+    "cordon": (
+        "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
+        "leasehold_client.cordoning:cordon",
+    ),
+    "uncordon": (
+        "Put GPUs or whole workers back into service.",
+        "leasehold_client.cordoning:uncordon",
+    ),
+    "gpu": (
+        "Look after single GPUs: forget what is known against their health.",
+        "leasehold_client.cordoning:gpu",
+    ),
+    "forget": (
+        "Make the coordinator forget a worker that is gone for good.",
+        "leasehold_client.forget_verb:forget",
+    ),
+    "cancel": (
+        "Cancel a command that has not ended.",
+        "leasehold_client.verbs:cancel",
+    ),
+    "logs": (
+        "Print what a workload wrote.",
+        "leasehold_client.verbs:logs",
+    ),
     "exec": (
         "Run a command on this host with GPUs, as soon as it is its turn.",
         "leasehold_client.exec_verb:exec_command",
@@ -53,10 +107,12 @@ LOCAL_VERBS: Final = {
         "Look at this host's worker, without a coordinator: its leases and who waits.",
         "leasehold_client.local_verbs:local",
     ),
+    "demo": (
+        "Suspend, move and restore six counting processes on two simulated GPU hosts.",
+        "leasehold_client.demo_verb:demo",
+    ),
 }
-"""What needs a worker on this host and no coordinator: summaries, and where each verb is."""
-
-DEMO_SUMMARY: Final = "Suspend, move and restore six counting processes on two simulated GPU hosts."
+"""The client's own subcommands: what ``leasehold --help`` says of each, and where each is, as MODULE:NAME."""
 
 
 class NotInstalledError(click.ClickException):
@@ -65,8 +121,7 @@ class NotInstalledError(click.ClickException):
     exit_code = EXIT_USAGE
 
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
-        point = rooms.rooms().get(name)
-        extra = rooms.extra_of(point) if point else "client"
+        extra = ROOMS[name].extra if name in ROOMS else "client"
         super().__init__(
             f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
         )
@@ -77,7 +132,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""
-        return sorted({*VERBS, *LOCAL_VERBS, "demo", *rooms.rooms()})
+        return sorted({*VERBS, *ROOMS})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Loads one subcommand; one whose packages are missing says which extra has them."""
@@ -85,7 +140,8 @@ class LazyGroup(click.Group):
             command = _load(cmd_name)
         except ModuleNotFoundError as error:
             raise NotInstalledError(cmd_name, error) from error
-        interrupts.raise_in_verb()
+        if cmd_name in ROOMS:  # a verb of ours imports more before it begins
+            interrupts.raise_in_verb()
         return command
 
     def make_context(
@@ -102,33 +158,42 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the subcommands without loading any. One whose packages are missing hides no other."""
-        summaries = {**VERBS, "demo": DEMO_SUMMARY}
-        summaries |= {name: summary for name, (summary, _) in LOCAL_VERBS.items()}
-        for name, point in rooms.rooms().items():
-            missing = rooms.missing_package(point)
-            summaries[name] = f"(needs {missing})" if missing else rooms.SUMMARIES.get(name, "")
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(summaries.items()))
+            formatter.write_dl(sorted(_summaries().items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the name of a subcommand without loading any, or an option."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        summaries = _summaries()
+        return [*(CompletionItem(name, help=summaries[name]) for name in names), *options]
+
+
+def _summaries() -> dict[str, str]:
+    """What is said of each subcommand, by its name."""
+    summaries = {name: summary for name, (summary, _) in VERBS.items()}
+    for name, room in ROOMS.items():
+        missing = missing_module(room)
+        summaries[name] = f"(needs {missing})" if missing else room.summary
+    return summaries
 
 
 def _load(name: str) -> click.Command | None:
     if name in VERBS:
-        from leasehold_client import verbs
-
-        return next(command for command in verbs.VERBS if command.name == name)
-    if name in LOCAL_VERBS:
-        _, place = LOCAL_VERBS[name]
-        return rooms.load(EntryPoint(name, place, "leasehold.commands"))
-    if name == "demo":
-        from leasehold_client.demo import demo
-
-        return demo
-    point = rooms.rooms().get(name)
-    return rooms.load(point) if point else None
+        _, place = VERBS[name]
+    elif name in ROOMS:
+        place = ROOMS[name].place
+    else:
+        return None
+    module, _, attribute = place.partition(":")
+    command: object = getattr(import_module(module), attribute)  # the type is only known at run time
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{place} is not a click command")
+    return command
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="leasehold")
+@click.version_option(__version__)
 def leasehold() -> None:
     """Lease the GPUs of a fleet; suspend, restore and move running CUDA processes between them."""
 

@@ -1,14 +1,13 @@
 """The verb that moves workloads. It can also be planned, by --dry-run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
-from leasehold.v1.fleet_pb2 import FleetGpu
 
-from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude, conclude_plan
-from leasehold_client.moves import check_hosts, check_options, find_moves
 from leasehold_client.terminal_text import echo_error
 from leasehold_client.verb import (
     dry_run_option,
@@ -18,7 +17,12 @@ from leasehold_client.verb import (
     verb,
     waiting_options,
 )
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold.v1.fleet_pb2 import FleetGpu
+
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
 
 
 @click.command()
@@ -55,6 +59,9 @@ def remap(
     Several are moved by one command: all of them, or none. A GPU is a UUID, a unique beginning of one, or
     worker/slot.
     """
+    from leasehold_client.conclusion import conclude, conclude_plan
+    from leasehold_client.moves import check_hosts, check_options, find_moves
+
     check_options(workloads, pairs, to, swap=swap)
     gpus = known_gpus(client)
     moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)

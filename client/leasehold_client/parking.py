@@ -1,20 +1,16 @@
 """The verbs that park and wake workloads. Each can also be planned, by --dry-run."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
-from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
-from leasehold.v1.workload_pb2 import EvictionPolicy
 
-from leasehold_client import render
-from leasehold_client.client import Client
-from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.eviction_options import policy_options
 from leasehold_client.gpu_names import resolve_list
-from leasehold_client.moves import check_host
 from leasehold_client.moving import known_gpus
 from leasehold_client.verb import (
     dry_run_option,
@@ -24,7 +20,14 @@ from leasehold_client.verb import (
     verb,
     waiting_options,
 )
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+    from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
+    from leasehold.v1.workload_pb2 import EvictionPolicy
+
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
 
 
 @click.command()
@@ -62,6 +65,8 @@ def suspend(
     With --worker in the place of a workload, one call parks all that holds GPUs of a worker, the oldest
     first. What can't be parked is told, and holds up no other.
     """
+    from leasehold_client.conclusion import conclude, conclude_all, conclude_plan
+
     if worker is not None and workload is None and not dry_run:
         answer = client.suspend_worker(
             worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
@@ -91,6 +96,8 @@ def _same(command: Command) -> Command:
 
 def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Callable[[], Command]]]:
     """What the command of each workload is, or raises if it was refused."""
+    from leasehold_client import render
+
     names = {workload.workload_id: workload.name for workload in client.workloads()}
 
     def refuse(refusal: WorkloadRefusal) -> Command:
@@ -137,6 +144,9 @@ def _waking(name: str, other: str) -> click.Command:
         timeout_s: float | None,
         output: str,
     ) -> None:
+        from leasehold_client.conclusion import conclude, conclude_plan
+        from leasehold_client.moves import check_host
+
         uuids: list[str] = []
         if to is not None:
             gpus = known_gpus(client)

@@ -1,35 +1,22 @@
-"""Eviction policies in words: what people write, and what they read. Pure.
-
-The words are those of the wire in small letters: WEIGHTS+PROCESS, such as ``offload+cuda_suspend``.
-"""
+"""Eviction policies in words: what people write, and what they read. Pure."""
 
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 
+from leasehold_client import policy_words
 from leasehold_client.errors import UsageError
+from leasehold_client.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS
 
 Strategy = TypeVar("Strategy", bound=int)
 
-WEIGHTS: Final[dict[str, WeightStrategy.ValueType]] = {
-    "retain": workload_pb2.WEIGHT_STRATEGY_RETAIN,
-    "offload": workload_pb2.WEIGHT_STRATEGY_OFFLOAD,
-    "discard": workload_pb2.WEIGHT_STRATEGY_DISCARD,
+WEIGHTS: Final = {
+    word: WeightStrategy.Value(f"WEIGHT_STRATEGY_{word.upper()}") for word in policy_words.WEIGHTS
 }
-"""What a framework does with its weights first: they stay, go to host memory, or are dropped."""
-
-PROCESSES: Final[dict[str, ProcessStrategy.ValueType]] = {
-    "keep_running": workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
-    "cuda_suspend": workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-    "checkpoint": workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
-    "stop": workload_pb2.PROCESS_STRATEGY_STOP,
+PROCESSES: Final = {
+    word: ProcessStrategy.Value(f"PROCESS_STRATEGY_{word.upper()}") for word in policy_words.PROCESSES
 }
-"""What happens to the processes, each stronger than the one before."""
-
-DEFAULT_WEIGHTS: Final = "retain"
-DEFAULT_PROCESS: Final = "cuda_suspend"
 
 
 def make_policy(

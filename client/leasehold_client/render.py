@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -43,6 +42,8 @@ def to_dict(message: Message) -> dict[str, Any]:
     Raises:
         LeaseholdError: JSON can't say it: the peer sent a time that no calendar has.
     """
+    from google.protobuf import json_format  # late: a table needs none
+
     try:
         return json_format.MessageToDict(message, preserving_proto_field_name=True)
     except json_format.SerializeToJsonError as error:

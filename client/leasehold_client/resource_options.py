@@ -7,27 +7,23 @@ from functools import wraps
 from typing import Any, Final
 
 import click
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import GpuPreference, HelperTerms, ProcessStrategy, Resources
 
-from leasehold_client.operations import duration
 from leasehold_client.sizes import IntegerType, Size
 from leasehold_client.verb import YEAR_S, Seconds
 
 UNITS_LIMIT: Final = 2**32 - 1
 CORES_LIMIT: Final = 1e6
 
-PREFERENCES: Final[dict[str, GpuPreference.ValueType]] = {
-    "lowest-slot": workload_pb2.GPU_PREFERENCE_LOWEST_SLOT,
-    "same-as-before": workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE,
-    "same-numa-node": workload_pb2.GPU_PREFERENCE_SAME_NUMA_NODE,
-    "most-free-memory": workload_pb2.GPU_PREFERENCE_MOST_FREE_MEMORY,
+PREFERENCES: Final = {
+    "lowest-slot": "GPU_PREFERENCE_LOWEST_SLOT",
+    "same-as-before": "GPU_PREFERENCE_SAME_AS_BEFORE",
+    "same-numa-node": "GPU_PREFERENCE_SAME_NUMA_NODE",
+    "most-free-memory": "GPU_PREFERENCE_MOST_FREE_MEMORY",
 }
+"""Names of the proto's enum GpuPreference."""
 
-YIELDS: Final[dict[str, ProcessStrategy.ValueType]] = {
-    "suspend": workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-    "stop": workload_pb2.PROCESS_STRATEGY_STOP,
-}
+YIELDS: Final = {"suspend": "PROCESS_STRATEGY_CUDA_SUSPEND", "stop": "PROCESS_STRATEGY_STOP"}
+"""Names of the proto's enum ProcessStrategy."""
 
 UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -110,7 +106,7 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
     )
     @click.option(
         "--prefer",
-        type=click.Choice(list(PREFERENCES)),
+        type=click.Choice(PREFERENCES),
         help="Which of several that would do.  [default: lowest-slot]",
     )
     @click.option(
@@ -138,13 +134,16 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
         disk_bytes: int | None,
         **named: Any,
     ) -> None:
+        from leasehold.v1.workload_pb2 import GpuPreference, Resources
+
+        preference = PREFERENCES[prefer] if prefer else "GPU_PREFERENCE_UNSPECIFIED"
         resources = Resources(
             gpu_count=gpu_count,
             gpu_memory_bytes=gpu_memory_bytes,
             gpu_name=gpu_name,
             gpu_units=gpu_units,
             acceptable_gpu_units=acceptable_gpu_units,
-            gpu_preference=PREFERENCES[prefer] if prefer else workload_pb2.GPU_PREFERENCE_UNSPECIFIED,
+            gpu_preference=GpuPreference.Value(preference),
             allow_foreign=allow_foreign,
             cpu_millicores=cpu_millicores,
             memory_bytes=memory_bytes,
@@ -161,7 +160,7 @@ def helper_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--helper",
         "yields",
-        type=click.Choice(list(YIELDS)),
+        type=click.Choice(YIELDS),
         help="It gets GPUs that nobody waits for; once somebody does, it is suspended or stopped.",
     )
     @click.option(
@@ -192,8 +191,14 @@ def helper_options(function: Callable[..., None]) -> Callable[..., None]:
             )
         helper = None
         if yields is not None:
+            from leasehold.v1.workload_pb2 import HelperTerms, ProcessStrategy
+
+            from leasehold_client.operations import duration
+
             helper = HelperTerms(
-                grace=duration(yield_grace_s), process_strategy=YIELDS[yields], signal_number=yield_signal
+                grace=duration(yield_grace_s),
+                process_strategy=ProcessStrategy.Value(YIELDS[yields]),
+                signal_number=yield_signal,
             )
         function(*positional, helper=helper, **named)
 

@@ -1,67 +1,57 @@
-"""The subcommands that other packages add through the entry points ``leasehold.commands``."""
+"""The subcommands that other packages add, found without importing any of these packages."""
 
-import re
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, requires
 from importlib.util import find_spec
-from typing import Final
-
-import click
-
-SUMMARIES: Final = {
-    "coordinator": "Run the coordinator, to which workers connect and clients talk.",
-    "doctor": "Check this GPU host: every precondition, each ok or with its remedy.",
-    "simgpu": "Run programs on simulated GPU hosts.",
-    "validate": "Suspend, restore and move a built-in program on this host's GPUs, and prove it.",
-    "worker": "Run the worker agent of a GPU host.",
-}
-"""What ``leasehold --help`` says of them, so that it need load none."""
+from typing import Final, NamedTuple
 
 
-def rooms() -> dict[str, EntryPoint]:
-    """The entry points by the names of their subcommands."""
-    return {point.name: point for point in entry_points(group="leasehold.commands")}
+class Room(NamedTuple):
+    """A subcommand of another package.
 
-
-def load(point: EntryPoint) -> click.Command:
-    """The subcommand itself.
-
-    Raises:
-        ModuleNotFoundError: Its packages are not installed.
+    Attributes:
+        summary: What ``leasehold --help`` says of the subcommand.
+        place: Where the subcommand is, as MODULE:NAME.
+        extra: The extra whose packages the subcommand needs.
     """
-    loaded: object = point.load()  # its type is only known at run time
-    if not isinstance(loaded, click.Command):
-        raise TypeError(f"entry point {point.value} is not a click command")
-    return loaded
+
+    summary: str
+    place: str
+    extra: str
 
 
-def extra_of(point: EntryPoint) -> str:
-    """The extra that has what the subcommand needs: each package ``leasehold_X`` has an extra ``X``."""
-    return point.module.partition(".")[0].removeprefix("leasehold_")
+ROOMS: Final = {
+    "coordinator": Room(
+        "Run the coordinator, to which workers connect and clients talk.",
+        "leasehold_coordinator.cli:command",
+        "coordinator",
+    ),
+    "doctor": Room(
+        "Check this GPU host: every precondition, each ok or with its remedy.",
+        "leasehold_worker.doctor_verb:command",
+        "worker",
+    ),
+    "simgpu": Room(
+        "Simulated GPU hosts: run CUDA programs and the worker on a machine without a GPU.",
+        "leasehold_simgpu.cli:command",
+        "simgpu",
+    ),
+    "validate": Room(
+        "Suspend, restore and move a built-in program on this host's GPUs, and prove each step.",
+        "leasehold_worker.validate_verb:command",
+        "worker",
+    ),
+    "worker": Room("Run the worker agent of a GPU host.", "leasehold_worker.cli:command", "worker"),
+}
+
+MODULES: Final = {
+    "coordinator": ("alembic", "grpc_health", "grpc_reflection", "sqlalchemy", "uvloop"),
+    "simgpu": (),
+    "worker": ("cuda", "pynvml", "trio"),
+}
+"""What the packages of each extra are imported as. The metadata of these packages would take as long to read
+as everything else that ``leasehold --help`` does."""
 
 
-def missing_package(point: EntryPoint) -> str | None:
-    """A package that the subcommand needs and that is not installed, found without importing any."""
-    package = point.module.partition(".")[0]
-    if find_spec(package) is None:
-        return package
-    return next((name for name in _packages_of_extra(extra_of(point)) if not _is_installed(name)), None)
-
-
-def _packages_of_extra(extra: str) -> Iterator[str]:
-    try:
-        requirements = requires("leasehold") or []
-    except PackageNotFoundError:
-        return
-    for requirement in requirements:
-        named, _, marker = requirement.partition(";")
-        if re.search(rf"\bextra == ['\"]{re.escape(extra)}['\"]", marker):
-            yield re.split(r"[^\w.-]", named.strip(), maxsplit=1)[0]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+def missing_module(room: Room) -> str | None:
+    """A module that the subcommand needs and that is not installed. None: all are."""
+    package = room.place.partition(".")[0]
+    return next((name for name in (package, *MODULES[room.extra]) if find_spec(name) is None), None)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import click
 
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.terminal_text import discard, safe_text
 
 
@@ -67,8 +68,6 @@ def _is_broken() -> bool:
 
 
 def _give_up(error: OSError) -> None:
-    from leasehold_client.errors import LeaseholdError  # imported late: `leasehold --help` needs no gRPC
-
     discard(sys.stdout)
     if not isinstance(error, BrokenPipeError):
         raise LeaseholdError(_message(error)) from error

@@ -1,24 +1,34 @@
-"""What every verb has: its client, its options, and one way to fail."""
+"""What every verb has: its client, its options, and one way to fail.
+
+What a verb needs besides its options is imported when the verb is called. So ``--help`` and the completion of
+a shell need neither gRPC nor protobuf, which take most of a verb's time.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 
 import click
 
-from leasehold_client.client import Client
-from leasehold_client.conclusion import with_short_names
-from leasehold_client.config import load_config, parse_address
+from leasehold_client import interrupts
+from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_client.exit_codes import fail, interrupted
-from leasehold_client.watching import Waiting
+
+if TYPE_CHECKING:
+    from leasehold_client.client import Client
 
 Arguments = ParamSpec("Arguments")
 
 YEAR_S: Final = 366 * 86_400.0
 WEEK_S: Final = 7 * 86_400.0
 """The most that a command's timeout, a lock timeout and a grace may be (docs/protocol.md)."""
+
+READY_LIMIT_S: Final = 600.0
+"""How long a workload that was started is waited for until it is ready, if nothing else is said."""
 
 
 class Seconds(click.FloatRange):
@@ -83,6 +93,8 @@ def waiting_options(
         )
         @wraps(function)
         def call(*positional: Any, no_wait: bool, wait_timeout_s: float | None, **named: Any) -> None:
+            from leasehold_client.watching import Waiting
+
             function(*positional, waiting=Waiting(not no_wait, wait_timeout_s), **named)
 
         return call
@@ -96,8 +108,12 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
     @coordinator_option
     @wraps(function)
     def call(coordinator: str | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        from leasehold_client.client import Client
+        from leasehold_client.conclusion import with_short_names
+
+        interrupts.raise_in_verb()
         try:
-            with Client(parse_address(coordinator or load_config().coordinator)) as client:
+            with Client(parse_address(coordinator or configured_coordinator())) as client:
                 try:
                     function(client, *positional, **named)
                 except LeaseholdError as error:

@@ -1,30 +1,25 @@
 """The verbs of the ``leasehold`` command that talk to a coordinator."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
-from google.protobuf.message import Message
-from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
-from leasehold_client import fleet_view, render, standard_output
-from leasehold_client.adopting import adopt, release
-from leasehold_client.checkpointing import checkpoint, echo_checkpoints, known_checkpoints, rm
-from leasehold_client.client import Client
-from leasehold_client.conclusion import READY_LIMIT_S, conclude, conclude_cancel, conclude_ready
-from leasehold_client.cordoning import cordon, gpu, uncordon
+from leasehold_client import standard_output
+from leasehold_client.checkpointing import echo_checkpoints, known_checkpoints
 from leasehold_client.errors import UsageError
 from leasehold_client.eviction_options import Eviction, eviction_options
 from leasehold_client.exit_codes import EXIT_INTERRUPTED
-from leasehold_client.forget_verb import forget
 from leasehold_client.gpu_names import resolve_list
-from leasehold_client.moving import known_gpus, remap
-from leasehold_client.parking import restore, suspend, wake
+from leasehold_client.moving import known_gpus
 from leasehold_client.resource_options import helper_options, resource_options
 from leasehold_client.standard_output import echo
 from leasehold_client.verb import (
+    READY_LIMIT_S,
     WEEK_S,
     YEAR_S,
     Seconds,
@@ -33,10 +28,16 @@ from leasehold_client.verb import (
     verb,
     waiting_options,
 )
-from leasehold_client.watching import Waiting
-from leasehold_client.workload_wait import Condition
 
-Shown = TypeVar("Shown", bound=Message)
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from leasehold.v1.workload_pb2 import HelperTerms, Resources
+
+    from leasehold_client.client import Client
+    from leasehold_client.watching import Waiting
+    from leasehold_client.workload_wait import Condition
+
+Shown = TypeVar("Shown", bound="Message")
 
 
 @click.command()
@@ -52,6 +53,8 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
 
     Checkpoints and events are those of the workload called NAME.
     """
+    from leasehold_client import fleet_view, render
+
     match kind:
         case "workers":
             workers = [client.worker(name)] if name else client.workers()
@@ -84,6 +87,8 @@ def _show(
 ) -> None:
     """Prints what was found: one document, the message itself where it was asked for by name."""
     if output == "json":
+        from leasehold_client import render
+
         documents = [render.to_dict(message) for message in messages]
         render.echo_json(documents[0] if name and len(documents) == 1 else {kind: documents})
     else:
@@ -126,6 +131,10 @@ def run(
     output: str,
 ) -> None:
     """Start a workload on a worker. It runs on when this command has returned."""
+    from leasehold.v1.workload_pb2 import WorkloadSpec
+
+    from leasehold_client.conclusion import conclude, conclude_ready
+
     if wait_ready and not waiting.wanted:
         raise UsageError("--wait-ready and --no-wait contradict each other: give one of them")
     spec = WorkloadSpec(
@@ -177,6 +186,8 @@ def wait(client: Client, workload: str, condition: Condition, timeout_s: float, 
     One is ready once its readiness probes have succeeded; without probes, once it uses CUDA, or at once if it
     has no GPU. If it ends before it is ready, the exit code is 1.
     """
+    from leasehold_client import render
+
     found = client.wait_workload(workload, condition, timeout_s=timeout_s)
     if output == "json":
         render.echo_json(render.to_dict(found))
@@ -212,6 +223,8 @@ def stop(
     output: str,
 ) -> None:
     """End a workload. One that is parked is killed at once, since it can't end by itself."""
+    from leasehold_client.conclusion import conclude
+
     command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=timeout_s)
     conclude(client, command, workload, waiting=waiting, output=output)
 
@@ -226,6 +239,8 @@ def cancel(client: Client, command_id: str, waiting: Waiting, output: str) -> No
 
     What it had begun is undone, unless it is so far that it is finished instead: then this fails.
     """
+    from leasehold_client.conclusion import conclude_cancel
+
     conclude_cancel(client, client.cancel(command_id), waiting=waiting, output=output)
 
 
@@ -248,25 +263,3 @@ def _variable(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise UsageError(f"{text!r} is not a variable: write K=V")
     return name, value
-
-
-VERBS: Final[tuple[click.Command, ...]] = (
-    get,
-    run,
-    wait,
-    suspend,
-    wake,
-    restore,
-    remap,
-    checkpoint,
-    rm,
-    stop,
-    adopt,
-    release,
-    cordon,
-    uncordon,
-    gpu,
-    forget,
-    cancel,
-    logs,
-)

@@ -1,25 +1,11 @@
 """``leasehold coordinator``: the coordinator's command line."""
 
-import asyncio
-import logging
-import os
-import resource
 import signal
-import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import click
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.config import LOG_LEVELS, CoordinatorConfig, load_config
-from leasehold_coordinator.errors import StartError
-from leasehold_coordinator.log_bounds import LineBound
-from leasehold_coordinator.log_format import SafeFormatter
-
-DESCRIPTOR_LIMIT: Final = 65_536
-"""Files and connections that the coordinator opens at most. Each worker and each client has a connection."""
 
 
 @click.command(name="coordinator")
@@ -52,7 +38,7 @@ DESCRIPTOR_LIMIT: Final = 65_536
 )
 @click.option(
     "--log-level",
-    type=click.Choice(LOG_LEVELS),
+    type=click.Choice(["debug", "info", "warning", "error"]),
     help="How much to log, to standard error.  [default: info]",
 )
 def command(
@@ -67,46 +53,13 @@ def command(
     It prints one line to standard output once it serves. It can be stopped at any time: commands are
     stored before they are answered, and workers come back by themselves.
     """
-    try:
-        config = load_config(
-            config_path,
-            listen=listen,
-            database=database,
-            load_interval_s=load_interval_s,
-            log_level=log_level,
-        )
-        _run(config)
-    except StartError as error:
-        click.echo(f"leasehold coordinator: {error}", err=True)
-        sys.exit(2)
-
-
-def _run(config: CoordinatorConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server listens: without a traceback
-    # Imported late: `--help` needs no gRPC.
-    import uvloop
+    from leasehold_coordinator import daemon  # late: `leasehold coordinator --help` needs nothing of it
 
-    from leasehold_coordinator.server import serve
-
-    _raise_descriptor_limit()
-    os.umask(0o077)  # the store has what workloads were given as secrets
-    handler = logging.StreamHandler()
-    handler.setFormatter(SafeFormatter())
-    handler.addFilter(LineBound())
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-
-    def announce(address: str) -> None:
-        click.echo(f"leasehold coordinator listening on {address}")
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, announce))
-
-
-def _raise_descriptor_limit() -> None:
-    """Raises the soft limit, often 1024, within the hard limit. One host could take up so few connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTOR_LIMIT if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTOR_LIMIT)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):  # a sandbox may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    daemon.run(
+        config_path,
+        listen=listen,
+        database=database,
+        load_interval_s=load_interval_s,
+        log_level=log_level,
+    )

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from leasehold_client.config import ClientConfig, load_config, parse_address
+from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.errors import UsageError
 
 
@@ -16,27 +16,28 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_file_the_defaults_hold(file: Path) -> None:
-    assert load_config() == ClientConfig("127.0.0.1:7400")
+    assert configured_coordinator() == "127.0.0.1:7400"
 
 
 def test_the_file_names_the_coordinator(file: Path) -> None:
     file.write_text("coordinator = 'gpu-fleet:7400'\n")
-    assert load_config().coordinator == "gpu-fleet:7400"
+    assert configured_coordinator() == "gpu-fleet:7400"
 
 
 @pytest.mark.parametrize(
-    "text", ["coordinater = 'x'", "coordinator = 7400", "coordinator", "coordinator = '\udcff'"]
+    "text",
+    ["coordinater = 'x'", "coordinator = 7400", "coordinator", "coordinator = '\udcff'", "a = " + "[" * 9999],
 )
 def test_a_file_that_breaks_a_rule_is_refused(file: Path, text: str) -> None:
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=f"the configuration {file} is not valid"):
-        load_config()
+        configured_coordinator()
 
 
 def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
     file.mkdir()
     with pytest.raises(UsageError, match="can't be read: Is a directory"):
-        load_config()
+        configured_coordinator()
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:7400", "gpu-fleet.example:1", "[::1]:65535"])
@@ -66,4 +67,4 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str
     with pytest.raises(
         UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file, or remove"
     ):
-        load_config()
+        configured_coordinator()

@@ -25,6 +25,7 @@ main()
 MOMENTS = {
     "the command's own modules": (("import", "click"), "get gpus"),
     "a verb's modules": (("import", "grpc"), "get gpus"),
+    "modules of a verb's end": (("import", "leasehold_client.conclusion"), "get gpus"),
     "exec's modules": (("import", "grpc"), "exec -- true"),
     "the demonstration's modules": (("import", "leasehold_client.demo_fleet"), "demo"),
     "a worker's modules": (("import", "trio"), "worker"),

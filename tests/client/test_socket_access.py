@@ -13,7 +13,8 @@ import pytest
 
 AS_ANOTHER_USER = """
 import os, sys
-import leasehold_client.exec_verb, leasehold_client.local_verbs
+import leasehold_client.exec_verb, leasehold_client.exec_wait, leasehold_client.local_verbs
+import leasehold_client.operations, leasehold_client.render
 from leasehold_client.main import main
 if os.geteuid() == 0:
     os.setgroups([])

@@ -18,7 +18,7 @@ import pytest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.local_pb2 import ClaimWaiting
 from leasehold.v1.workload_pb2 import WorkloadState
-from leasehold_client import exec_verb
+from leasehold_client import exec_wait
 
 from .fleets import LEASEHOLD, Fleet
 from .local_hosts import COUNTING, LocalHost
@@ -250,9 +250,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.timers: list[tuple[float, Timer]] = []
-        monkeypatch.setattr(exec_verb, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(exec_wait, "time", SimpleNamespace(monotonic=lambda: self.now))
         timer = partial(Timer, self)
-        monkeypatch.setattr(exec_verb, "threading", SimpleNamespace(Lock=threading.Lock, Timer=timer))
+        monkeypatch.setattr(exec_wait, "threading", SimpleNamespace(Lock=threading.Lock, Timer=timer))
 
     def advance(self, seconds: float) -> None:
         """Lets time pass, and calls what is due then."""
@@ -280,7 +280,7 @@ class Timer:
         assert self not in [timer for _, timer in self.clock.timers], "it was cancelled, or it never ends"
 
 
-def show(lines: exec_verb._WaitingLines, position: int, pending: int, reason: int) -> None:
+def show(lines: exec_wait.WaitingLines, position: int, pending: int, reason: int) -> None:
     lines.show(ClaimWaiting(position=position, pending_claimers=pending, reason=f"reason {reason}"))
 
 
@@ -288,31 +288,31 @@ def test_lines_about_the_wait_come_slowly_and_end_with_the_newest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    lines = exec_verb._WaitingLines()
+    lines = exec_wait.WaitingLines()
     for number in range(100):
         show(lines, 1 + number % 3, 5, number)
-        clock.advance(exec_verb.LINE_INTERVAL_S / 40)
-    clock.advance(exec_verb.LINE_INTERVAL_S)
+        clock.advance(exec_wait.LINE_INTERVAL_S / 40)
+    clock.advance(exec_wait.LINE_INTERVAL_S)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "leasehold: waiting, 1 of 5 in line: reason 0"
     assert told[-1] == "leasehold: waiting, 1 of 5 in line: reason 99"
     assert len(told) == 4, "at once, twice while they come, and at the end"
     assert not clock.timers
-    clock.advance(2 * exec_verb.LINE_INTERVAL_S)
+    clock.advance(2 * exec_wait.LINE_INTERVAL_S)
     show(lines, 1, 9, 99)
     assert capsys.readouterr().err == ""
     show(lines, 2, 9, 99)
     show(lines, 3, 9, 99)
     lines.close()
-    clock.advance(2 * exec_verb.LINE_INTERVAL_S)
+    clock.advance(2 * exec_wait.LINE_INTERVAL_S)
     assert capsys.readouterr().err.splitlines() == ["leasehold: waiting, 2 of 9 in line: reason 99"]
 
 
 def test_the_newest_line_about_the_wait_comes_by_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exec_verb, "LINE_INTERVAL_S", 0.05)
-    lines = exec_verb._WaitingLines()
+    monkeypatch.setattr(exec_wait, "LINE_INTERVAL_S", 0.05)
+    lines = exec_wait.WaitingLines()
     show(lines, 2, 2, 0)
     show(lines, 1, 2, 0)
     told = ""

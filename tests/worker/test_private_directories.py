@@ -9,7 +9,7 @@ import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import cli, private_directories
+from leasehold_worker import daemon, private_directories
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_socket import LocalSocket
 from leasehold_worker.private_directories import PASSABLE, open_private, require_private
@@ -109,7 +109,7 @@ def test_an_image_directory_that_does_not_answer_is_told_at_the_start(tmp_path: 
         dead_volume(volume),
         pytest.raises(StartError, match="look at its volume"),
     ):
-        cli._require_image_directory(volume / "images", within_s=0.2)
+        daemon._require_image_directory(volume / "images", within_s=0.2)
 
 
 @as_root
@@ -118,4 +118,4 @@ def test_an_image_directory_of_another_user_is_refused_at_the_start(tmp_path: Pa
     path.mkdir()
     os.chown(path, NOBODY, NOBODY)
     with pytest.raises(StartError, match="image directory"):
-        cli._require_image_directory(path)
+        daemon._require_image_directory(path)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,60 +25,23 @@ from leasehold_worker.plan import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
 EXIT_FAILED: Final = 1
 
-TIMEOUT_S: Final = 30.0
-"""On a host with many GPUs and no persistence mode, the first call of NVML and cuInit take many seconds."""
-
 WORDS: Final = {PASSED: "ok", WARNING: "warning", REFUSED: "FAILED", NOT_CHECKED: "not checked"}
 
 Found = TypeVar("Found")
 
 
-@click.command(name="doctor")
-@click.option(
-    "--coordinator",
-    metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator that the worker is to connect to.",
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    envvar="LEASEHOLD_STATE_DIR",
-    help="The worker's state directory.",
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    envvar="LEASEHOLD_WORKER_CONFIG",
-    help="The worker's TOML file.  [default: /etc/leasehold/worker.toml, if it exists]",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True, max=3600),
-    default=TIMEOUT_S,
-    show_default=True,
-    help="How long any one look may take.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How to print.",
-)
-def command(
-    coordinator: str | None, state_dir: Path | None, config_path: Path | None, timeout_s: float, output: str
+def run(
+    config_path: Path | None, coordinator: str | None, state_dir: Path | None, timeout_s: float, output: str
 ) -> None:
-    """Check this GPU host: every precondition, each ok or with its remedy.
+    """Looks at the host, and prints what it found. Exits with 1 if something failed.
 
-    It changes nothing, and a worker may run meanwhile. It exits with 1 if something failed; warnings are not
-    failures.
+    Args:
+        config_path: The worker's settings file. None: the system's, if there is one.
+        coordinator: Address of the coordinator. None: as the settings say.
+        state_dir: The worker's state directory. None: as the settings say.
+        timeout_s: How long any one look may take.
+        output: How to print: ``table`` or ``json``.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it changes nothing, and its children end with it
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
     try:

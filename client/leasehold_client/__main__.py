@@ -13,7 +13,7 @@ def main() -> None:
     try:
         run_command_line()
     finally:
-        gc.freeze()  # else Python visits every object once more at its end: a tenth of a verb's time
+        gc.freeze()  # else Python visits every object once more at its end: a seventh of a verb's time
         interrupts.end_at_once()
 
 

@@ -1,5 +1,6 @@
 """``leasehold worker``: the agent's command line."""
 
+import gc
 import signal
 from pathlib import Path
 
@@ -62,8 +63,11 @@ def command(
     again on the same state directory finds them, and ends what was under way as it finds it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
+    gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start
     from leasehold_worker import daemon  # late: `leasehold worker --help` needs nothing of it
 
+    gc.freeze()  # modules stay, so no later collection has to visit their objects
+    gc.enable()
     daemon.run(
         config_path,
         coordinator=coordinator,

@@ -49,6 +49,7 @@ check: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked bench/command_latency.py
+	$(BIN)/python -m bench.checked -m bench.cli_start
 	$(BIN)/python -m bench.checked bench/operation_overhead.py
 	$(BIN)/python -m bench.checked bench/coordinator_restart.py
 	$(BIN)/python -m bench.checked bench/pool.py

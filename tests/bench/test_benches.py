@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = (
     "bench/command_latency.py --rounds 2",
+    "-m bench.cli_start --rounds 2",
     "bench/operation_overhead.py --instant-rounds 1 --rounds 1",
     "bench/coordinator_restart.py --workloads 10 --commands 20 --rounds 1",
     "bench/pool.py --grants 10 --rounds 2",

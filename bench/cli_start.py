@@ -1,0 +1,159 @@
+"""How long the ``leasehold`` command takes: help, version, completion, and verbs that ask a coordinator once.
+
+Each round runs each command line once, in turn with ``python -c pass``, which is the least that a program in
+Python takes. The CPU time of a process depends less on what else runs than its wall time does. With --before,
+each round also runs the same command lines by the program of another checkout: `make .venv/.installed` makes
+the program there. Prints one JSON document.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import grpc
+
+from bench.command_latency import process
+
+PROGRAM: Final = Path(sys.executable).with_name("leasehold")
+BARE: Final = "python -c pass"
+LINES: Final = (
+    "--version",
+    "--help",
+    "get --help",
+    "run --help",
+    "exec --help",
+    "coordinator --help",
+    "worker --help",
+    "get workers",
+    "get workloads",
+    "get commands -o json",
+)
+COMPLETED: Final = ("", "w", "get w", "run --")
+"""What stands on the line before somebody asks the shell to complete it."""
+
+
+class Sample(NamedTuple):
+    """One run of a process, in milliseconds."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+class Runner(NamedTuple):
+    """A process that is timed."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str]
+
+    def run(self) -> Sample:
+        """Runs the process to its end.
+
+        Raises:
+            SystemExit: The process failed.
+        """
+        began = time.perf_counter()
+        started = subprocess.Popen(self.arguments, stdout=subprocess.DEVNULL, env=self.variables)
+        _, status, usage = os.wait4(started.pid, 0)
+        wall_s = time.perf_counter() - began
+        started.returncode = os.waitstatus_to_exitcode(status)
+        if started.returncode:
+            raise SystemExit(f"{' '.join(self.arguments)} exited with {started.returncode}")
+        return Sample(wall_s * 1000, (usage.ru_utime + usage.ru_stime) * 1000)
+
+
+@contextmanager
+def coordinator(folder: Path) -> Iterator[str]:
+    """The address of a coordinator without workers."""
+    database = str(folder / "store.sqlite3")
+    with process("coordinator", "--listen", "127.0.0.1:0", "--database", database) as started:
+        assert started.stdout is not None
+        listening = re.search(r"on (\S+)$", started.stdout.readline().strip())
+        if listening is None:
+            raise SystemExit("the coordinator did not start")
+        yield listening.group(1)
+
+
+def runners(program: Path, variables: Mapping[str, str]) -> dict[str, Runner]:
+    """What is timed of one program, by what it is called."""
+    lines = {f"leasehold {line}": Runner([str(program), *line.split()], variables) for line in LINES}
+    for text in COMPLETED:
+        words = f"leasehold {text}"
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        completing = {**variables, **asked, "_LEASEHOLD_COMPLETE": "bash_complete"}
+        lines[f"completion of `{words}`"] = Runner([str(program)], completing)
+    return lines
+
+
+def figures(samples: Sequence[Sample], bare: Sequence[Sample]) -> dict[str, float]:
+    """The figures that are reported: medians and the least, and the ratio to what Python alone takes."""
+    wall_ms, cpu_ms = [one.wall_ms for one in samples], [one.cpu_ms for one in samples]
+    return {
+        "wall_median_ms": round(statistics.median(wall_ms), 1),
+        "wall_least_ms": round(min(wall_ms), 1),
+        "cpu_median_ms": round(statistics.median(cpu_ms), 1),
+        "cpu_least_ms": round(min(cpu_ms), 1),
+        "cpu_ratio": round(statistics.median(cpu_ms) / statistics.median(one.cpu_ms for one in bare), 1),
+    }
+
+
+def measure(rounds: int, before: Path | None) -> dict[str, object]:
+    """Runs everything in turn. The first round writes bytecode, and does not count."""
+    programs = {"now": PROGRAM}
+    if before is not None:
+        programs["before"] = before / ".venv/bin/leasehold"
+    with tempfile.TemporaryDirectory() as folder, coordinator(Path(folder)) as address:
+        variables = {**os.environ, "LEASEHOLD_COORDINATOR": address}
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        timed = {
+            (name, when): runner
+            for when, program in programs.items()
+            for name, runner in runners(program, variables).items()
+        }
+        timed[BARE, "now"] = Runner([sys.executable, "-c", "pass"], variables)
+        samples: dict[tuple[str, str], list[Sample]] = {key: [] for key in timed}
+        for number in range(rounds + 1):
+            for key in sorted(timed):
+                sample = timed[key].run()
+                if number:
+                    samples[key].append(sample)
+    bare = samples[BARE, "now"]
+    report: dict[str, dict[str, object]] = {name: {} for name, _ in timed}
+    for (name, when), found in samples.items():
+        report[name][when] = figures(found, bare)
+    return {
+        "benchmark": "cli_start",
+        "rounds": rounds,
+        "commands": report,
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "load_average": [round(load, 1) for load in os.getloadavg()],
+            "architecture": platform.machine(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "grpcio": grpc.__version__,
+        },
+    }
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each command line")
+    parser.add_argument("--before", type=Path, help="a checkout with older code and its .venv")
+    options = parser.parse_args()
+    sys.stdout.write(json.dumps(measure(options.rounds, options.before), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

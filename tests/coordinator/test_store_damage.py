@@ -107,6 +107,36 @@ def test_a_crash_before_the_seal_was_written_loses_nothing(tmp_path: Path) -> No
     assert len(names(path)) == 5
 
 
+def test_a_seal_that_a_power_loss_left_behind_does_no_harm(tmp_path: Path) -> None:
+    path = copy_of_killed(tmp_path)
+    seal = CommitSeal(Path(f"{path}-seal"))
+    seal.write(1)
+    seal.write(2)
+    seal.close()
+    assert len(names(path)) == 5
+    Path(f"{path}-wal").write_bytes(b"")
+    path.unlink()
+    with pytest.raises(StartError, match="has lost commits"):
+        Store.open(str(path))
+
+
+def test_a_seal_waits_for_the_disk_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    now_s = [100.0]
+    monkeypatch.setattr("leasehold_coordinator.commit_seal.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("leasehold_coordinator.commit_seal.os.fdatasync", synced.append)
+    seal = CommitSeal(tmp_path / "seal")
+    for number in range(3):
+        seal.write(number)
+    assert not synced
+    now_s[0] += 1.0
+    seal.write(3)
+    seal.write(4)
+    assert len(synced) == 1
+    seal.close()
+    assert len(synced) == 2
+
+
 @pytest.mark.parametrize("gone", FILES)
 def test_a_store_that_was_deleted_takes_nothing_more(tmp_path: Path, gone: str) -> None:
     async def scenario(store: Store) -> None:

@@ -300,6 +300,34 @@ def test_a_crash_between_a_commit_and_its_seal_loses_nothing(
     last.close()
 
 
+def test_a_seal_that_a_power_loss_left_behind_does_no_harm_and_waits_for_the_disk_once_a_second(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    now_s = [100.0]
+    monkeypatch.setattr("leasehold_worker.journal_seal.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("leasehold_worker.journal_seal.os.fdatasync", synced.append)
+    file = journal_file.JournalFile(path)
+    seal = path.with_name(f"{path.name}-seal")
+    file.commit(standing(0))
+    early = seal.read_bytes()
+    for number in range(1, 4):
+        file.commit(standing(number))
+    assert not synced
+    now_s[0] += 1.0
+    file.commit(standing(4))
+    file.commit(standing(5))
+    assert len(synced) == 1
+    file.close()
+    assert len(synced) == 2
+    seal.write_bytes(early)
+    again = journal_file.JournalFile(path)
+    assert len(again.contents.standings) == 6
+    again.commit(standing(6))
+    assert seal.read_bytes() > early
+    again.close()
+
+
 def test_a_seal_that_can_not_be_written_holds_up_the_next_commit_only(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,7 +291,7 @@ def _verify(path: Path, seal: JournalSeal) -> None:
             raise sqlite3.DatabaseError(verdict)
         numbers = connection.execute("SELECT number FROM commits").fetchall() if found == FORMAT else [(0,)]
         number = numbers[0][0] if numbers else None
-        agrees = number is not None and seal.number is not None and 0 <= number - seal.number <= 1
+        agrees = number is not None and seal.number is not None and number >= seal.number
         if not agrees and (found == FORMAT or seal.number):
             raise sqlite3.DatabaseError(
                 f"its last commit is number {number}, and {path.name}-seal says {seal.number}"

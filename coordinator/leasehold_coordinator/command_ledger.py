@@ -73,6 +73,17 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Put the command on disk soon, together with others, and then tell those who watch it.
+
+    Nothing waits for a step towards the outcome. A crash before that loses nothing, since the worker's next
+    hello names the command, which is then sent again and answered with where it stands.
+    """
+
+    after: StoredCommand
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send the command to its worker, or its cancellation, or only the question how it stands."""
 
@@ -89,7 +100,7 @@ class Acknowledge:
     command_id: str
 
 
-Effect: TypeAlias = Store | Send | Acknowledge
+Effect: TypeAlias = Store | Note | Send | Acknowledge
 
 
 @final
@@ -164,10 +175,16 @@ class CommandLedger:
 
     def kept(self, stored: StoredCommand) -> None:
         """A command is on disk as it is here."""
+        command_id = stored.command.command_id
         if is_terminal(stored.command.state):
-            self.on_disk.pop(stored.command.command_id, None)
-        else:
-            self.on_disk[stored.command.command_id] = stored
+            self.on_disk.pop(command_id, None)
+        elif command_id in self.commands or command_id in self.on_disk:
+            self.on_disk[command_id] = stored
+
+    def unstored(self, command_ids: Iterable[str]) -> list[StoredCommand]:
+        """Those of the commands that have not ended, are on disk, and have gone on since."""
+        found = [(self.commands.get(command_id), self.on_disk.get(command_id)) for command_id in command_ids]
+        return [stored for stored, on_disk in found if stored and on_disk and stored is not on_disk]
 
     def revert(self, effect: Store) -> None:
         """Takes a step back that could not be stored, unless another came after it."""
@@ -302,7 +319,7 @@ class CommandLedger:
             result = update.result if update.HasField("result") else None
             return [*self._end(stored, update.state, now, error, result), acknowledgement]
         command = _changed(stored.command, update.state, now, update.phase)
-        return [Store(self._put(replace(stored, command=command, accepted=True)))]
+        return [Note(self._put(replace(stored, command=command, accepted=True)))]
 
     def _end(
         self,

@@ -18,6 +18,7 @@ from leasehold_coordinator.command_ledger import (
     UNFINISHED_LIMIT,
     Acknowledge,
     Effect,
+    Note,
     Send,
     Store,
     frame_of,
@@ -25,6 +26,7 @@ from leasehold_coordinator.command_ledger import (
 from leasehold_coordinator.command_states import is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.finishing import start
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import Row, workload_row
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 ASK_MINOR: Final = 3
 """Minor version of the protocol from which on a worker can be asked how a command stands."""
+
+NOTE_DELAY_S: Final = 0.05
+"""How long a step towards an outcome waits for others before it is stored. A quick command ends before."""
 
 OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
 
@@ -45,6 +50,10 @@ class Dispatcher:
         self._fleet = fleet
         self._ends: dict[str, asyncio.Event] = {}
         """By command, while its outcome is being stored. It is neither open meanwhile, nor certain to end."""
+        self._noted: dict[str, None] = {}
+        """Ids of commands with a step that nothing waits for and that is not on disk yet."""
+        self._is_noting = False
+        """Whether somebody is about to store them."""
 
     def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
         """Refuses a command for workloads of which one is busy, or for a worker that is.
@@ -138,12 +147,13 @@ class Dispatcher:
         if update.state not in REPORTED:
             logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
             return
-        for workload in update.workloads:
-            await self._fleet.apply_workload(workload, session)
+        over = await self._fleet.find_ended(update.workloads)
         while (end := self._ends.get(update.command_id)) is not None:
             await end.wait()
+            over = await self._fleet.find_ended(update.workloads)
         if not self._fleet.is_current(session):  # it tells the next one where the command stands
             return
+        workloads = self._fleet.news(update.workloads, over, session)
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
             self._fleet.registry.apply_result(session.known, update.result)
@@ -156,7 +166,11 @@ class Dispatcher:
                 CommandState.Name(update.state),
                 worker_id,
             )
-        await self._carry_out(effects)
+        if any(isinstance(effect, Store) for effect in effects):
+            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
+        else:
+            await self._fleet.save_workloads(workloads)
+            await self._carry_out(effects)
         if is_terminal(update.state):
             await self._advance(worker_id)
 
@@ -172,6 +186,8 @@ class Dispatcher:
             FleetError: STORAGE_UNAVAILABLE, some of it was not done, and is tried again by the next.
         """
         refusal: FleetError | None = None
+        if self._noted and not self._is_noting:  # the store has refused them
+            await self._store_noted()
         for effects in self._fleet.ledger.tick(self._now(), self._instance_of, self._is_out_of_contact):
             try:
                 await self._carry_out(effects)
@@ -189,12 +205,41 @@ class Dispatcher:
         known = self._fleet.registry.get(worker_id)
         return known is not None and self._fleet.worker(known).state in OUT_OF_CONTACT
 
-    async def _carry_out(self, effects: Sequence[Effect], rows: Sequence[Row] = ()) -> None:
+    def _note(self, command_id: str) -> None:
+        """Has a command stored soon, together with others."""
+        self._noted[command_id] = None
+        if not self._is_noting:
+            self._is_noting = True
+            asyncio.get_running_loop().call_later(NOTE_DELAY_S, self._begin_to_store_noted)
+
+    def _begin_to_store_noted(self) -> None:
+        start(self._store_noted())
+
+    async def _store_noted(self) -> None:
+        """Stores the steps that nothing waits for, by one write.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+        """
+        noted, self._noted, self._is_noting = self._noted, {}, False
+        stored = self._fleet.ledger.unstored(noted)
+        try:
+            await self._fleet.save_workloads((), stored)
+        except FleetError:
+            self._noted = noted | self._noted
+            raise
+        if stored:
+            crash_point("command-stored")
+
+    async def _carry_out(
+        self, effects: Sequence[Effect], rows: Sequence[Row] = (), workloads: Sequence[Workload] = ()
+    ) -> None:
         """Does what the ledger says, in its order. Where the store refuses, the rest is not done.
 
         Args:
             effects: What to do. Frames go to the session that the worker has by then.
             rows: What is stored together with the first command.
+            workloads: Likewise, and taken in.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE.
@@ -207,23 +252,27 @@ class Dispatcher:
         for command_id in ends:
             self._ends[command_id] = asyncio.Event()
         try:
-            await self._do(effects, rows)
+            await self._do(effects, rows, workloads)
         finally:
             for command_id in ends:
                 self._ends.pop(command_id).set()
 
-    async def _do(self, effects: Sequence[Effect], rows: Sequence[Row]) -> None:
+    async def _do(
+        self, effects: Sequence[Effect], rows: Sequence[Row], workloads: Sequence[Workload]
+    ) -> None:
         for number, effect in enumerate(effects):
             match effect:
                 case Store():
                     try:
-                        await self._store(effect, rows)
+                        await self._store(effect, rows, workloads)
                     except FleetError:
                         for left in reversed(effects[number:]):
                             if isinstance(left, Store):
                                 self._fleet.ledger.revert(left)
                         raise
-                    rows = ()
+                    rows, workloads = (), ()
+                case Note(stored):
+                    self._note(stored.command.command_id)
                 case Send(stored):
                     to = self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
@@ -236,11 +285,11 @@ class Dispatcher:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
                         crash_point("outcome-acknowledged")
 
-    async def _store(self, effect: Store, rows: Sequence[Row]) -> None:
+    async def _store(self, effect: Store, rows: Sequence[Row], workloads: Sequence[Workload]) -> None:
         stored = self._fleet.ledger.current(effect)
         if stored is None:
             return
-        await self._fleet.save_command(stored, rows)
+        await self._fleet.save_command(stored, rows, workloads)
         crash_point("outcome-stored" if is_terminal(stored.command.state) else "command-stored")
 
     async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:

@@ -1,6 +1,8 @@
-"""What has happened, for people and audits: collected in memory, and stored a little later, all at once.
+"""What has happened, for people and audits.
 
-Nothing depends on an event: where the store refuses, or a crash comes first, some are missing.
+An event of a command or a workload is stored together with that change. Others are collected in memory, and
+stored a little later, all at once. Nothing depends on them: where the store refuses, or a crash comes first,
+some are missing.
 """
 
 import asyncio
@@ -71,16 +73,17 @@ class Events:
         """A worker's session was ended, since it broke the protocol."""
         self._add(events_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
 
-    def workload(self, workload: Workload) -> None:
-        """A workload is in another state, or has become ready."""
+    def of_workload(self, workload: Workload) -> Event:
+        """A workload is in another state, or has become ready. Its event is stored together with it."""
         status = workload.status
         ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
-        event = self._add(
+        event = self._event(
             events_pb2.EVENT_KIND_WORKLOAD_CHANGED,
             f"workload {workload.name} is {state_name(status.state)}{ready}",
             workload.worker_id,
         )
         event.workload_id, event.workload_name = workload.workload_id, workload.name
+        return event
 
     def condition(
         self,
@@ -104,8 +107,12 @@ class Events:
         if holder is not None:
             event.workload_id, event.workload_name = holder.workload_id, holder.name
 
-    def command(self, command: Command, *, workload_name: str, worker_name: str) -> None:
-        """A command was stored, has ended, or can't be asked for."""
+    def of_command(self, command: Command, *, workload_name: str, worker_name: str) -> Event | None:
+        """A command was created, has ended, or can't be asked for. Its event is stored together with it.
+
+        Returns:
+            None: no event, since the command has only taken a step.
+        """
         if command.revision == 1:
             kind = events_pb2.EVENT_KIND_COMMAND_CREATED
         elif is_terminal(command.state):
@@ -113,19 +120,27 @@ class Events:
         elif command.state == command_pb2.COMMAND_STATE_UNKNOWN:
             kind = events_pb2.EVENT_KIND_COMMAND_UNKNOWN
         else:
-            return
+            return None
         operation = (command.operation.WhichOneof("kind") or "operation").replace("_", " ")
         of_what = workload_name if command.workload_id else f"worker {worker_name}"
         state = CommandState.Name(command.state).removeprefix("COMMAND_STATE_")
         why = f": {command.error.message}" if command.HasField("error") else ""
-        event = self._add(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
+        event = self._event(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
         event.workload_id, event.workload_name = command.workload_id, workload_name
         event.command_id = command.command_id
+        return event
 
     def _add(
         self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
     ) -> Event:
-        event = Event(
+        event = self._event(kind, message, worker_id, worker_name)
+        self._waiting.append(event)
+        return event
+
+    def _event(
+        self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
+    ) -> Event:
+        return Event(
             event_id=f"{event_id_at(time.time_ns())}-{next(self._numbers) % 10_000:04d}",
             time=now_timestamp(),
             kind=kind,
@@ -133,8 +148,6 @@ class Events:
             worker_name=worker_name,
             message=message,
         )
-        self._waiting.append(event)
-        return event
 
     async def flush(self) -> None:
         """Stores what has been collected. After it, all that happened before it can be listed.

@@ -21,11 +21,21 @@ _UNDER_WAY: Final[set[asyncio.Task[Any]]] = set()
 SETTLE_TIMEOUT_S: Final = 10.0
 
 
-async def finish(work: Coroutine[Any, Any, Result]) -> Result:
-    """Does the work to its end. A caller that is cancelled stops waiting, and the work goes on."""
+def start(work: Coroutine[Any, Any, None]) -> None:
+    """Begins work that nobody waits for, and that has an end of its own."""
+    _begun(work).add_done_callback(_end_unheard)
+
+
+def _begun(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     task = asyncio.get_running_loop().create_task(work)
     _UNDER_WAY.add(task)
     task.add_done_callback(_UNDER_WAY.discard)
+    return task
+
+
+async def finish(work: Coroutine[Any, Any, Result]) -> Result:
+    """Does the work to its end. A caller that is cancelled stops waiting, and the work goes on."""
+    task = _begun(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -7,11 +7,12 @@ here runs on the event loop's thread, and no state changes across an await but b
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.events_pb2 import Event
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
@@ -38,6 +39,7 @@ from leasehold_coordinator.store import (
     Store,
     clock_row,
     command_row,
+    event_row,
     worker_row,
     workload_row,
 )
@@ -301,19 +303,47 @@ class Fleet:
         Raises:
             FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE. Nothing has changed.
         """
+        over = await self.find_ended(reports)
+        if self.is_current(session):
+            await self.save_workloads(self.news(reports, over, session, is_complete=is_complete))
+
+    async def find_ended(self, reports: Sequence[Workload]) -> dict[str, Workload]:
+        """Those of the reported workloads that have ended as far as is known, by id.
+
+        Raises:
+            FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE.
+        """
         for reported in reports:
             check_workload(reported)
         unknown = [one.workload_id for one in reports if one.workload_id not in self.workloads]
-        over = {one.workload_id: one for one in await self.store.find_workloads(unknown)} if unknown else {}
-        if not self.is_current(session):
-            return
+        return {one.workload_id: one for one in await self.store.find_workloads(unknown)} if unknown else {}
+
+    def news(
+        self,
+        reports: Sequence[Workload],
+        over: Mapping[str, Workload],
+        session: Session,
+        *,
+        is_complete: bool = False,
+    ) -> list[Workload]:
+        """The workloads that a worker's reports change, as they are to be saved.
+
+        Args:
+            reports: As for :meth:`apply_workloads`.
+            over: What :meth:`find_ended` found.
+            session: As for :meth:`apply_workloads`.
+            is_complete: As for :meth:`apply_workloads`.
+
+        Raises:
+            FleetError: PROTOCOL_VIOLATION, they are too many.
+        """
         worker_id, now = session.hello.worker_id, now_timestamp()
         changed: list[Workload] = []
         new = 0
         # An id is looked for before a name: what is meant for another's workload would go to this one.
-        names = (
-            {one.name for one in self.workloads.values() if one.worker_id != worker_id} if unknown else set()
-        )
+        has_unknown = any(one.workload_id not in self.workloads for one in reports)
+        others = (one for one in self.workloads.values() if has_unknown and one.worker_id != worker_id)
+        names = {one.name for one in others}
         for reported in reports:
             known = self.workloads.get(reported.workload_id)
             owner = known or over.get(reported.workload_id)
@@ -343,7 +373,7 @@ class Fleet:
                 for workload in self.workloads_of(worker_id)
                 if workload.workload_id not in reported_ids and not self._is_being_started(workload)
             ]
-        await self.save_workloads(changed)
+        return changed
 
     def _is_being_started(self, workload: Workload) -> bool:
         return any(
@@ -351,19 +381,41 @@ class Fleet:
             for stored in self.ledger.of_workload(workload.workload_id)
         )
 
-    async def save_workload(self, workload: Workload, *rows: Change) -> None:
-        """Keeps a workload as it is now, stores it together with other rows, and then tells watchers."""
-        await self.save_workloads([workload], *rows)
+    async def save_workload(self, workload: Workload) -> None:
+        """Keeps a workload as it is now, stores it, and then tells watchers."""
+        await self.save_workloads([workload])
 
-    async def save_workloads(self, workloads: Sequence[Workload], *rows: Change) -> None:
-        """Keeps workloads as they are now, stores them and other rows by one write, and tells watchers."""
-        if not workloads and not rows:
+    async def save_workloads(
+        self,
+        workloads: Sequence[Workload],
+        commands: Sequence[StoredCommand] = (),
+        rows: Sequence[Change] = (),
+        worker_name: str = "",
+    ) -> None:
+        """Keeps workloads as they are now, stores them by one write with all else, and then tells watchers.
+
+        Args:
+            workloads: The workloads.
+            commands: Commands to store, as they are now.
+            rows: What else is stored.
+            worker_name: Of the commands' worker, where it is not known any more.
+        """
+        if not workloads and not commands and not rows:
             return
         before = {one.workload_id: self.workloads.pop(one.workload_id, None) for one in workloads}
         live = {one.workload_id: one for one in workloads if not is_ended(one.status.state)}
         self.workloads |= live
+        events = []
+        for workload in workloads:
+            earlier = before[workload.workload_id]
+            if earlier is None or _condition(earlier) != _condition(workload):
+                events.append(event_row(self.events.of_workload(workload)))
+        for stored in commands:
+            event = self._event_of(stored.command, workloads, worker_name)
+            if event is not None:
+                events.append(event_row(event))
         try:
-            await self.store.write(*rows, *map(workload_row, workloads))
+            await self.store.write(*rows, *map(workload_row, workloads), *map(command_row, commands), *events)
         except FleetError:  # they are reported again, and must be news again, unless newer ones were taken in
             for workload_id, earlier in before.items():
                 if self.workloads.get(workload_id) is live.get(workload_id):
@@ -373,41 +425,43 @@ class Fleet:
             raise
         for workload in workloads:
             self.workload_hub.publish(workload.workload_id, self.view(workload))
-            earlier = before[workload.workload_id]
-            if earlier is None or _condition(earlier) != _condition(workload):
-                self.events.workload(workload)
+        for stored in commands:
+            self.ledger.kept(stored)
+            self.command_hub.publish(stored.command.command_id, stored.command)
 
-    async def fail_workload(self, workload: Workload, error: errors_pb2.Error, *rows: Change) -> None:
-        """Ends a workload that its worker did not start, or no longer has, and stores other rows with it."""
-        await self.save_workload(_failed(workload, error), *rows)
+    def _event_of(self, command: Command, workloads: Sequence[Workload], worker_name: str) -> Event | None:
+        saved = (one for one in workloads if one.workload_id == command.workload_id)
+        workload = self.workloads.get(command.workload_id) or next(saved, None)
+        known = self.registry.get(command.worker_id)
+        return self.events.of_command(
+            command,
+            workload_name=workload.name if workload else command.workload_id,
+            worker_name=known.hello.name if known else worker_name or command.worker_id,
+        )
 
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id as it is on disk: a step that is only under way is told to nobody."""
         stored = self.ledger.on_disk.get(command_id)
         return stored.command if stored is not None else await self.store.find_command(command_id)
 
-    async def save_command(self, stored: StoredCommand, rows: Sequence[Change] = ()) -> None:
-        """Stores a command as it is now, together with other rows, and then tells watchers.
+    async def save_command(
+        self, stored: StoredCommand, rows: Sequence[Change] = (), workloads: Sequence[Workload] = ()
+    ) -> None:
+        """Stores a command as it is now, together with workloads and other rows, and then tells watchers.
 
-        A workload that it was to create and did not is FAILED by the same write.
+        A workload that the command was to create and did not is FAILED by the same write.
         """
         command = stored.command
-        workload = self.workloads.get(command.workload_id)
+        changed = {one.workload_id: one for one in workloads}
+        workload = changed.get(command.workload_id) or self.workloads.get(command.workload_id)
         failed = is_terminal(command.state) and command.state != SUCCEEDED
-        if failed and is_concluded(command.error) and workload is not None:  # it may run
+        if workload is None or is_ended(workload.status.state):
+            failed = False
+        elif failed and is_concluded(command.error):  # it may run
             failed = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
         if workload is not None and failed and creates_workload(command.operation):
-            await self.fail_workload(workload, command.error, command_row(stored), *rows)
-        else:
-            await self.store.write(command_row(stored), *rows)
-        self.ledger.kept(stored)
-        self.command_hub.publish(command.command_id, command)
-        known = self.registry.get(command.worker_id)
-        self.events.command(
-            command,
-            workload_name=workload.name if workload else command.workload_id,
-            worker_name=known.hello.name if known else command.worker_id,
-        )
+            changed[workload.workload_id] = _failed(workload, command.error)
+        await self.save_workloads([*changed.values()], [stored], rows)
 
     async def forget_worker(self, known: KnownWorker) -> list[str]:
         """Forgets a worker that is not connected. What it had counts as failed, by one write.
@@ -431,23 +485,19 @@ class Fleet:
         workloads = [_failed(workload, forgotten) for workload in self.workloads_of(worker_id)]
         steps = self.ledger.forget_worker(worker_id, FORGOTTEN, now_timestamp())
         self.registry.forget(known)
-        rows: list[Change] = [Gone(schema.workers, worker_id), *(command_row(step.after) for step in steps)]
         try:
-            await self.save_workloads(workloads, *rows)
+            await self.save_workloads(
+                workloads,
+                [step.after for step in steps],
+                [Gone(schema.workers, worker_id)],
+                worker_name=known.hello.name,
+            )
         except FleetError:
             if self.registry.get(worker_id) is None:
                 self.registry.add(known)
             for step in reversed(steps):
                 self.ledger.revert(step)
             raise
-        for step in steps:
-            self.ledger.kept(step.after)
-            self.command_hub.publish(step.after.command.command_id, step.after.command)
-            self.events.command(
-                step.after.command,
-                workload_name=step.after.command.workload_id,
-                worker_name=known.hello.name,
-            )
         for book in (self._published_states, self._published_gpus, self._told_conditions):
             book.pop(worker_id, None)
         self.events.forgotten(known)

@@ -1,8 +1,9 @@
 /* The life of one command between a coordinator and a worker, for spin. README.md says what is left out.
  *
- * Each side has a disk and a memory. A crash, possible between any two steps, loses the memory and breaks the
- * session; a session that breaks loses what is in flight. Crashes and breaks are bounded, so every run comes to
- * rest, and there everything must have ended.
+ * Each side has a disk and a memory. What goes to disk waits in memory for its batch, which is one commit. A
+ * crash, possible between any two steps, loses the memory with the batch and breaks the session; a session that
+ * breaks loses what is in flight. Crashes and breaks are bounded, so every run comes to rest, and there
+ * everything must have ended.
  */
 
 #define CRASHES 2             /* of each side */
@@ -44,6 +45,14 @@ bool connected;
 byte session_epoch;
 bool sent_now, cancel_sent_now, told_now;
 bool acted;                   /* worker: it has carried out what it began */
+byte batch;                   /* coordinator: the outcome that waits for its batch */
+bool noted;                   /* coordinator: the worker has the command; nothing waits for this note */
+bool ack_due;                 /* coordinator: the outcome is on disk, and not acknowledged yet */
+bool taken;                   /* worker: the command waits for its batch */
+bool ack_noted;               /* worker: acknowledged; nothing waits for this note */
+
+#define forget_coordinator()  batch = NONE; noted = false; ack_due = false
+#define forget_worker()       taken = false; ack_noted = false; acted = false
 
 byte coordinator_crashes = CRASHES, worker_crashes = CRASHES, breaks = BREAKS;
 
@@ -60,8 +69,12 @@ inline lose_session() {
 inline connect() {
     epoch_given++; session_epoch = epoch_given; epoch_seen = session_epoch; connected = true;
     if
-    :: stored == SENT && journal == NONE && accepted -> stored = FAILED
-    :: stored == SENT && journal == NONE && !accepted && overdue -> stored = EXPIRED
+    :: taken -> journal = HELD; taken = false       /* hello waits until all is in the journal */
+    :: else -> skip
+    fi;
+    if
+    :: stored == SENT && batch == NONE && journal == NONE && (accepted || noted) -> stored = FAILED
+    :: stored == SENT && batch == NONE && journal == NONE && !accepted && !noted && overdue -> stored = EXPIRED
     :: else -> skip
     fi
 }
@@ -85,7 +98,7 @@ end: do
            cancel_sent_now = true; down!CANCEL, session_epoch }
     :: up?kind, state ->
         if
-        :: kind == ACCEPTED -> accepted = true
+        :: kind == ACCEPTED -> noted = true
         :: kind == OUTCOME ->
 #ifdef MUTATION_ACK_BEFORE_STORE
             if
@@ -94,21 +107,26 @@ end: do
             fi;
             if
             :: atomic { stored == SENT -> stored = state }
-            :: atomic { coordinator_crashes > 0 -> coordinator_crashes--; lose_session() }
+            :: atomic { coordinator_crashes > 0 -> coordinator_crashes--; forget_coordinator(); lose_session() }
             fi
 #else
-            if
-            :: atomic { stored == SENT || stored == PENDING -> stored = state }
-            :: ended(stored) -> skip
-            :: atomic { coordinator_crashes > 0 -> coordinator_crashes--; lose_session() }
-            fi;
-            if
-            :: atomic { connected && ended(stored) && nfull(down) -> down!ACK, 0 }
-            :: !connected || !ended(stored) -> skip
-            fi
+            atomic {
+                if
+                :: ended(stored) -> ack_due = true
+                :: !ended(stored) && batch == NONE -> batch = state
+                :: !ended(stored) && batch != NONE -> skip        /* acknowledged with the one that waits */
+                fi
+#ifdef MUTATION_TOLD_BEFORE_BATCH
+                ; ack_due = true
+#endif
+            }
 #endif
         fi
-    :: atomic { coordinator_crashes > 0 -> coordinator_crashes--; lose_session() }
+    :: atomic { batch != NONE -> stored = batch; batch = NONE; accepted = accepted || noted; ack_due = true }
+    :: atomic { noted && !accepted && batch == NONE -> accepted = true }
+    :: atomic { ack_due && connected && nfull(down) -> ack_due = false; down!ACK, 0 }
+    :: atomic { ack_due && !connected -> ack_due = false }
+    :: atomic { coordinator_crashes > 0 -> coordinator_crashes--; forget_coordinator(); lose_session() }
     :: atomic { breaks > 0 && connected -> breaks--; lose_session() }
     od
 }
@@ -128,39 +146,41 @@ end: do
     :: atomic { nempty(down) ->          /* a hello waits until what was read before is in the journal */
         down?kind, epoch;
         if
-        :: kind == ACK -> acknowledged = true
+        :: kind == ACK -> ack_noted = true
 #ifndef MUTATION_NO_EPOCH
         :: kind != ACK && epoch != epoch_seen -> skip
-        :: kind == COMMAND && epoch == epoch_seen && journal == NONE ->
+        :: kind == COMMAND && epoch == epoch_seen && journal == NONE && !taken ->
 #else
-        :: kind == COMMAND && journal == NONE ->
+        :: kind == COMMAND && journal == NONE && !taken ->
 #endif
             assert(epoch == epoch_seen);                        /* no obedience to an older epoch */
 #ifdef MUTATION_ACT_BEFORE_JOURNAL
             done++;
             if
             :: journal = SUCCEEDED
-            :: worker_crashes > 0 -> worker_crashes--; lose_session()
+            :: worker_crashes > 0 -> worker_crashes--; forget_worker(); lose_session()
             fi
 #else
-            journal = HELD;
-            if
-            :: nfull(up) -> up!ACCEPTED, 0
-            :: skip                                             /* crashed before it was told */
-            fi
+            taken = true
 #endif
-        :: kind == COMMAND && epoch == epoch_seen && journal != NONE ->
+        :: kind == COMMAND && epoch == epoch_seen && (journal != NONE || taken) ->
             told_now = false                                    /* answered with where it stands */
-        :: kind == CANCEL && epoch == epoch_seen && journal <= HELD -> journal = CANCELLED
+        :: kind == CANCEL && epoch == epoch_seen && journal <= HELD -> journal = CANCELLED; taken = false
         :: kind == CANCEL && epoch == epoch_seen && journal > HELD -> skip     /* too late */
         fi }
+    :: atomic { taken -> taken = false; journal = HELD;
+           if
+           :: nfull(up) && connected -> up!ACCEPTED, 0
+           :: skip                                              /* crashed before it was told */
+           fi }
+    :: atomic { ack_noted && !acknowledged -> acknowledged = true }
     :: atomic { journal == HELD -> journal = BEGUN }
     :: atomic { journal == BEGUN && !acted -> done++; acted = true }
     :: atomic { journal == BEGUN && acted -> journal = SUCCEEDED; acted = false }
-    :: atomic { connected && ended(journal) && !acknowledged && !told_now && nfull(up) ->
+    :: atomic { connected && ended(journal) && !acknowledged && !ack_noted && !told_now && nfull(up) ->
            told_now = true; up!OUTCOME, journal }
     :: atomic { worker_crashes > 0 ->                           /* and comes back: begun ends as it is found */
-           worker_crashes--; acted = false; lose_session();
+           worker_crashes--; forget_worker(); lose_session();
            if
 #ifndef MUTATION_BEGIN_AGAIN
            :: journal == BEGUN && done == 0 -> journal = FAILED

@@ -9,6 +9,7 @@ from leasehold_coordinator.command_ledger import (
     Acknowledge,
     CommandLedger,
     Effect,
+    Note,
     Send,
     Store,
     StoredCommand,
@@ -145,8 +146,8 @@ def test_a_client_leaves_room_for_others() -> None:
 
 def test_an_outcome_is_stored_before_it_is_acknowledged_and_only_once() -> None:
     ledger = sent()
-    assert kinds(kept(ledger, told(ledger, ACCEPTED))) == [Store]
-    assert kinds(kept(ledger, told(ledger, RUNNING, "lock"))) == [Store]
+    assert kinds(kept(ledger, told(ledger, ACCEPTED))) == [Note]
+    assert kinds(kept(ledger, told(ledger, RUNNING, "lock"))) == [Note]
     assert kinds(kept(ledger, told(ledger, SUCCEEDED))) == [Store, Acknowledge]
     assert kinds(told(ledger, SUCCEEDED)) == [Acknowledge]
     assert kinds(told(ledger, FAILED)) == [Acknowledge]
@@ -276,9 +277,9 @@ def test_a_step_that_could_not_be_stored_is_taken_back() -> None:
 
 def test_what_has_gone_on_is_not_taken_back_and_stored_as_it_is() -> None:
     ledger = sent()
-    (store,) = told(ledger, ACCEPTED)
+    (store,) = tick(ledger, 1, away=True)
     assert isinstance(store, Store)
-    ledger.cancel("c1", at(2))
+    told(ledger, ACCEPTED)
     now = ledger.commands["c1"]
     assert ledger.current(store) == now
     ledger.revert(store)
@@ -329,12 +330,30 @@ def test_a_tick_takes_each_step_when_it_is_asked_for() -> None:
 
 def test_a_step_back_leads_to_what_is_on_disk() -> None:
     ledger = sent()
-    (accepted,) = told(ledger, ACCEPTED)
-    (running,) = told(ledger, RUNNING)
-    for effect in (accepted, running):
+    (unknown,) = tick(ledger, 1, away=True)
+    (cancelled, _) = ledger.cancel("c1", at(2))
+    for effect in (unknown, cancelled):
         assert isinstance(effect, Store)
         ledger.revert(effect)
     assert state(ledger) == DISPATCHED
+    assert not ledger.commands["c1"].cancel_requested
+
+
+def test_of_steps_that_nothing_waits_for_the_last_is_to_be_stored() -> None:
+    ledger = sent()
+    told(ledger, ACCEPTED)
+    (running,) = told(ledger, RUNNING)
+    assert isinstance(running, Note)
+    assert ledger.unstored(["c1", "c2"]) == [running.after]
+    assert ledger.on_disk["c1"].command.state == DISPATCHED
+    ledger.kept(running.after)
+    assert ledger.unstored(["c1"]) == []
+    told(ledger, RUNNING, "lock")
+    (late,) = ledger.unstored(["c1"])
+    kept(ledger, told(ledger, SUCCEEDED))
+    assert ledger.unstored(["c1"]) == []
+    ledger.kept(late)
+    assert not ledger.on_disk, "its outcome is on disk"
 
 
 def test_a_duplicate_of_no_known_command_is_acknowledged() -> None:

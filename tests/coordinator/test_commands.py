@@ -115,11 +115,11 @@ def test_a_command_is_told_from_stored_to_done(
     start(coordinator, worker)
     command = suspend(coordinator)
     watching = coordinator.commands.WatchCommand(WatchCommandRequest(command_id=command.command_id))
-    states = [next(iter(watching)).command.state]
-    worker.succeed("suspend")
-    states += [response.command.state for response in watching]
-    assert states[0] == DISPATCHED
-    assert states[-3:] == [ACCEPTED, command_pb2.COMMAND_STATE_RUNNING, SUCCEEDED]
+    assert next(watching).command.state == DISPATCHED
+    for state in (ACCEPTED, command_pb2.COMMAND_STATE_RUNNING, SUCCEEDED):
+        worker.update(command.command_id, state)
+        assert next(watching).command.state == state
+    assert list(watching) == []
     assert worker.command("suspend").epoch == worker.welcome().epoch
 
 

@@ -20,6 +20,7 @@ from leasehold.v1.worker_session_pb2 import (
 )
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import command_states, schema, server
+from leasehold_coordinator.dispatch import NOTE_DELAY_S
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import finish, settle
 from leasehold_coordinator.sessions import FRAME_LIMIT, Session
@@ -66,17 +67,66 @@ def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it
     on_bench(tmp_path, scenario)
 
 
+async def tick_until_refused(bench: Bench) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await asyncio.sleep(0)
+            await bench.dispatcher.tick()
+
+
 @pytest.mark.parametrize("state", [command_states.ACCEPTED, command_states.RUNNING])
-def test_a_step_that_cannot_be_stored_was_not_taken(tmp_path: Path, state: CommandState.ValueType) -> None:
+def test_a_step_that_cannot_be_stored_is_not_told_and_tried_again(
+    tmp_path: Path, state: CommandState.ValueType
+) -> None:
     async def scenario(bench: Bench) -> None:
         before = await bench.send()
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            bench.fail_writes(monkeypatch)
-            with pytest.raises(FleetError):
+        with bench.fleet.command_hub.subscribe("c-1") as subscription:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                commands = bench.hold_writes(monkeypatch, schema.commands, FULL)
                 await bench.update(state)
-        assert bench.fleet.ledger.commands["c-1"].command == before
-        await bench.update(state)
-        assert bench.fleet.ledger.commands["c-1"].command.state == state
+                await commands.reached.wait()
+                assert await bench.fleet.find_command("c-1") == before
+                commands.opened.set()
+                with pytest.raises(FleetError, match="disk is full"):
+                    await tick_until_refused(bench)
+                assert await bench.fleet.find_command("c-1") == before == await bench.stored()
+            await bench.dispatcher.tick()
+            async with asyncio.timeout(10):
+                change = await anext(subscription.changes())
+            assert change is not None
+            assert change.message == await bench.stored() == await bench.fleet.find_command("c-1")
+            assert change.message.state == state
+
+    on_bench(tmp_path, scenario)
+
+
+def test_steps_that_come_together_are_one_write_and_an_outcome_takes_their_place(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        writes: list[int] = []
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            write_now = bench.store.write
+
+            async def write(*rows: Change) -> None:
+                writes.append(sum(row.table is schema.commands for row in rows))
+                await write_now(*rows)
+
+            monkeypatch.setattr(bench.store, "write", write)
+            with bench.fleet.command_hub.subscribe("c-1") as subscription:
+                await bench.update(command_states.ACCEPTED)
+                await bench.update(command_states.RUNNING)
+                async with asyncio.timeout(10):
+                    change = await anext(subscription.changes())
+            assert change is not None
+            assert change.message.state == command_states.RUNNING
+            assert writes == [1]
+            await bench.send("c-2", workload_id="w-2")
+            update = CommandUpdate(command_id="c-2", state=command_states.ACCEPTED)
+            await bench.dispatcher.update(bench.session, update)
+            update.state = SUCCEEDED
+            await bench.dispatcher.update(bench.session, update)
+            await asyncio.sleep(2 * NOTE_DELAY_S)
+            assert writes == [1, 1, 1], "stored, running; created; ended"
 
     on_bench(tmp_path, scenario)
 
@@ -199,7 +249,7 @@ def test_a_workload_that_was_not_started_fails_in_the_same_write(tmp_path: Path)
 
             monkeypatch.setattr(bench.store, "write", write)
             await bench.update(command_states.FAILED)
-        assert writes == [{"commands", "workloads"}]
+        assert writes == [{"commands", "workloads", "events"}]
         failed = await bench.store.find_workload("w-1")
         assert failed is not None
         assert failed.status.state == workload_pb2.WORKLOAD_STATE_FAILED

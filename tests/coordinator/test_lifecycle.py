@@ -148,14 +148,37 @@ def test_a_watch_tells_every_state_in_order_from_the_creation_on(
     watching = coordinator.commands.WatchCommand(
         WatchCommandRequest(command_id=created.command.command_id), timeout=20
     )
-    first = next(iter(watching)).command
-    worker.succeed("run")
-    seen = [first, *(response.command for response in watching)]
+    first = next(watching).command
+    seen = [first]
+    worker.command("run")
+    for state in (ACCEPTED, RUNNING, SUCCEEDED):
+        worker.update(first.command_id, state, phase="at it" if state == RUNNING else "")
+        while seen[-1].state != state:
+            seen.append(next(watching).command)
+    assert list(watching) == []
     order = [PENDING, DISPATCHED, ACCEPTED, RUNNING, SUCCEEDED]
     assert [command.state for command in seen] == order[order.index(first.state) :]
     assert [command.revision for command in seen] == sorted({command.revision for command in seen})
     assert seen[-2].phase == "at it"
     assert states_until_the_end(coordinator, first.command_id) == [SUCCEEDED]
+
+
+def test_of_a_quick_command_steps_may_be_left_out_and_none_is_told_out_of_order(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    spec = WorkloadSpec(arguments=["program"])
+    created = coordinator.workloads.CreateWorkload(CreateWorkloadRequest(name="one", spec=spec))
+    watching = coordinator.commands.WatchCommand(
+        WatchCommandRequest(command_id=created.command.command_id), timeout=20
+    )
+    seen = [next(watching).command]
+    worker.succeed("run")
+    seen += [response.command for response in watching]
+    order = [PENDING, DISPATCHED, ACCEPTED, RUNNING, SUCCEEDED]
+    assert [command.state for command in seen] == [
+        state for state in order if state in {command.state for command in seen}
+    ]
+    assert seen[-1].state == SUCCEEDED
 
 
 @pytest.mark.usefixtures("executed")

@@ -27,7 +27,7 @@ from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import Fleet
 from leasehold_coordinator.migrating import migrate
 from leasehold_coordinator.schema import METADATA, NEWEST
-from leasehold_coordinator.store import OldRows, Store, command_row, worker_row, workload_row
+from leasehold_coordinator.store import OldRows, Store, command_row, event_row, worker_row, workload_row
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -448,7 +448,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
     async def begin(store: Store) -> None:
         fleet = Fleet(store, load_interval_s=5)
         await store.write(*ENDED)
-        fleet.events.workload(workload(1, EXITED))
+        await store.write(event_row(fleet.events.of_workload(workload(1, EXITED))))
         await fleet.events.flush()
         clock.served_s += 86_400
         await fleet.prune(RETENTION_S)

@@ -1,13 +1,14 @@
 """Both ledgers of commands under every order of loss, crash and return that hypothesis comes upon.
 
-Coordinator and worker are the real ledgers. Disk, network and world are simulated: a disk keeps what was put
-on it, a crash forgets everything else between any two effects, a session that breaks loses what is in flight,
-frames of older sessions may still arrive, and in a session frames may come twice.
+Coordinator and worker are the real ledgers. Disk, network and world are simulated: writes wait for a batch,
+which goes to disk as a whole, a crash forgets everything else between any two effects, a session that breaks
+loses what is in flight, frames of older sessions may still arrive, and in a session frames may come twice.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,25 @@ class Disk:
 
 
 @dataclass
+class Chain:
+    """What the coordinator does one after the other, beside other chains."""
+
+    effects: deque[coordinator.Effect]
+    waits: bool = False
+    """Its last write is not on disk yet."""
+
+
+@dataclass
+class Write:
+    """A write of the worker that waits for its batch, and what follows once it is on disk."""
+
+    write: Callable[[], object]
+    following: list[worker.Effect] = field(default_factory=list)
+    later: bool = False
+    """Nothing waits for it."""
+
+
+@dataclass
 class Stream:
     """One session: frames in order each way, until it breaks."""
 
@@ -54,6 +74,9 @@ class Stream:
 
 class CommandLife(RuleBasedStateMachine):
     """The two sides, the network between them, and the world in which commands are done."""
+
+    waits_for_batches = True
+    """Mutants do not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,8 +93,12 @@ class CommandLife(RuleBasedStateMachine):
         self.stream: Stream | None = None
         self.old_frames: list[CommandFrame | str] = []
         self.running: set[str] = set()
-        self.coordinator_effects: deque[coordinator.Effect] = deque()
-        self.worker_effects: deque[worker.Effect] = deque()
+        self.chains: list[Chain] = []
+        self.session_chain: Chain | None = None
+        """What follows from the last frame of the session, which is read before the next one."""
+        self.coordinator_batch: list[tuple[coordinator.StoredCommand, Chain | None]] = []
+        self.noted: set[str] = set()
+        self.worker_batch: list[Write] = []
 
     # The world.
 
@@ -82,14 +109,32 @@ class CommandLife(RuleBasedStateMachine):
 
     # Carrying out effects one at a time, so that a crash may come between any two.
 
-    def step_coordinator(self) -> None:
-        effect = self.coordinator_effects.popleft()
+    def begin(self, effects: Iterable[coordinator.Effect]) -> Chain:
+        chain = Chain(deque(effects))
+        self.chains.append(chain)
+        return chain
+
+    def ready_chains(self) -> list[Chain]:
+        self.chains = [chain for chain in self.chains if chain.effects or chain.waits]
+        return [chain for chain in self.chains if chain.effects and not chain.waits]
+
+    def being_ended(self) -> set[str]:
+        """Commands whose outcome is on its way to disk: what is said of them waits for that."""
+        stores = [effect for chain in self.chains for effect in chain.effects]
+        afters = [effect.after for effect in stores if isinstance(effect, coordinator.Store)]
+        afters += [stored for stored, _ in self.coordinator_batch]
+        return {one.command.command_id for one in afters if is_terminal(one.command.state)}
+
+    def step_coordinator(self, chain: Chain) -> None:
+        effect = chain.effects.popleft()
         match effect:
             case coordinator.Store():
                 stored = self.coordinator.current(effect)
                 if stored is not None:
-                    self.coordinator_disk.rows[stored.command.command_id] = stored
-                    self.coordinator.kept(stored)
+                    self.coordinator_batch.append((stored, chain))
+                    chain.waits = self.waits_for_batches
+            case coordinator.Note(stored):
+                self.noted.add(stored.command.command_id)
             case coordinator.Send(stored):
                 assert stored.command.command_id in self.coordinator_disk.rows, "sent, and not on disk"
                 if self.stream is not None and stored.command.command_id in self.coordinator.commands:
@@ -101,38 +146,80 @@ class CommandLife(RuleBasedStateMachine):
                 if self.stream is not None:
                     self.stream.down.append(command_id)
 
-    def step_worker(self) -> None:
-        effect = self.worker_effects.popleft()
-        match effect:
-            case worker.Keep(entry):
-                self.worker_disk.rows[entry.command_id] = entry
-            case worker.Tell(update) | worker.Refuse(update):
-                if isinstance(effect, worker.Tell):
-                    kept = self.worker_disk.rows.get(update.command_id)
-                    assert kept is not None, "told, and not on disk"
-                    assert kept.state == update.state or not is_terminal(update.state), "told otherwise"
-                if self.stream is not None:
-                    self.stream.up.append(update)
-            case worker.Start(entry):
-                assert entry.epoch <= self.worker_disk.epoch
-                assert entry.command_id not in self.running, "begun twice"
-                self.running.add(entry.command_id)
-                if entry.cancel_requested:
-                    self.end(entry.command_id, CANCELLED)
-            case worker.Cancel(command_id):
-                if command_id in self.running and command_id not in self.intended:
-                    self.end(command_id, CANCELLED)
-            case worker.Forget(command_ids):
-                for command_id in command_ids:
-                    del self.worker_disk.rows[command_id]
+    def commit_coordinator(self) -> None:
+        for stored, chain in self.coordinator_batch:
+            self.coordinator_disk.rows[stored.command.command_id] = stored
+            self.coordinator.kept(stored)
+            if chain is not None:
+                chain.waits = False
+        self.coordinator_batch.clear()
+
+    def settle_coordinator(self) -> None:
+        while self.coordinator_batch or self.ready_chains():
+            for chain in self.ready_chains():
+                self.step_coordinator(chain)
+            self.commit_coordinator()
+
+    def take(self, effects: list[worker.Effect]) -> None:
+        """What follows a Keep waits for its batch, and all else but a refusal for what was put before it."""
+        match effects:
+            case []:
+                pass
+            case [worker.Keep(entry), *following]:
+                rows = self.worker_disk.rows
+                write = partial(rows.__setitem__, entry.command_id, entry)
+                self.worker_batch.append(Write(write, following, later=entry.acknowledged_s is not None))
+            case [worker.Refuse(), *_]:
+                self.do(effects)
+            case _ if all(waiting.later for waiting in self.worker_batch):
+                self.do(effects)
+            case _:
+                self.worker_batch.append(Write(bool, effects))
+
+    def commit_worker(self, effects_before_a_crash: int | None = None) -> None:
+        batch, self.worker_batch = self.worker_batch, []
+        following = [effect for write in batch for effect in write.following]
+        if self.waits_for_batches:
+            for write in batch:
+                write.write()
+        self.do(following[:effects_before_a_crash])
+        if effects_before_a_crash is not None:
+            self.crash_worker()
+
+    def do(self, effects: list[worker.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case worker.Keep():
+                    raise ValueError("a Keep comes first")
+                case worker.Tell(update) | worker.Refuse(update):
+                    if isinstance(effect, worker.Tell):
+                        kept = self.worker_disk.rows.get(update.command_id)
+                        assert kept is not None, "told, and not on disk"
+                        assert kept.state == update.state or not is_terminal(update.state), "told otherwise"
+                    if self.stream is not None:
+                        self.stream.up.append(update)
+                case worker.Start(entry):
+                    assert entry.command_id in self.worker_disk.rows, "begun, and not on disk"
+                    assert entry.epoch <= self.worker_disk.epoch
+                    assert entry.command_id not in self.running, "begun twice"
+                    self.running.add(entry.command_id)
+                    if entry.cancel_requested:
+                        self.end(entry.command_id, CANCELLED)
+                case worker.Cancel(command_id):
+                    if command_id in self.running and command_id not in self.intended:
+                        self.end(command_id, CANCELLED)
+                case worker.Forget(command_ids):
+                    for command_id in command_ids:
+                        forget = partial(self.worker_disk.rows.pop, command_id)
+                        self.worker_batch.append(Write(forget, later=True))
 
     def end(self, command_id: str, state: command_pb2.CommandState.ValueType) -> None:
         self.running.discard(command_id)
-        self.worker_effects.extend(self.worker.finish(CommandUpdate(command_id=command_id, state=state)))
+        self.take(self.worker.finish(CommandUpdate(command_id=command_id, state=state)))
 
     # What people do.
 
-    @precondition(lambda self: len(self.coordinator.commands) < 2 and not self.coordinator_effects)
+    @precondition(lambda self: len(self.coordinator.commands) < 2)
     @rule()
     def ask(self) -> None:
         workload_id = f"w{self.asked}"
@@ -145,13 +232,13 @@ class CommandLife(RuleBasedStateMachine):
         )
         command.timeout.FromNanoseconds(round(TIMEOUT_S * 1e9))
         instance = f"i{self.instance}" if self.stream is not None else None
-        self.coordinator_effects.extend(self.coordinator.create(command, self.timestamp(), instance))
+        self.begin(self.coordinator.create(command, self.timestamp(), instance))
 
     @precondition(lambda self: self.coordinator.commands and self.asked % 3 == 0)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         command_id = data.draw(st.sampled_from(sorted(self.coordinator.commands)))
-        self.coordinator_effects.extend(self.coordinator.cancel(command_id, self.timestamp()))
+        self.begin(self.coordinator.cancel(command_id, self.timestamp()))
 
     @precondition(lambda self: self.coordinator.commands)
     @rule(seconds=st.sampled_from([1.0, 100.0]))
@@ -159,24 +246,43 @@ class CommandLife(RuleBasedStateMachine):
         self.now_s += seconds
         instance = f"i{self.instance}" if self.stream is not None else None
         for step in self.coordinator.tick(self.timestamp(), lambda _: instance, lambda _: True):
-            self.coordinator_effects.extend(step)
+            self.begin(step)
 
     # What the machines do.
 
-    @precondition(lambda self: self.coordinator_effects)
-    @rule()
-    def coordinator_goes_on(self) -> None:
-        self.step_coordinator()
+    @precondition(lambda self: self.ready_chains())
+    @rule(data=st.data())
+    def coordinator_goes_on(self, data: st.DataObject) -> None:
+        chains = self.ready_chains()
+        self.step_coordinator(chains[data.draw(st.integers(0, len(chains) - 1))])
 
-    @precondition(lambda self: self.worker_effects)
+    @precondition(lambda self: self.coordinator_batch)
     @rule()
-    def worker_goes_on(self) -> None:
-        self.step_worker()
+    def coordinator_commits(self) -> None:
+        self.commit_coordinator()
+
+    @precondition(lambda self: self.noted)
+    @rule()
+    def coordinator_stores_what_it_noted(self) -> None:
+        stored = self.coordinator.unstored(sorted(self.noted))
+        self.noted.clear()
+        self.coordinator_batch += [(one, None) for one in stored]
+
+    @precondition(lambda self: self.worker_batch)
+    @rule()
+    def worker_commits(self) -> None:
+        self.commit_worker()
+
+    @precondition(lambda self: self.worker_batch)
+    @rule(effects=st.integers(0, 3))
+    def worker_commits_and_crashes_before_it_has_told_all(self, effects: int) -> None:
+        self.commit_worker(effects)
 
     @precondition(lambda self: self.running - self.intended)
     @rule(data=st.data())
     def worker_intends(self, data: st.DataObject) -> None:
-        self.intended.add(data.draw(st.sampled_from(sorted(self.running - self.intended))))
+        command_id = data.draw(st.sampled_from(sorted(self.running - self.intended)))
+        self.worker_batch.append(Write(partial(self.intended.add, command_id)))
 
     @precondition(lambda self: self.running & self.intended)
     @rule(data=st.data(), crash=st.booleans())
@@ -186,7 +292,7 @@ class CommandLife(RuleBasedStateMachine):
         if crash:
             self.crash_worker()
         else:
-            self.worker.progress(command_id, "")
+            self.take(self.worker.progress(command_id, ""))
             self.end(command_id, SUCCEEDED)
 
     @precondition(lambda self: self.stream and self.stream.down)
@@ -209,16 +315,24 @@ class CommandLife(RuleBasedStateMachine):
 
     def deliver_down(self, frame: CommandFrame | str) -> None:
         if isinstance(frame, str):
-            self.worker_effects.extend(self.worker.acknowledge(frame, self.now_s))
+            self.take(self.worker.acknowledge(frame, self.now_s))
         else:
-            self.worker_effects.extend(self.worker.receive(frame, self.worker_disk.epoch, self.now_s))
+            self.take(self.worker.receive(frame, self.worker_disk.epoch, self.now_s))
 
-    @precondition(lambda self: self.stream and self.stream.up)
+    def can_be_read(self) -> bool:
+        """Whether the next frame that came up is read now."""
+        if self.stream is None or not self.stream.up:
+            return False
+        self.ready_chains()
+        is_busy = any(chain is self.session_chain for chain in self.chains)
+        return not is_busy and self.stream.up[0].command_id not in self.being_ended()
+
+    @precondition(lambda self: self.can_be_read())
     @rule()
     def frame_arrives_up(self) -> None:
         assert self.stream is not None
         update = self.stream.up.popleft()
-        self.coordinator_effects.extend(self.coordinator.update(WORKER, update, self.timestamp()))
+        self.session_chain = self.begin(self.coordinator.update(WORKER, update, self.timestamp()))
 
     # What goes wrong.
 
@@ -228,6 +342,7 @@ class CommandLife(RuleBasedStateMachine):
         assert self.stream is not None
         self.old_frames = list(self.stream.down)[:3]
         self.stream = None
+        self.session_chain = None
 
     @precondition(lambda self: self.asked)
     @rule(luck=st.integers(0, 2))
@@ -236,7 +351,9 @@ class CommandLife(RuleBasedStateMachine):
             return
         if self.stream is not None:
             self.session_breaks()
-        self.coordinator_effects.clear()
+        self.chains.clear()
+        self.coordinator_batch.clear()
+        self.noted.clear()
         rows = [row for row in self.coordinator_disk.rows.values() if not is_terminal(row.command.state)]
         self.coordinator = coordinator.CommandLedger(rows)
 
@@ -249,7 +366,7 @@ class CommandLife(RuleBasedStateMachine):
     def crash_worker(self) -> None:
         if self.stream is not None:
             self.session_breaks()
-        self.worker_effects.clear()
+        self.worker_batch.clear()
         self.running.clear()
         self.instance += 1
         self.worker = worker.CommandLedger(self.worker_disk.rows.values())
@@ -259,16 +376,16 @@ class CommandLife(RuleBasedStateMachine):
         """What an earlier start left open: begun ones end as they are found, others begin."""
         for entry in self.worker.open_entries:
             if entry.command_id in self.intended:
-                self.worker.progress(entry.command_id, "settle")
+                self.take(self.worker.progress(entry.command_id, "settle"))
                 self.end(entry.command_id, SUCCEEDED if entry.command_id in self.done else FAILED)
             else:
-                self.worker_effects.append(worker.Start(entry))
+                self.take([worker.Start(entry)])
 
-    @precondition(lambda self: self.stream is None and not self.coordinator_effects)
+    @precondition(lambda self: self.stream is None)
     @rule()
     def worker_connects(self) -> None:
-        while self.worker_effects:  # hello waits for the journal
-            self.step_worker()
+        while self.worker_batch:  # hello waits for the journal
+            self.commit_worker()
         epoch = max(self.coordinator_disk.epoch, self.worker_disk.epoch) + 1
         self.coordinator_disk.epoch = epoch
         held = {entry.command_id for entry in self.worker.open_entries}
@@ -276,15 +393,17 @@ class CommandLife(RuleBasedStateMachine):
         self.worker_disk.epoch = epoch
         self.stream = Stream(epoch)
         self.stream.up.extend(self.worker.unacknowledged)
-        instance = f"i{self.instance}"
-        effects = self.coordinator.welcome(WORKER, instance, held, self.timestamp(), can_ask=True)
-        self.coordinator_effects.extend(effects)
+        earlier = frozenset(self.coordinator.stored_of_worker(WORKER))
+        effects = self.coordinator.welcome(
+            WORKER, f"i{self.instance}", held, self.timestamp(), earlier, can_ask=True
+        )
+        self.session_chain = self.begin(effects)
 
-    @precondition(lambda self: self.stream is not None and not self.coordinator_effects)
+    @precondition(lambda self: self.stream is not None)
     @rule()
     def it_is_the_turn_of_a_command_that_waits(self) -> None:
         steps = self.coordinator.advance(WORKER, f"i{self.instance}", self.timestamp())
-        self.coordinator_effects.extend(next(steps, []))
+        self.begin(next(steps, []))
 
     # What must hold.
 
@@ -304,26 +423,25 @@ class CommandLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything heals, and then every command has ended, as the world says."""
         for _ in range(1000):
-            if self.stream is None and not self.coordinator_effects:
+            self.settle_coordinator()
+            if self.stream is None:
                 self.worker_connects()
-            while self.coordinator_effects:
-                self.step_coordinator()
-            if self.stream is not None:
-                self.it_is_the_turn_of_a_command_that_waits()
-                while self.coordinator_effects:
-                    self.step_coordinator()
-            while self.worker_effects:
-                self.step_worker()
+                self.settle_coordinator()
+            self.it_is_the_turn_of_a_command_that_waits()
+            self.settle_coordinator()
+            while self.worker_batch:
+                self.commit_worker()
             for command_id in sorted(self.running):
                 self.intended.add(command_id)
                 self.done[command_id] = self.done.get(command_id, 0) + 1
-                self.worker.progress(command_id, "")
+                self.take(self.worker.progress(command_id, ""))
                 self.end(command_id, SUCCEEDED)
-            if self.stream is not None and self.stream.down:
+            assert self.stream is not None
+            if self.stream.down:
                 self.deliver_down(self.stream.down.popleft())
-            elif self.stream is not None and self.stream.up:
+            elif self.stream.up:
                 self.frame_arrives_up()
-            elif self.stream is not None and not self.worker_effects and not self.coordinator_effects:
+            elif not self.worker_batch:
                 break
         self.nothing_is_done_twice()
         self.what_is_known_agrees_with_the_world()
@@ -408,10 +526,11 @@ def expires_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         instance_id: str,
         held: set[str],
         now: Timestamp,
+        earlier: frozenset[str],
         *,
         can_ask: bool,
     ) -> list[coordinator.Effect]:
-        return welcome(self, worker_id, instance_id, set(), now)
+        return welcome(self, worker_id, instance_id, set(), now, earlier)
 
     monkeypatch.setattr(coordinator.CommandLedger, "welcome", mutant)
 
@@ -427,6 +546,23 @@ def sends_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator.CommandLedger, "_send", mutant)
 
 
+def tells_before_its_batch_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommandLife, "waits_for_batches", False)
+
+
+def tells_an_outcome_before_its_batch_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = coordinator.CommandLedger.update
+
+    def mutant(*arguments: Any) -> list[coordinator.Effect]:
+        effects = update(*arguments)
+        return [
+            coordinator.Note(effect.after) if isinstance(effect, coordinator.Store) else effect
+            for effect in effects
+        ]
+
+    monkeypatch.setattr(coordinator.CommandLedger, "update", mutant)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "mutate",
@@ -438,6 +574,8 @@ def sends_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
         sends_before_it_stores,
         expires_what_was_sent,
         sends_only_once,
+        tells_before_its_batch_is_on_disk,
+        tells_an_outcome_before_its_batch_is_on_disk,
     ],
 )
 def test_the_model_finds_what_is_wrong(

@@ -44,6 +44,12 @@ def rows(path: Path) -> dict[str, bytes]:
     return found
 
 
+def commits(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (number,) = connection.execute("SELECT number FROM commits").fetchone()
+    return int(number)
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.01)
@@ -84,6 +90,60 @@ async def test_of_one_row_the_newest_is_written_and_all_are_told(path: Path) -> 
         await journal.wait_settled()
         assert rows(path) == {"w1": b"2"}
     assert told == [0, 1, 2]
+
+
+async def test_what_is_put_for_later_shares_the_next_commit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.journal.LATER_S", 60.0)
+    async with open_journal(path) as journal:
+        began = commits(path)
+        for workload_id in ("w1", "w2"):
+            journal.put(("workloads", workload_id), workload(workload_id), later=True)
+        await wait_all_tasks_blocked(0.01)
+        assert rows(path) == {}
+        journal.put(KEY, workload("w1", b"new"), later=True)
+        await journal.write(("workloads", "w3"), workload("w3"))
+        assert rows(path) == {"w1": b"new", "w2": b"{}", "w3": b"{}"}
+        assert commits(path) - began == 1
+        journal.put(("workloads", "w4"), workload("w4"), later=True)
+        await journal.wait_settled()
+        assert "w4" in rows(path)
+        journal.put(("workloads", "w5"), workload("w5"), later=True)
+    assert "w5" in rows(path)
+
+
+async def test_what_is_put_for_later_is_written_where_nothing_else_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_worker.journal.LATER_S", 0.05)
+    async with open_journal(path) as journal:
+        for workload_id in ("w1", "w2"):
+            written = trio.Event()
+            journal.put(("workloads", workload_id), workload(workload_id), written.set, later=True)
+            with trio.fail_after(10):
+                await written.wait()
+            assert workload_id in rows(path)
+
+
+async def test_of_one_row_what_is_put_for_later_and_what_is_put_now_is_written_as_it_is_last(
+    path: Path,
+) -> None:
+    told: list[str] = []
+    async with open_journal(path) as journal:
+        journal.put(KEY, workload("w1", b"1"), lambda: told.append("1"), later=True)
+        journal.put(KEY, workload("w1", b"2"), lambda: told.append("2"))
+        journal.put(KEY, workload("w1", b"3"), lambda: told.append("3"), later=True)
+        await journal.wait_settled()
+        assert rows(path) == {"w1": b"3"}
+        with refusing(path):
+            journal.put(KEY, workload("w1", b"4"), lambda: told.append("4"))
+            await wait_all_tasks_blocked()  # it is being written
+            journal.put(KEY, workload("w1", b"5"), lambda: told.append("5"), later=True)
+            await refusal(journal)
+        await journal.wait_settled()
+        assert rows(path) == {"w1": b"5"}
+    assert told == ["1", "2", "3", "4", "5"]
 
 
 async def test_what_waits_at_the_end_is_written(path: Path) -> None:

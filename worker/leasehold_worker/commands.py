@@ -273,6 +273,7 @@ class Commands:
             journal_file.keep_command(entry),
             partial(self._do, following),
             refused=partial(self._refuse, entry.command_id) if begins else None,
+            later=entry.acknowledged_s is not None,  # an outcome that is told twice is acknowledged twice
         )
 
     def _do(self, effects: list[Effect]) -> None:
@@ -291,7 +292,7 @@ class Commands:
                 case Forget(command_ids):
                     for command_id in command_ids:
                         statements = journal_file.forget_command(command_id)
-                        self._journal.put(("commands", command_id), statements)
+                        self._journal.put(("commands", command_id), statements, later=True)
 
     def _tell(self, update: CommandUpdate) -> None:
         ended = is_terminal(update.state)

@@ -26,6 +26,9 @@ RETRY_S: Final = 1.0
 WRITE_TIMEOUT_S: Final = 10.0
 """How long :meth:`Journal.write` waits for a disk that neither writes nor refuses: members may be locked."""
 
+LATER_S: Final = 1.0
+"""How long a write that nothing waits for waits for others, with which it shares a commit."""
+
 CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of the worker waits for the disk."""
 
@@ -45,6 +48,10 @@ class Journal:
     def __init__(self, file: JournalFile) -> None:
         self._file = file
         self._waiting: dict[tuple[str, str], _Write] = {}
+        self._later: dict[tuple[str, str], _Write] = {}
+        """Writes for the next commit, whenever that is."""
+        self._pause = trio.CancelScope()
+        """Ends when they have waited for long enough."""
         self._wake = trio.Event()
         self._settled = trio.Event()
         self._settled.set()
@@ -59,7 +66,7 @@ class Journal:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that was put is on disk."""
+        """Whether everything is on disk that was put, other than for later."""
         return self._settled.is_set()
 
     def put(
@@ -69,6 +76,7 @@ class Journal:
         then: Callable[[], None] | None = None,
         *,
         refused: Callable[[OperationError], None] | None = None,
+        later: bool = False,
     ) -> None:
         """Writes after everything that was put before, and then calls ``then``.
 
@@ -80,12 +88,20 @@ class Journal:
             statements: What to write.
             then: Called once that is on disk, in the order of the writes.
             refused: Called instead where the disk refuses. Without it, it is tried until it succeeds.
+            later: A crash before this is on disk loses nothing. It shares the next commit, a second later at
+                most.
         """
-        write = self._waiting.pop(key, None) or _Write([])
+        later = later and key not in self._waiting
+        write = self._waiting.pop(key, None) or self._later.pop(key, None) or _Write([])
         write.statements = statements
         write.refused = refused
         if then is not None:
             write.then.append(then)
+        if later:
+            if not self._later:
+                self._pause.deadline = trio.current_time() + LATER_S
+            self._later[key] = write
+            return
         self._waiting[key] = write
         self._settled = trio.Event() if self._settled.is_set() else self._settled
         self._wake.set()
@@ -129,22 +145,28 @@ class Journal:
         await self.write(("", str(next(self._number))), [])
 
     async def wait_settled(self) -> None:
-        """Waits until everything is on disk."""
-        while not self.is_settled:
+        """Waits until everything is on disk, also what was put for later."""
+        while self._later or not self.is_settled:
+            if self.is_settled:
+                self._waiting, self._later = self._later, {}
+                self._settled = trio.Event()
+                self._wake.set()
             await self._settled.wait()
 
     async def run(self) -> None:
         """Writes what is put, for as long as the worker lives."""
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
+            with self._pause:
+                await self._wake.wait()
+            self._wake, self._pause = trio.Event(), trio.CancelScope()
+            await self._write_waiting()
             while self._waiting:
                 await self._write_waiting()
             self._settled.set()
 
     async def _write_waiting(self) -> None:
-        batch = list(self._waiting.items())
-        self._waiting = {}
+        batch = [*self._later.items(), *self._waiting.items()]
+        self._later, self._waiting = {}, {}
         try:
             await trio.to_thread.run_sync(
                 self._file.commit,
@@ -174,7 +196,8 @@ class Journal:
 
     async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: sqlite3.Error) -> None:
         refusal = self._find_unavailable(str(error))
-        newer, self._waiting = self._waiting, {}
+        newer = self._later | self._waiting
+        self._later, self._waiting = {}, {}
         for key, write in batch:
             follower = newer.get(key)
             if follower is not None and follower.refused is None:

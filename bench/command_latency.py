@@ -3,7 +3,9 @@
 Everything runs as processes on this machine: a coordinator with its store, a worker on a simulated host
 whose driver takes no time, and the client. Each round suspends a parked workload, which is a command with
 nothing to do: stored, dispatched, carried out, its outcome stored and watched. In turn with each round, two
-raw gRPC hops (client to relay to echo and back) are timed on the same machine. Prints one JSON document.
+raw gRPC hops (client to relay to echo and back) are timed on the same machine. Then several clients do the
+same at once, each with a workload of its own. The commits of both sides are counted by the numbers that store
+and journal keep. Prints one JSON document.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import json
 import os
 import platform
 import re
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -18,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -27,6 +30,10 @@ from leasehold_simgpu import SimulatedHost, Timing
 
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
 START_TIMEOUT_S = 30.0
+LOAD_CLIENTS = 8
+"""Clients at once, as many as a worker has commands."""
+
+WARM_UP_ROUNDS = 20
 
 
 @contextmanager
@@ -55,8 +62,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[grpc.Channel]:
-    """A coordinator and one worker with a parked workload named ``parked``."""
+def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
+    """A coordinator and one worker with so many parked workloads, named ``parked-0`` and so on."""
     host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
     with ExitStack() as stack:
         coordinator = stack.enter_context(
@@ -78,16 +85,18 @@ def fleet(folder: Path) -> Iterator[grpc.Channel]:
             arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
             resources=workload_pb2.Resources(gpu_count=1),
         )
-        workloads.CreateWorkload(fleet_pb2.CreateWorkloadRequest(name="parked", spec=spec))
-        wait_for(lambda: suspend(channel) == command_pb2.COMMAND_STATE_SUCCEEDED, "the first suspend")
+        for number in range(parked):
+            workloads.CreateWorkload(fleet_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec))
+            while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
+                time.sleep(0.02)
         yield channel
 
 
-def suspend(channel: grpc.Channel) -> int:
-    """Suspends the workload, and waits for the outcome as a client does."""
+def suspend(channel: grpc.Channel, number: int = 0) -> int:
+    """Suspends a workload, and waits for the outcome as a client does."""
     workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
     try:
-        request = fleet_pb2.SuspendWorkloadRequest(workload="parked")
+        request = fleet_pb2.SuspendWorkloadRequest(workload=f"parked-{number}")
         command = workloads.SuspendWorkload(request).command
     except grpc.RpcError:
         return command_pb2.COMMAND_STATE_UNSPECIFIED
@@ -96,6 +105,29 @@ def suspend(channel: grpc.Channel) -> int:
     for response in fleet_pb2_grpc.CommandServiceStub(channel).WatchCommand(watch):
         state = response.command.state
     return state
+
+
+def commits(folder: Path) -> dict[str, int]:
+    """How many commits store and journal have had, as they count themselves. Older ones did not."""
+    found = {}
+    for side, name in (("coordinator", "store.sqlite3"), ("worker", "worker/journal.sqlite3")):
+        with (
+            closing(sqlite3.connect(f"{(folder / name).as_uri()}?mode=ro", uri=True)) as reader,
+            suppress(sqlite3.OperationalError),
+        ):
+            (found[side],) = reader.execute("SELECT number FROM commits").fetchone()
+    return found
+
+
+@contextmanager
+def commits_counted(folder: Path, rounds: int) -> Iterator[dict[str, float]]:
+    """Fills in the commits of each side per round, once the rounds are over."""
+    found: dict[str, float] = {}
+    before = commits(folder)
+    yield found
+    found |= {side: round((number - before[side]) / rounds, 2) for side, number in commits(folder).items()}
+    if len(found) > 1:
+        found["both"] = round(sum(found.values()), 2)
 
 
 def serve(handler: Callable[[bytes, grpc.ServicerContext], bytes]) -> tuple[grpc.Server, str]:
@@ -147,26 +179,55 @@ def percentiles(samples_ms: list[float]) -> dict[str, float]:
     return {"p50_ms": round(cuts[49], 3), "p99_ms": round(cuts[98], 3)}
 
 
+def tail(samples_ms: list[float]) -> float:
+    """The 99th percentile in medians."""
+    cuts = statistics.quantiles(samples_ms, n=100)
+    return round(cuts[98] / cuts[49], 2)
+
+
 def measure(rounds: int) -> dict[str, object]:
     """Times commands and raw hops in turn."""
     command_ms: list[float] = []
     hops_ms: list[float] = []
+    loaded_ms: list[float] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        channel = stack.enter_context(fleet(Path(folder)))
+        channel = stack.enter_context(fleet(Path(folder), LOAD_CLIENTS))
         relay = stack.enter_context(hop(stack.enter_context(hop())))
         raw_channel = stack.enter_context(grpc.insecure_channel(relay))
         raw: grpc.UnaryUnaryMultiCallable[bytes, bytes] = raw_channel.unary_unary("/raw/Hop")
-        for _ in range(20):
+        for _ in range(WARM_UP_ROUNDS):
             suspend(channel)
             raw(b"x" * 1024)
-        for _ in range(rounds):
-            command_ms.append(timed_ms(lambda: suspend(channel)))
-            hops_ms.append(timed_ms(lambda: raw(b"x" * 1024)))
+        with commits_counted(Path(folder), rounds) as alone:
+            for _ in range(rounds):
+                command_ms.append(timed_ms(lambda: suspend(channel)))
+                hops_ms.append(timed_ms(lambda: raw(b"x" * 1024)))
+
+        def load(client: int) -> None:
+            for _ in range(rounds // LOAD_CLIENTS):
+                loaded_ms.append(timed_ms(lambda: suspend(channel, client)))
+
+        began = time.monotonic()
+        with (
+            commits_counted(Path(folder), rounds // LOAD_CLIENTS * LOAD_CLIENTS) as loaded,
+            futures.ThreadPoolExecutor(LOAD_CLIENTS) as clients,
+        ):
+            list(clients.map(load, range(LOAD_CLIENTS)))
+        loaded_s = time.monotonic() - began
     ratio = statistics.median(command_ms) / statistics.median(hops_ms)
     return {
         "benchmark": "command_latency",
         "rounds": rounds,
         "command": percentiles(command_ms),
+        "p99_by_p50": tail(command_ms),
+        "commits_per_command": alone,
+        "under_load": {
+            "clients": LOAD_CLIENTS,
+            "command": percentiles(loaded_ms),
+            "p99_by_p50": tail(loaded_ms),
+            "commands_per_s": round(len(loaded_ms) / loaded_s, 1),
+            "commits_per_command": loaded,
+        },
         "two_raw_grpc_hops": percentiles(hops_ms),
         "median_ratio": round(ratio, 2),
         "machine": {

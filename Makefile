@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu check bench faults chaos shared strategies gpu-kit protos lock clean
+.PHONY: demo prepared test test-long criu check bench bench-beside faults chaos shared strategies gpu-kit protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,7 +54,15 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked bench/coordinator_restart.py
 	$(BIN)/python -m bench.checked bench/pool.py
 	$(BIN)/python -m bench.checked -m bench.fleet --workers 1000
+	$(BIN)/python -m bench.checked -m bench.fleet --workers 100 --clients 64
 	$(BIN)/python -m bench.checked -m bench.strategies
+
+# The latency of a command and commands per second, of an older commit and of this one, with the ratios:
+# make bench-beside COMMIT=a9aea06.
+COMMIT ?= HEAD
+bench-beside: $(VENV)/.installed
+	$(BIN)/python -m bench.beside $(COMMIT) bench/command_latency.py
+	$(BIN)/python -m bench.beside $(COMMIT) -m bench.fleet --workers 100 --clients 64
 
 # The whole grid and some sequences: make faults N=12000.
 N ?= 300

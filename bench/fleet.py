@@ -4,9 +4,13 @@ For each size: CPU and memory of the coordinator, how late frames are, how long 
 how many commands it carries and how fast, when a silent worker is noticed, and how all come back after it was
 killed. In the same run the same streams send the same loads to a bare grpc.aio server that gives each message
 back. With ``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
+
+``--workers 100 --clients 64`` measures commands alone: how many per second, how late, and with how many
+commits and how much processor time of the coordinator, of the clients and of the light workers.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -14,6 +18,7 @@ import queue
 import re
 import resource
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -21,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +82,12 @@ class Coordinator:
     """A coordinator process, which keeps its address and its store over restarts."""
 
     def __init__(self, folder: Path) -> None:
-        self._database = str(folder / "store.sqlite3")
+        self._database = folder / "store.sqlite3"
         self.address = "127.0.0.1:0"
 
     def start(self) -> None:
         """Starts it."""
-        options = ["--listen", self.address, "--database", self._database, "--log-level", "error"]
+        options = ["--listen", self.address, "--database", str(self._database), "--log-level", "error"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leasehold_client", "coordinator", *options],
             stdout=subprocess.PIPE,
@@ -93,6 +98,12 @@ class Coordinator:
         if listening is None:
             raise SystemExit("the coordinator did not start")
         self.address = listening[1]
+
+    def commits(self) -> int:
+        """How many commits its store has had."""
+        with closing(sqlite3.connect(f"{self._database.as_uri()}?mode=ro", uri=True)) as reader:
+            (number,) = reader.execute("SELECT number FROM commits").fetchone()
+        return int(number)
 
     def kill(self) -> None:
         """Ends it as a crash would."""
@@ -261,6 +272,68 @@ def time_commands(address: str, workers: int, seconds: float) -> dict[str, Any]:
     return {"clients": CLIENTS, "per_s": round(len(times_s) / taken_s, 1), **spread(times_s)}
 
 
+async def ask(address: str, client: int, clients: int, workers: int, deadline: float) -> list[float]:
+    """Has workers run something, one command after the other; how long each took."""
+    times_s: list[float] = []
+    spec = workload_pb2.WorkloadSpec(arguments=["true"])
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
+        commands = fleet_pb2_grpc.CommandServiceStub(channel)
+        number = client
+        while time.monotonic() < deadline:
+            began = time.perf_counter()
+            request = fleet_pb2.CreateWorkloadRequest(spec=spec, worker=f"worker-{number % workers:06d}")
+            command = (await workloads.CreateWorkload(request)).command
+            watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+            state = command.state
+            async for response in commands.WatchCommand(watch):
+                state = response.command.state
+            if state == command_pb2.COMMAND_STATE_SUCCEEDED:
+                times_s.append(time.perf_counter() - began)
+            number += clients
+    return times_s
+
+
+def measure_commands(workers: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Commands of so many clients at once, and what they cost."""
+    import uvloop
+
+    async def ask_all() -> list[float]:
+        deadline = time.monotonic() + seconds
+        asked = [ask(coordinator.address, client, clients, workers, deadline) for client in range(clients)]
+        return [taken_s for times_s in await asyncio.gather(*asked) for taken_s in times_s]
+
+    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
+        coordinator = Coordinator(Path(folder))
+        coordinator.start()
+        stack.callback(lambda: coordinator.kill())
+        swarm = Swarm(coordinator.address, workers)
+        stack.callback(swarm.stop)
+        wait_for(lambda: swarm.welcomed == workers, f"the welcome of {workers} workers")
+        pid = coordinator.process.pid
+        before = coordinator.commits(), cpu_s(pid), swarm.cpu_s, time.process_time()
+        began = time.monotonic()
+        times_s = uvloop.run(ask_all())
+        per_s = len(times_s) / (time.monotonic() - began)
+        after = coordinator.commits(), cpu_s(pid), swarm.cpu_s, time.process_time()
+        commits, *used_s = ((now - then) / len(times_s) for now, then in zip(after, before, strict=True))
+        return {
+            "workers": workers,
+            "clients": clients,
+            "commands": len(times_s),
+            "per_s": round(per_s, 1),
+            **spread(times_s),
+            "coordinator_commits_per_command": round(commits, 2),
+            "cpu_ms_per_command": dict(
+                zip(
+                    ("coordinator", "light_workers", "clients"),
+                    (round(1e3 * one, 3) for one in used_s),
+                    strict=True,
+                )
+            ),
+        }
+
+
 def measure(count: int, seconds: float) -> dict[str, Any]:
     """Everything about one size."""
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
@@ -367,6 +440,7 @@ def main() -> None:
     """Measures, and prints the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1_000, 5_000, 10_000])
+    parser.add_argument("--clients", type=int, help="measure commands of so many clients, and nothing else")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
         "--others", metavar="PYTHON", help="measure Dask and Ray too, with a Python that has both"
@@ -382,6 +456,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sizes = []
     for count in options.workers:
+        if options.clients:
+            sizes.append(measure_commands(count, options.clients, options.seconds))
+            continue
         found = measure(count, options.seconds)
         sys.stderr.write(json.dumps(found) + "\n")
         found["echo"] = measure_echo(count, options.seconds)

@@ -4,9 +4,23 @@ Records are the protos themselves: what is queried stands in columns beside them
 columns of a row: see :mod:`leasehold_coordinator.row_digests`.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Index,
+    Insert,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
@@ -102,6 +116,21 @@ commits: Final = Table(
     Column("number", BigInteger, nullable=False),
 )
 """How many commits a SQLite store has had, by one row: see :mod:`leasehold_coordinator.commit_seal`."""
+
+
+def put_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Inserts rows, each in the place of the one with its key if there is one. All have the same columns."""
+    connection.execute(_upsert(table, connection.dialect.name), rows)
+
+
+@lru_cache(maxsize=16)
+def _upsert(table: Table, dialect: str) -> Insert:
+    # Both say it with the same words, and each has a class for them.
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    (key,) = table.primary_key.columns
+    new = {one.name: insert.excluded[one.name] for one in table.columns if one is not key}
+    statement: Insert = insert.on_conflict_do_update(index_elements=[key], set_=new)
+    return statement
 
 
 def event_id_at(time_ns: int) -> str:

@@ -1,6 +1,7 @@
 """What survives the coordinator: workers, workloads and commands, in SQLite.
 
-One thread writes, on one connection; what was put in its queue while it committed is its next commit. A
+One thread writes, on one connection, one batch after the other. A batch has what was written during the last
+commit, and in the turns of the loop after it until one adds nothing, in its order. It is one transaction. A
 write has returned only when it is on disk (``synchronous=FULL``).
 """
 
@@ -10,8 +11,9 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, final
 
@@ -42,7 +44,10 @@ Found = TypeVar("Found")
 QUEUE_LIMIT: Final = 10_000
 """Writes that may wait. More means a disk that does not keep up: new requests are refused."""
 
-BATCH_LIMIT: Final = 100
+BATCH_LIMIT: Final = 1_000
+TURN_LIMIT: Final = 20
+"""Turns of the loop that a batch waits for at most."""
+
 KEY_LIMIT: Final = 500
 """Keys that one query names."""
 
@@ -158,7 +163,7 @@ def event_row(event: Event) -> Row:
 @dataclass(frozen=True, slots=True)
 class _Write:
     rows: Sequence[Change]
-    done: "Future[None]"
+    done: "asyncio.Future[None]"
 
 
 @final
@@ -171,7 +176,14 @@ class Store:
         self._served_before_s = _served_s(database)
         self._told_damage: set[tuple[str, str]] = set()
         """Table and key of the damaged rows that the log has."""
-        self._writes: queue.Queue[_Write | None] = queue.Queue(QUEUE_LIMIT)
+        self._waiting: list[_Write] = []
+        """What the next batch has, in order."""
+        self._is_taken = False
+        """Whether a batch is under way, or will be at the end of this turn of the loop."""
+        self._batches: queue.SimpleQueue[tuple[list[_Write], asyncio.AbstractEventLoop | None]] = (
+            queue.SimpleQueue()
+        )
+        """For the writer, each with the loop that waits for it. Without a loop it is the last."""
         self._readers = ThreadPoolExecutor(READERS, "store-reader")
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
@@ -199,16 +211,47 @@ class Store:
         Raises:
             FleetError: STORAGE_UNAVAILABLE, nothing was written.
         """
-        done: Future[None] = Future()
-        try:
-            self._writes.put_nowait(_Write(rows, done))
-        except queue.Full:
+        if len(self._waiting) >= QUEUE_LIMIT:
             raise FleetError(
                 errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
                 f"{QUEUE_LIMIT} writes wait for the store's disk: try again later",
-            ) from None
-        # Shielded: a caller that goes away must not cancel a write that others wait behind.
-        await asyncio.shield(asyncio.wrap_future(done))
+            )
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._waiting.append(_Write(rows, done))
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._hand_over, loop, 0)
+        await done  # a caller that goes away cancels this, and not the write
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int = 1) -> None:
+        """Has the writer commit what waits, once a turn of the loop adds nothing to it.
+
+        Args:
+            loop: The loop.
+            seen: How many writes waited at the turn before.
+            turns: How many turns have passed.
+        """
+        if turns < TURN_LIMIT and seen < len(self._waiting) < BATCH_LIMIT:
+            loop.call_soon(self._hand_over, loop, len(self._waiting), turns + 1)
+            return
+        batch, self._waiting = self._waiting[:BATCH_LIMIT], self._waiting[BATCH_LIMIT:]
+        self._batches.put((batch, loop))
+
+    def _answer(
+        self, answers: Sequence[tuple[_Write, FleetError | None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Tells those who wait for a batch, and has the next one committed after what they do at once."""
+        for write, error in answers:
+            if write.done.done():  # its caller has gone
+                continue
+            if error is None:
+                write.done.set_result(None)
+            else:
+                write.done.set_exception(error)
+        self._is_taken = bool(self._waiting)
+        if self._is_taken:
+            loop.call_soon(self._hand_over, loop, 0)
 
     @property
     def served_s(self) -> int:
@@ -217,49 +260,38 @@ class Store:
 
     def close(self) -> None:
         """Waits until everything is written."""
-        self._writes.put(None)
+        self._batches.put((self._waiting, None))
         self._writer.join()
         self._readers.shutdown()
         self._database.close()
 
     def _write_batches(self) -> None:
-        while (first := self._writes.get()) is not None:
-            batch = [first]
-            while len(batch) < BATCH_LIMIT and not self._writes.empty():
-                following = self._writes.get()
-                if following is None:
-                    self._writes.put(None)
-                    break
-                batch.append(following)
-            self._commit(batch)
+        loop: asyncio.AbstractEventLoop | None
+        while True:
+            batch, loop = self._batches.get()
+            answers = self._commit(batch) if batch else []
+            if loop is None:
+                return
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(self._answer, answers, loop)
 
-    def _commit(self, batch: list[_Write]) -> None:
+    def _commit(self, batch: list[_Write]) -> list[tuple[_Write, FleetError | None]]:
+        """Commits the writes, one by one where they can't be committed together, and says which failed."""
         try:
             with self._database.write() as connection:
-                for write in batch:
-                    for row in write.rows:
-                        _apply(connection, row, self.served_s)
+                _apply(connection, (row for write in batch for row in write.rows), self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
-            if _is_locked(error) or not self._retry_singly(batch):
+            if len(batch) == 1 or _is_locked(error):
                 logger.error("the store can't be written: %s", error)
-                for write in batch:
-                    write.done.set_exception(_unavailable("written"))
+                return [(write, _unavailable("written")) for write in batch]
         except Exception:  # without this thread every write would wait for ever
-            if not self._retry_singly(batch):
+            if len(batch) == 1:
                 logger.exception("a write to the store failed")
-                batch[0].done.set_exception(_unavailable("written"))
+                return [(batch[0], _unavailable("written"))]
         else:
-            for write in batch:
-                write.done.set_result(None)
-
-    def _retry_singly(self, batch: list[_Write]) -> bool:
-        """Tries the writes of a batch that failed again, one by one. False: there was only one."""
-        if len(batch) == 1:
-            return False
-        for write in batch:
-            self._commit([write])
-        return True
+            return [(write, None) for write in batch]
+        return [answer for write in batch for answer in self._commit([write])]
 
     async def _read(self, query: Callable[[sa.Connection], Found]) -> Found:
         def run() -> Found:
@@ -502,15 +534,35 @@ def _served_s(database: Database) -> int:
     return row.served_s or 0
 
 
-def _apply(connection: sa.Connection, change: Change, served_s: int) -> None:
-    match change:
-        case Row():
-            _put(connection, change, served_s)
-        case OldRows():
+def _apply(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
+    """Makes the changes, those of one key in their order. Rows of one table are one statement."""
+    rows: dict[sa.Table, list[dict[str, Any]]] = {}
+    for change in changes:
+        if isinstance(change, Row):
+            rows.setdefault(change.table, []).append(_whole(change, served_s))
+            continue
+        _put(connection, rows)
+        if isinstance(change, OldRows):
             _delete(connection, change, served_s)
-        case Gone(table, key):
-            (column,) = table.primary_key.columns
-            connection.execute(sa.delete(table).where(column == key))
+        else:
+            (column,) = change.table.primary_key.columns
+            connection.execute(sa.delete(change.table).where(column == change.key))
+    _put(connection, rows)
+
+
+def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) -> None:
+    """Writes the rows, and takes them away."""
+    for table, of_table in rows.items():
+        schema.put_rows(connection, table, of_table)
+    rows.clear()
+
+
+def _whole(row: Row, served_s: int) -> dict[str, Any]:
+    """The values of a row, with its digest."""
+    values = row.values
+    if "served_s" in row.table.columns:
+        values = values | {"served_s": served_s if values.get("ended", True) else None}
+    return values | {COLUMN: row_digest(row.table, values)}
 
 
 def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
@@ -524,15 +576,3 @@ def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
     (key,) = rows.table.primary_key.columns
     column = rows.table.c.served_s
     return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
-
-
-def _put(connection: sa.Connection, row: Row, served_s: int) -> None:
-    """Replaces the row with this key, or inserts it, with its digest: in words that every database knows."""
-    (key,) = row.table.primary_key.columns
-    values = row.values
-    if "served_s" in row.table.columns:
-        values = values | {"served_s": served_s if values.get("ended", True) else None}
-    values = values | {COLUMN: row_digest(row.table, values)}
-    updated = connection.execute(sa.update(row.table).where(key == values[key.name]).values(values))
-    if updated.rowcount == 0:
-        connection.execute(sa.insert(row.table).values(values))

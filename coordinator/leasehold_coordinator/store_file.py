@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from leasehold_coordinator.commit_seal import CommitSeal
 from leasehold_coordinator.errors import StartError
-from leasehold_coordinator.schema import commits
+from leasehold_coordinator.schema import commits, put_rows
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class StoreFile:
     Attributes:
         path: The file, without links.
         lock: It again, with the lock on it.
-        seal: The number of its last commit.
+        seal: The number of its last commit, in a file apart.
+        number: The same in the file itself.
         found: Device and inode of the files that bear its names, once it is open.
         shortened_s: When its write-ahead log was emptied last, by the monotonic clock of the host.
     """
@@ -51,6 +52,7 @@ class StoreFile:
     path: Path
     lock: IO[bytes]
     seal: CommitSeal
+    number: int
     found: list[tuple[int, int]] = field(default_factory=list)
     shortened_s: float = -LOG_INTERVAL_S
 
@@ -82,25 +84,19 @@ class StoreFile:
         """Counts a commit within it, and returns its number.
 
         Raises:
-            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it; or the counter is
-                damaged.
+            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it.
         """
-        before: object = connection.scalar(sa.select(commits.c.number))
-        if before is None:
-            connection.execute(sa.insert(commits).values(commits_id="store", number=1))
-            return 1
-        if not isinstance(before, int):
-            raise sa.exc.InvalidRequestError(NO_NUMBER)
-        if self.seal.number != before:
+        if self.seal.number != self.number:
             try:
-                self.seal.write(before)
+                self.seal.write(self.number)
             except OSError as error:
                 raise sa.exc.InvalidRequestError(f"{self.path.name}-seal: {error.strerror}") from error
-        connection.execute(sa.update(commits).values(number=before + 1))
-        return before + 1
+        put_rows(connection, commits, [{"commits_id": "store", "number": self.number + 1}])
+        return self.number + 1
 
     def keep(self, number: int) -> None:
         """Keeps the number of a commit. Where that fails the commit holds, and the next waits for it."""
+        self.number = number
         try:
             self.seal.write(number)
         except OSError as error:
@@ -156,7 +152,7 @@ def open_file(path: Path) -> StoreFile:
                 f"delete {beside} to serve what is left"
             )
         undone.pop_all()
-        return StoreFile(path, lock, seal)
+        return StoreFile(path, lock, seal, number)
 
 
 def _size(path: str) -> int:

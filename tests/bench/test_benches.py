@@ -12,12 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = (
-    "bench/command_latency.py --rounds 2",
+    "bench/command_latency.py --rounds 8",
     "-m bench.cli_start --rounds 2",
     "bench/operation_overhead.py --instant-rounds 1 --rounds 1",
     "bench/coordinator_restart.py --workloads 10 --commands 20 --rounds 1",
     "bench/pool.py --grants 10 --rounds 2",
     "-m bench.fleet --workers 2 --seconds 1",
+    "-m bench.fleet --workers 2 --clients 2 --seconds 1",
     "-m bench.strategies --size 600MiB --only offload+cuda_suspend",
 )
 
@@ -41,6 +42,22 @@ def test_a_benchmark_measures_and_leaves_nothing(bench: str) -> None:
     done = run_checked(*bench.split())
     assert done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+def test_a_benchmark_beside_an_older_commit_runs_its_rooms_and_leaves_nothing() -> None:
+    program = (
+        "import json, leasehold_coordinator as ours, pathlib\n"
+        "root = pathlib.Path(ours.__file__).parents[2]\n"
+        "print(json.dumps({'mine': int(root == pathlib.Path.cwd()), 'machine': 1}))\n"
+    )
+    done = run_checked("-m", "bench.beside", "--turns", "2", "HEAD", "-c", program)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["before"], found["now"]) == ({"mine": 0}, {"mine": 1})
+    trees = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "leasehold-beside-" not in trees.stdout
 
 
 @pytest.mark.long

@@ -442,6 +442,43 @@ def test_a_flood_of_events_costs_no_history_of_commands(
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+def test_what_is_written_in_one_turn_of_the_loop_is_one_commit_in_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+
+    def commits() -> int:
+        with closing(sqlite3.connect(path)) as reader:
+            (number,) = reader.execute("SELECT number FROM commits").fetchone()
+        return int(number)
+
+    async def scenario(store: Store) -> None:
+        await store.write(workload_row(workload(1, RUNNING)))
+        began = commits()
+        told: list[int] = []
+
+        async def write(number: int, state: workload_pb2.WorkloadState.ValueType) -> None:
+            await store.write(workload_row(workload(number, state)))
+            told.append(number)
+
+        leaving = asyncio.create_task(write(9, RUNNING))
+        states = [EXITED, *[RUNNING] * 5, EXITED]
+        order = [1, 2, 3, 4, 5, 6, 2]
+        writing = [asyncio.create_task(write(*one)) for one in zip(order, states, strict=True)]
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(*writing)
+        assert told == order
+        assert commits() == began + 1
+        assert [one.workload_id for one in await store.live_workloads()] == [
+            "w-3",
+            "w-4",
+            "w-5",
+            "w-6",
+            "w-9",
+        ]
+
+    with_store(path, scenario)
+
+
 def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, path = Clock(monkeypatch), tmp_path / "store.sqlite3"
 

@@ -29,6 +29,9 @@ WRITE_TIMEOUT_S: Final = 10.0
 LATER_S: Final = 1.0
 """How long a write that nothing waits for waits for others, with which it shares a commit."""
 
+TURN_LIMIT: Final = 20
+"""Turns of the loop that a batch waits for at most."""
+
 CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of the worker waits for the disk."""
 
@@ -164,7 +167,16 @@ class Journal:
                 await self._write_waiting()
             self._settled.set()
 
+    async def _wait_quiet_turn(self) -> None:
+        """Waits until a turn of the loop puts nothing more: what comes together is one commit."""
+        for _ in range(TURN_LIMIT):
+            seen = len(self._waiting)
+            await trio.lowlevel.checkpoint()
+            if len(self._waiting) <= seen:
+                return
+
     async def _write_waiting(self) -> None:
+        await self._wait_quiet_turn()
         batch = [*self._later.items(), *self._waiting.items()]
         self._later, self._waiting = {}, {}
         try:

@@ -40,6 +40,7 @@ from leasehold.v1.worker_session_pb2 import (
     WorkloadEvent,
 )
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
+from leasehold_coordinator.command_ledger import UNFINISHED_LIMIT
 
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
@@ -287,7 +288,7 @@ def test_there_is_room_for_many_commands_and_a_refusal_says_when_to_try_again(
         operation = CordonOperation(reason="x", cordoned_by="me")
         return coordinator.fleet.Cordon(CordonRequest(worker="alpha", operation=operation))
 
-    for _ in range(128):
+    for _ in range(UNFINISHED_LIMIT // 2):
         cordon()
     with pytest.raises(grpc.RpcError) as error:
         cordon()

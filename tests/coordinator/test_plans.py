@@ -32,6 +32,7 @@ from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.worker_session_pb2 import ConnectRequest, PlanAnswer, WorkloadEvent
 from leasehold.v1.workload_pb2 import Workload
+from leasehold_coordinator.command_ledger import UNFINISHED_LIMIT
 
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
@@ -139,7 +140,7 @@ def test_a_worker_with_many_commands(
 ) -> None:
     start(coordinator, worker)
     operation = CordonOperation(reason="x", cordoned_by="me")
-    for _ in range(128):
+    for _ in range(UNFINISHED_LIMIT // 2):
         coordinator.fleet.Cordon(CordonRequest(worker="alpha", operation=operation))
     asked = ask(coordinator, aside, "one", SUSPEND)
     worker.answer_plan(PlanAnswer(plan=Plan()))

@@ -200,17 +200,17 @@ def test_a_stopped_process_is_blocked() -> None:
 
 
 def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    me, mine = identify(os.getpid()), Path.read_bytes
+    me, mine = identify(os.getpid()), processes._read_file
     assert me is not None
     with start_sleeper() as child:
         hidden = identity_of(child)
 
-        def refuse(path: Path) -> bytes:
-            if str(path).startswith(f"/proc/{child.pid}/"):
+        def refuse(path: str) -> bytes:
+            if path.startswith(f"/proc/{child.pid}/"):
                 raise PermissionError(errno.EPERM, "hidepid")
             return mine(path)
 
-        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(processes, "_read_file", refuse)
         assert identify(child.pid) is None
         assert command_line(child.pid) == []
         assert user_id(child.pid) is None

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NewType
 
@@ -37,6 +38,9 @@ FRESH_S: Final = 0.2
 
 HOLD_AGAIN_S: Final = 1.0
 """When a process is watched again that could not be held, for want of descriptors or memory."""
+
+READ_BYTES: Final = 65_536
+"""How much of a file of ``/proc`` is read at once."""
 
 _PROC = PROC
 
@@ -133,12 +137,20 @@ def _read(pid: int, name: str) -> bytes:
         OSError: This host is short of descriptors or memory: that says nothing of the process.
     """
     try:
-        folder = facts_folder(pid) if name in _OF_MEMORY else _PROC / str(pid)
-        return (folder / name).read_bytes()
+        # A scan reads every process of the host: a Path and a file object take as long as the kernel does.
+        return _read_file(f"{facts_folder(pid) if name in _OF_MEMORY else f'{_PROC}/{pid}'}/{name}")
     except OSError as error:
         if error.errno in _SHORT:
             raise
         return b""
+
+
+def _read_file(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(partial(os.read, descriptor, READ_BYTES), b""))
+    finally:
+        os.close(descriptor)
 
 
 def identify(pid: int) -> ProcessIdentity | None:

@@ -321,7 +321,7 @@ def another_gpu(inventory: Inventory, gpu_uuid: str) -> str | None:
 
 def why_too_large(inventory: Inventory, size: int) -> str | None:
     """Why a process of this size can't be measured here. None: it can."""
-    device_bytes = max(inventory.free_bytes(()).values(), default=0)
+    device_bytes = max(inventory.room(()).free_bytes.values(), default=0)
     if size + CONTEXT_BYTES > device_bytes:
         return f"{device_bytes} bytes are free on the GPU with most, of which a context takes some"
     host_bytes = memory_bytes("MemAvailable")

@@ -37,7 +37,7 @@ def ask_while_it_hangs(path: str) -> None:
         assert inventory.read() == unknown
         assert inventory.usage() == {}
         assert not inventory.answers()
-        for ask in (inventory.mig_enabled, inventory.mps_pids, lambda: inventory.free_bytes(())):
+        for ask in (inventory.mig_enabled, inventory.mps_pids, lambda: inventory.room(())):
             with pytest.raises(OperationError, match="NVML does not answer") as raised:
                 ask()
             assert raised.value.reason == errors_pb2.ERROR_REASON_DRIVER_TIMEOUT

@@ -1,6 +1,7 @@
 """On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 import trio
@@ -16,7 +17,7 @@ from leasehold_worker.checkpoint.members import (
     needed_by_gpu,
 )
 from leasehold_worker.gates import Gates
-from leasehold_worker.inventory import Inventory
+from leasehold_worker.inventory import Inventory, Room
 from leasehold_worker.placement import check_memory, choose_gpus
 from leasehold_worker.plan import Destination, Party, Plan
 from leasehold_worker.pool import GpuPool
@@ -72,10 +73,10 @@ class Destinations:
             allow_foreign=spec.resources.allow_foreign,
             for_helper=spec.HasField("helper") and party.workload.yielded,
         )
-        free_bytes, *others = await self._memory(party.members)
+        room = await self._room(party.members)
         needed = needed_by_gpu(party.members, party.home)
         gpu_uuids = [*_held(party), *free]
-        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, free_bytes, needed, *others)
+        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, room, needed)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
@@ -91,32 +92,28 @@ class Destinations:
                 await self._gates.mig(findings, elsewhere)
             await self._gates.device_nodes(findings, plan.members, destinations)
         resident = _resident_bytes(plan.members)
-        free, shared, empty = await self._memory(plan.members)
+        room = await self._room(plan.members)
         for party in plan.parties:
             needed = needed_by_gpu(party.members, party.home)
             # What it is to have once its framework has taken the weights back.
             needed = {uuid: max(size, party.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
             for old, new in zip(party.home, party.destination, strict=True):
                 # What the workloads themselves give up is free by the time that it is needed.
+                free = room.free_bytes
                 free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
                 plan.destinations.append(
                     Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
                 )
                 with findings.about(party.workload):
-                    if old in needed and new not in free and new not in shared:
+                    if old in needed and new not in free and new not in room.shared:
                         findings.warn("device_memory", UNKNOWN_FREE.format(new))
                         continue
                     with findings.check("device_memory", f"enough on {new}"):
-                        check_memory((GpuPair(old, new),), free_then, needed, shared, empty)
+                        check_memory((GpuPair(old, new),), replace(room, free_bytes=free_then), needed)
 
-    async def _memory(
-        self, members: Iterable[Member]
-    ) -> tuple[Mapping[str, int], Collection[str], Collection[str]]:
-        """Free device memory as far as NVML tells it, GPUs with processes of others, and empty GPUs."""
+    async def _room(self, members: Iterable[Member]) -> Room:
         pids = {member.identity.pid for member in members}
-        free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
-        shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
-        return free_bytes, shared, await trio.to_thread.run_sync(self._inventory.empty, pids)
+        return await trio.to_thread.run_sync(self._inventory.room, pids)
 
 
 def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:

@@ -17,6 +17,7 @@ from leasehold_worker.checkpoint.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.libraries import LoadedLibrary, loaded_library
+from leasehold_worker.overlap import both
 from leasehold_worker.plan import Findings
 from leasehold_worker.process_readings import read_process
 from leasehold_worker.processes import (
@@ -109,10 +110,10 @@ class Gates:
 
     async def present(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
         """GPUs that have fallen off the bus: nothing can be copied from them, and NVML tells nothing."""
-        readings = await trio.to_thread.run_sync(self._inventory.read)
+        lost = await trio.to_thread.run_sync(self._inventory.lost)
         with findings.check("present", "on the bus"):
             for gpu_uuid in gpu_uuids:
-                if gpu_uuid in readings and readings[gpu_uuid].lost:
+                if gpu_uuid in lost:
                     raise OperationError(
                         errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
                         f"NVML says that {gpu_uuid} is lost, so that nothing can be copied from it: stop the "
@@ -135,7 +136,10 @@ class Gates:
 
     async def members(self, findings: Findings, members: Sequence[Member]) -> None:
         """What each member must be: traceable, with the worker's own libcuda, and no client of MPS."""
-        shared = await trio.to_thread.run_sync(self._inventory.mps_pids)
+        shared, refusals = await both(
+            partial(trio.to_thread.run_sync, self._inventory.mps_pids),
+            partial(self._refusals, [member.identity for member in members]),
+        )
         with findings.check("mps", "not used"):
             for member in members:
                 if member.identity.pid in shared:
@@ -146,31 +150,43 @@ class Gates:
                         {"pid": str(member.identity.pid)},
                     )
         with findings.check("libcuda", "that of the worker"):
-            for member in members:
-                await self._check_library(member.identity)
-        obstacles: dict[int, OperationError] = {}
+            for of_library, _ in refusals:
+                if of_library is not None:
+                    raise of_library
+        with findings.check("trace_permission", "granted"):
+            for _, of_trace in refusals:
+                if of_trace is not None:
+                    raise of_trace
+
+    async def _refusals(
+        self, processes: Sequence[ProcessIdentity]
+    ) -> list[tuple[OperationError | None, OperationError | None]]:
+        """What is wrong with the libcuda of each process, and why the worker may not trace it."""
+        found: dict[ProcessIdentity, tuple[OperationError | None, OperationError | None]] = {}
 
         async def look(identity: ProcessIdentity) -> None:
-            refusal = await self._why_untraceable(identity)
-            if refusal is not None:
-                obstacles[identity.pid] = refusal
+            found[identity] = await both(
+                partial(self._why_other_library, identity), partial(self._why_untraceable, identity)
+            )
 
         async with trio.open_nursery() as nursery:
-            for member in members:
-                nursery.start_soon(look, member.identity)
-        with findings.check("trace_permission", "granted"):
-            for refusal in obstacles.values():
-                raise refusal
+            for identity in processes:
+                nursery.start_soon(look, identity)
+        return [found[identity] for identity in processes]
 
-    async def _check_library(self, identity: ProcessIdentity) -> None:
-        loaded = await read_process(identity.pid, partial(loaded_library, identity.pid, "libcuda.so"))
+    async def _why_other_library(self, identity: ProcessIdentity) -> OperationError | None:
+        try:
+            loaded = await read_process(identity.pid, partial(loaded_library, identity.pid, "libcuda.so"))
+        except OperationError as error:
+            return error
         if other := why_other_library(loaded, self._driver.libcuda):
-            raise OperationError(
+            return OperationError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
                 f"process {identity.pid} uses the user-mode driver {other}, so that driver calls may hang: "
                 "start it without cuda-compat, or the worker with it",
                 {"pid": str(identity.pid)},
             )
+        return None
 
     async def _why_untraceable(self, identity: ProcessIdentity) -> OperationError | None:
         pid = identity.pid

@@ -73,6 +73,22 @@ class GpuUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """The device memory that a restore may take, from one reading of NVML.
+
+    Attributes:
+        free_bytes: Free device memory by GPU UUID, less a margin on shared GPUs. A GPU is missing where NVML
+            can't say.
+        shared: UUIDs of the GPUs on which NVML lists processes that are not one's own.
+        empty: UUIDs of the GPUs that NVML shows to be used by nobody else.
+    """
+
+    free_bytes: Mapping[str, int]
+    shared: frozenset[str] = frozenset()
+    empty: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SystemVersions:
     """Versions of what is installed. None: it isn't, or NVML couldn't say."""
 

@@ -16,7 +16,7 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker import nvml
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_facts import GpuFacts, GpuReading, GpuUsage, SystemVersions
+from leasehold_worker.gpu_facts import GpuFacts, GpuReading, GpuUsage, Room, SystemVersions
 from leasehold_worker.gpu_health import HealthReading
 from leasehold_worker.nvml import Handle, XidWait
 
@@ -28,6 +28,7 @@ __all__ = [
     "GpuUsage",
     "HealthReading",
     "Inventory",
+    "Room",
     "SystemVersions",
     "XidWait",
 ]
@@ -131,44 +132,36 @@ class Inventory:
         except OperationError:
             return {uuid: GpuReading() for uuid in self._handles}
 
-    def free_bytes(self, own_pids: Collection[int]) -> dict[str, int]:
-        """Free device memory by GPU UUID, less a margin where processes run that are not one's own.
+    def lost(self) -> frozenset[str]:
+        """UUIDs of the GPUs of which NVML says that they have fallen off the bus."""
+        try:
+            found = self._ask(
+                lambda: {uuid: nvml.read_lost(handle) for uuid, handle in self._handles.items()}
+            )
+        except OperationError:
+            return frozenset()
+        return frozenset(uuid for uuid, lost in found.items() if lost)
 
-        A GPU is missing where NVML can't say.
+    def room(self, own_pids: Collection[int]) -> Room:
+        """The device memory that is free for some processes.
 
         Raises:
             OperationError: DRIVER_TIMEOUT: what does not fit there is lost, so nobody may guess.
         """
-        free = {uuid: reading.memory_free_bytes for uuid, reading in self._ask(self._read).items()}
-        shared = self.shared(own_pids)
-        return {
-            uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in shared else free_bytes
-            for uuid, free_bytes in free.items()
-            if free_bytes is not None
-        }
-
-    def shared(self, own_pids: Collection[int]) -> frozenset[str]:
-        """UUIDs of the GPUs on which NVML lists processes that are not one's own.
-
-        Raises:
-            OperationError: DRIVER_TIMEOUT.
-        """
-        usage = self._ask(self._usage)
-        return frozenset(uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids))
-
-    def empty(self, own_pids: Collection[int]) -> frozenset[str]:
-        """UUIDs of the GPUs that NVML shows to be used by nobody else.
-
-        Raises:
-            OperationError: DRIVER_TIMEOUT.
-        """
-        usage = self._ask(self._usage)
-        return frozenset(
-            uuid
-            for uuid, gpu in usage.items()
-            if not gpu.processes.keys() - set(own_pids)
-            and gpu.used_bytes is not None
-            and gpu.used_bytes <= EMPTY_BYTES
+        usage, free = self._ask(self._free)
+        others = {uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids)}
+        return Room(
+            {
+                uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in others else free_bytes
+                for uuid, free_bytes in free.items()
+                if free_bytes is not None
+            },
+            frozenset(others),
+            frozenset(
+                uuid
+                for uuid, gpu in usage.items()
+                if uuid not in others and gpu.used_bytes is not None and gpu.used_bytes <= EMPTY_BYTES
+            ),
         )
 
     def usage(self) -> dict[str, GpuUsage]:
@@ -234,6 +227,10 @@ class Inventory:
     def _usage(self) -> dict[str, GpuUsage]:
         found = {uuid: nvml.read_usage(handle) for uuid, handle in self._handles.items()}
         return {uuid: usage for uuid, usage in found.items() if usage is not None}
+
+    def _free(self) -> tuple[dict[str, GpuUsage], dict[str, int | None]]:
+        free = {uuid: nvml.read_free_bytes(handle) for uuid, handle in self._handles.items()}
+        return self._usage(), free
 
     def _examine(self) -> dict[str, HealthReading]:
         found = {uuid: nvml.examine(handle) for uuid, handle in self._watched.items()}

@@ -7,8 +7,9 @@ the image that is complete, it is finished.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
@@ -24,6 +25,7 @@ from leasehold_worker.checkpoint.members import (
     RUNNING,
     Member,
     MemberOutcome,
+    Search,
     are_unlisted,
     members_after,
     search_members,
@@ -36,6 +38,7 @@ from leasehold_worker.intents import Intent, PartyIntent
 from leasehold_worker.inventory import Inventory
 from leasehold_worker.leases import Lease
 from leasehold_worker.libraries import loaded_library
+from leasehold_worker.overlap import both
 from leasehold_worker.plan import Findings, Plan
 from leasehold_worker.pool import GpuPool
 from leasehold_worker.preconditions import is_sequential, require_alive, require_open
@@ -65,6 +68,26 @@ _CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was ca
 
 Keep = Callable[[Plan, Report], Awaitable[Kept]]
 """Puts the parked processes of a plan on disk; they have ended when it returns, and go on when it raises."""
+
+
+class _Found(NamedTuple):
+    searches: tuple[Search, ...]
+    """One for each workload, with its members."""
+    pids: frozenset[int]
+    """All processes of the workloads, then and now."""
+
+    def members(self, usage: Usage) -> tuple[Member, ...]:
+        """The members that the workloads have now.
+
+        Args:
+            usage: What NVML said while the members were locked.
+
+        Raises:
+            OperationError: A process that may use CUDA can't be traced.
+        """
+        for search in self.searches:
+            require_open(search, usage)
+        return tuple(member for search in self.searches for member in search.members)
 
 
 @final
@@ -207,11 +230,12 @@ class Moving:
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
         """The members of a workload as they are now, measured."""
         search = await search_members(self._driver, await workload.find_processes())
-        require_open(search, await self._proof.usage())
+        usage = await self._proof.usage()
+        require_open(search, usage)
         held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
         return await find_displaced(
-            await self._proof.measured(search.members, home_of(workload)),
+            sized(search.members, usage, home_of(workload)),
             held,
             self._inventory.chips,
             Findings(),
@@ -345,15 +369,17 @@ class Moving:
     ) -> None:
         usage: Usage = {}
 
-        async def rescan() -> tuple[Member, ...]:
+        async def size() -> None:
             nonlocal usage
             # They may have taken memory since the plan. Now they can't.
             usage = await self._proof.usage()
-            found, _ = await self._search(plan, usage)
             more = _size_again(plan, outcomes, usage)
             self._host_memory.need(more, parks=plan.stays_in_memory).check()
             await intend("checkpoint")
-            return found
+
+        async def rescan() -> tuple[Member, ...]:
+            _, found = await both(size, partial(self._search, plan, outcomes))
+            return found.members(usage)
 
         await intend("lock")
         await group.suspend(lock_timeout_s, rescan)
@@ -361,34 +387,34 @@ class Moving:
             report.enter("verify")
             try:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
-                found, pids = await self._search(plan, usage)
-                group.refuse_newcomers(found, "checkpointed")
+                now, found = await both(self._proof.usage, partial(self._search, plan, outcomes))
+                # NVML lists none that is checkpointed.
+                group.refuse_newcomers(found.members(usage), "checkpointed")
                 members = [outcome.member for outcome in group.outcomes]
-                await self._proof.prove_freed(Before(members, pids, usage))
-                _size_again(plan, outcomes, freed_usage(pids, usage, await self._proof.usage()))
+                now = await self._proof.prove_freed(Before(members, found.pids, usage), now)
+                _size_again(plan, outcomes, freed_usage(found.pids, usage, now))
             except BaseException:
                 await group.roll_back()
                 raise
 
-    async def _search(self, plan: Plan, usage: Usage) -> tuple[tuple[Member, ...], set[int]]:
-        """The members that the workloads have now, and the pids of all their processes, then and now.
+    async def _search(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> "_Found":
+        """The processes of the workloads then and now, and what the driver says of those that are no members.
 
-        Args:
-            plan: The workloads.
-            usage: What NVML said while the members were locked: it lists none that is checkpointed.
+        Members are not asked about: the driver has just told the state of each.
 
         Raises:
-            OperationError: The driver can't be asked, or a process that may use CUDA can't be traced.
+            OperationError: The driver can't be asked.
         """
-        pids: set[int] = {identity.pid for party in plan.parties for identity in party.processes}
-        members: list[Member] = []
+        pids = {identity.pid for party in plan.parties for identity in party.processes}
+        searches: list[Search] = []
         for party in plan.parties:
+            mine = members_after(outcomes[party.workload.workload_id])
+            known = {member.identity for member in mine}
             processes = await party.workload.find_processes()
             pids |= {identity.pid for identity in processes}
-            search = await search_members(self._driver, processes)
-            require_open(search, usage)
-            members += search.members
-        return tuple(members), pids
+            search = await search_members(self._driver, [each for each in processes if each not in known])
+            searches.append(Search((*mine, *search.members), search.closed))
+        return _Found(tuple(searches), frozenset(pids))
 
     async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report, beside: Beside) -> None:
         """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""

@@ -136,6 +136,21 @@ def read_usage(handle: Handle) -> GpuUsage | None:
     )
 
 
+def read_free_bytes(handle: Handle) -> int | None:
+    """Memory of a GPU that nobody uses. None: NVML can't say."""
+    memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return None if memory is None else int(memory.total - memory.used)
+
+
+def read_lost(handle: Handle) -> bool:
+    """Whether NVML says that a GPU has fallen off the bus."""
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+    return False
+
+
 def read_sample(handle: Handle) -> GpuReading:
     """Measures a GPU."""
     try:

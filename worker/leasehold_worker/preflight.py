@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, final
 
 from leasehold.v1 import command_pb2, errors_pb2
@@ -30,6 +31,7 @@ from leasehold_worker.foreign import ForeignWatch
 from leasehold_worker.gates import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
 from leasehold_worker.host_memory import HostMemory
 from leasehold_worker.inventory import Inventory
+from leasehold_worker.overlap import both
 from leasehold_worker.plan import Findings, Party, Plan
 from leasehold_worker.policy_checks import PolicyChecks
 from leasehold_worker.pool import GpuPool
@@ -45,7 +47,7 @@ from leasehold_worker.preconditions import (
     require_state,
 )
 from leasehold_worker.processes import is_alive, will_end
-from leasehold_worker.proof import Proof
+from leasehold_worker.proof import Proof, sized
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import (
     DISCARD,
@@ -213,6 +215,7 @@ class Preflight:
                     f"workload {party.workload.name} holds no GPU, so there is nothing to free: choose "
                     "checkpoint or stop",
                 )
+        await _list_processes(plan)
         await self._find_members(plan.findings, party)
         if plan.policy is not None and plan.policy.weight_strategy == OFFLOAD and not plan.refused:
             self._look_at_host_memory(plan)
@@ -333,8 +336,10 @@ class Preflight:
             plan.already_there = True
             return plan
         _check_ready(plan)
-        await self._look_at_running(plan, REMAP_CUDA_VERSION, "remapped")
-        await self._foreign.look(self._workloads)
+        await both(
+            partial(self._look_at_running, plan, REMAP_CUDA_VERSION, "remapped"),
+            partial(self._foreign.look, self._workloads),
+        )
         await self._destinations.check(plan)
         plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
         return plan
@@ -347,9 +352,7 @@ class Preflight:
                 require_state(party.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
             party.home = party.home or home_of(party.workload)
         self._gates.driver(findings, cuda_version)
-        await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
-        leases = [party.workload.lease for party in plan.parties if party.workload.lease is not None]
-        await self._gates.present(findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids])
+        await both(partial(self._look_at_gpus, plan), partial(_list_processes, plan))
         for party in plan.parties:
             # An image holds any program, and then there is nothing for the driver to do.
             held = party.workload.lease is not None or party.workload.is_asleep
@@ -368,6 +371,12 @@ class Preflight:
                         "on its GPUs counts as its own, and where its members run is not proved",
                     )
 
+    async def _look_at_gpus(self, plan: Plan) -> None:
+        findings = plan.findings
+        await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
+        leases = [party.workload.lease for party in plan.parties if party.workload.lease is not None]
+        await self._gates.present(findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids])
+
     def _look_at_host_memory(self, plan: Plan) -> None:
         need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
         plan.host_memory = need
@@ -379,15 +388,16 @@ class Preflight:
             need.check()
 
     async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
-        party.processes = processes = await party.workload.find_processes()
+        processes = party.processes
         if not await self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
             return
         with findings.check("members", f"those of {party.workload.name} run"):
             try:
-                search = await search_members(self._driver, processes)
-                found, usage = search.members, await self._proof.usage()
-                party.members = found
+                search, usage = await both(
+                    partial(search_members, self._driver, processes), self._proof.usage
+                )
+                party.members = found = search.members
                 if needs_cuda or found:
                     require_open(search, usage)
                     pids = {identity.pid for identity in processes}
@@ -398,7 +408,7 @@ class Preflight:
                 if await will_end(party.workload.root):
                     require_alive(party.workload)
                 raise
-            measured = await self._proof.measured(found, party.home)
+            measured = sized(found, usage, party.home)
             party.members = await find_displaced(measured, _leased(party), self._inventory.chips, findings)
             party.full_bytes = full_bytes(party)
             require_all(processes, found, usage)
@@ -468,6 +478,11 @@ class Preflight:
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]
         return Estimate(duration_s, "; ".join(bases) + order)
+
+
+async def _list_processes(plan: Plan) -> None:
+    for party in plan.parties:
+        party.processes = await party.workload.find_processes()
 
 
 def _check_ready(plan: Plan) -> None:

@@ -93,18 +93,31 @@ class Proof:
     async def occupancy(self, members: Sequence[Member]) -> Occupancy:
         """Where the members may have memory, once NVML has had the time to drop those that are parked."""
         parked = {member.identity.pid for member in members if member.state == CHECKPOINTED}
-        await self._poll(lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked])
-        usage = await self.usage()
+        usage, _ = await self._poll(
+            lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked]
+        )
         return Occupancy(_listed(members, usage), self._inventory.chips.keys() - usage.keys())
 
-    async def prove_freed(self, before: Before) -> None:
+    async def prove_freed(self, before: Before, now: Usage) -> Usage:
         """Waits until NVML lists none of the processes, and their memory is not in use any more.
+
+        Args:
+            before: What NVML said before.
+            now: What it says since, which is enough where that proves it.
+
+        Returns:
+            What NVML said that proves it.
 
         Raises:
             OperationError: MEMORY_NOT_FREED.
         """
-        if left := await self._poll(partial(not_freed, before)):
+        if not not_freed(before, now):
+            await trio.lowlevel.checkpoint()
+            return now
+        usage, left = await self._poll(partial(not_freed, before))
+        if left:
             raise left[0]
+        return usage
 
     async def prove_placed(self, members: Sequence[Member], pairs: Sequence[GpuPair]) -> None:
         """Waits until NVML lists every member on the GPUs where the pairs lead, and on no other.
@@ -127,7 +140,8 @@ class Proof:
                     found.append((pid, wanted, actual))
             return found
 
-        if wrong := await self._poll(misplaced):
+        _, wrong = await self._poll(misplaced)
+        if wrong:
             pid, wanted, actual = wrong[0]
             raise OperationError(
                 errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
@@ -137,13 +151,14 @@ class Proof:
                 {"pid": str(pid)},
             )
 
-    async def _poll(self, wrong: Callable[[Usage], list[Found]]) -> list[Found]:
-        """Reads NVML until nothing is wrong; what is wrong still at the deadline."""
+    async def _poll(self, wrong: Callable[[Usage], list[Found]]) -> tuple[Usage, list[Found]]:
+        """Reads NVML until nothing is wrong: the last reading, with what is wrong still at the deadline."""
         deadline = trio.current_time() + self._timeout_s
         while True:
-            found = wrong(await self.usage())
+            usage = await self.usage()
+            found = wrong(usage)
             if not found or trio.current_time() >= deadline:
-                return found
+                return usage, found
             await trio.sleep(POLL_INTERVAL_S)
 
 

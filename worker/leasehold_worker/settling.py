@@ -29,7 +29,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leases import Lease
 from leasehold_worker.plan import Party, Plan
 from leasehold_worker.pool import GpuPool
-from leasehold_worker.proof import Occupancy, Proof
+from leasehold_worker.proof import Occupancy, Proof, sized
 from leasehold_worker.report import Report
 from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
 from leasehold_worker.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
@@ -209,11 +209,12 @@ async def where_members_are(
     members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
     if not done:
         return members, {id_: await proof.occupancy(mine) for id_, mine in members.items()}
-    for party in plan.parties:
-        if party.destination:
-            mine = members[party.workload.workload_id]
-            at_home = [replace(member, displacement=()) for member in mine]
-            members[party.workload.workload_id] = await proof.measured(at_home, party.destination)
+    awake = [party for party in plan.parties if party.destination]
+    usage = await proof.usage() if awake else {}
+    for party in awake:
+        mine = members[party.workload.workload_id]
+        at_home = [replace(member, displacement=()) for member in mine]
+        members[party.workload.workload_id] = sized(at_home, usage, party.destination)
     return members, {}
 
 

@@ -92,6 +92,8 @@ class Taking:
         named = bool(operation.gpu_uuids or operation.pairs)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
+        if not self._held_by_helpers():
+            return None
         await self._foreign.look(self._workloads)
         chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
         request = GpuRequest(
@@ -109,10 +111,13 @@ class Taking:
 
     def _helpers_would_do(self, request: GpuRequest) -> bool:
         """Whether what helpers hold, and what is free, is enough."""
-        held = {
+        held = self._held_by_helpers()
+        return bool(held) and self._pool.slots.choose(request, held, ()) is not None
+
+    def _held_by_helpers(self) -> set[str]:
+        return {
             gpu_uuid
             for workload in self._workloads.all()
             if workload.spec.HasField("helper") and workload.lease is not None
             for gpu_uuid in workload.lease.gpu_uuids
         }
-        return bool(held) and self._pool.slots.choose(request, held, ()) is not None

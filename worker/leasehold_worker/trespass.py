@@ -44,9 +44,9 @@ async def find_displaced(
     Raises:
         OperationError: As for that; TARGET_NOT_RUNNABLE, a member can't be read.
     """
-    if not members:
+    if not any(_is_strange(member, home) for member in members):
         await trio.lowlevel.checkpoint()
-        return ()
+        return tuple(members)
     look = partial(displaced, members, home, chips, findings)
     return await read_process(members[0].identity.pid, look)
 
@@ -68,11 +68,16 @@ def displaced(
     return tuple(_displaced(member, home, chips, findings) for member in members)
 
 
+def _is_strange(member: Member, home: Sequence[str]) -> bool:
+    """Whether a running member is on a GPU that its workload, which holds some, does not hold."""
+    return bool(home) and member.state == RUNNING and not set(member.gpu_uuids) <= set(home)
+
+
 def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], findings: Findings) -> Member:
+    if not _is_strange(member, home):
+        return member
     used = member.gpu_uuids
     strange = [gpu_uuid for gpu_uuid in used if gpu_uuid not in home]
-    if not home or not strange or member.state != RUNNING:
-        return member
     pid, names = member.identity.pid, ", ".join(strange)
     started_with = variable_of(pid, VISIBLE_VARIABLE).split(",")
     if len(started_with) != len(home) or not set(used) <= set(started_with):

@@ -125,8 +125,10 @@ async def _validate(
             with trio.CancelScope() as steps:
                 interrupts.scopes.append(steps)
                 try:
-                    free = await trio.to_thread.run_sync(parts.inventory.free_bytes, ())
-                    validation = Validation(choose_gpu(parts, wanted, free, size_bytes), size_bytes)
+                    room = await trio.to_thread.run_sync(parts.inventory.room, ())
+                    validation = Validation(
+                        choose_gpu(parts, wanted, room.free_bytes, size_bytes), size_bytes
+                    )
                     await Validator(parts, Path(folder), validation).run()
                 except ValidationError as raised:
                     error = str(raised)

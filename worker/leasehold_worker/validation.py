@@ -160,10 +160,10 @@ class Validator:
             self._validation.note(f"not moved: {reason}")
             return None
         inventory = self._parts.inventory
-        free = await trio.to_thread.run_sync(inventory.free_bytes, ())
+        room = await trio.to_thread.run_sync(inventory.room, ())
         needed = self._validation.size_bytes + CONTEXT_BYTES
         for uuid, chip in inventory.chips.items():
-            if uuid != gpu.uuid and chip == gpu.name and free.get(uuid, 0) >= needed:
+            if uuid != gpu.uuid and chip == gpu.name and room.free_bytes.get(uuid, 0) >= needed:
                 return uuid
         self._validation.note(f"not moved: no other {gpu.name} has {size_text(needed)} free")
         return None

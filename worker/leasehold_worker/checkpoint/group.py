@@ -299,10 +299,7 @@ class Group:
             places = dict.fromkeys([*needed, *(uuid for member in members for uuid in member.gpu_uuids)])
             wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in places)
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
-            free_bytes = await trio.to_thread.run_sync(self._inventory.free_bytes, pids)
-            shared = await trio.to_thread.run_sync(self._inventory.shared, pids)
-            empty = await trio.to_thread.run_sync(self._inventory.empty, pids)
-            check_memory(wanted, free_bytes, needed, shared, empty)
+            check_memory(wanted, await trio.to_thread.run_sync(self._inventory.room, pids), needed)
         if not all(member.device_memory_bytes for member in members):
             # What is parked fits into the host's memory, whatever NVML does not tell of a GPU.
             most = memory_bytes("MemTotal") or 0

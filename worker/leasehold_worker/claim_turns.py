@@ -18,6 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.foreign import owner, read_mark
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.local_socket import Peer
+from leasehold_worker.overlap import both
 from leasehold_worker.parts import Parts
 from leasehold_worker.preconditions import invalid
 from leasehold_worker.process_readings import read_process
@@ -100,6 +101,8 @@ class ClaimTurns:
     async def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
         """Lets a claim in, under a name that nobody else has while it waits.
 
+        The look at who is on the GPUs, without which nothing is granted, runs beside the last check.
+
         Yields:
             The name.
 
@@ -112,7 +115,10 @@ class ClaimTurns:
         self._names[workload_id] = name
         self._waiting[workload_id] = session
         try:
-            await self._check_descendants(session.peer)
+            await both(
+                partial(self._check_descendants, session.peer),
+                partial(self._parts.foreign.look, self._parts.workloads),
+            )
             yield name
         finally:
             del self._names[workload_id], self._waiting[workload_id]
@@ -223,7 +229,7 @@ class ClaimTurns:
             raise _has_below(peer, *found)
 
     async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
-        """Waits for what is wanted, and tells how it stands meanwhile.
+        """Waits for what is wanted, and tells how it stands meanwhile. The claim was let in just before.
 
         Raises:
             OperationError: It can't be had, or not in time.
@@ -234,7 +240,6 @@ class ClaimTurns:
         request.validate()
         if request.gpus.count:
             self._parts.pool.slots.check_possible(request.gpus)
-        await self._parts.foreign.look(self._parts.workloads)
         if wait_s <= 0:
             return self._take_at_once(workload_id, request, spec)
         granted: list[Allocation] = []

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -77,6 +78,27 @@ def leases(session: Session, holders: list[str]) -> None:
 def newest_load(session: Session) -> WorkerLoad:
     loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
     return loads[-1] if loads else WorkerLoad()
+
+
+def test_the_driver_is_asked_nothing_twice(session: Session, host: SimulatedHost) -> None:
+    pid = start(session, "w1")
+
+    def calls_of(command_id: str, **operation: object) -> dict[str, int]:
+        before = Counter(calls(host, pid))
+        assert session.run(command_id, "w1", **operation).state == SUCCEEDED
+        return dict(Counter(calls(host, pid)) - before)
+
+    # Each state once where a plan needs it, and once after each call that changes it.
+    suspended = calls_of("c2", suspend=SuspendOperation())
+    assert suspended == {"get_restore_thread_id": 1, "get_state": 3, "lock": 1, "checkpoint": 1}
+    assert calls_of("c3", restore=RestoreOperation()) == {"get_state": 2, "restore": 1, "unlock": 1}
+
+
+def calls(host: SimulatedHost, pid: int) -> Mapping[str, int]:
+    """How often each driver call came for a process."""
+    process = host.process(pid)
+    assert process is not None
+    return process.calls
 
 
 def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session, host: SimulatedHost) -> None:

@@ -218,6 +218,35 @@ def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch
         child.kill()
 
 
+def test_a_scan_soon_after_another_reads_new_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    me, mine = identify(os.getpid()), processes._read_file
+    assert me is not None
+    read: list[str] = []
+
+    def note(path: str) -> bytes:
+        read.append(path)
+        return mine(path)
+
+    monkeypatch.setattr(processes, "_read_file", note)
+    monkeypatch.setattr(processes, "FRESH_S", 60.0)
+    with start_sleeper() as old:
+        first = scan_tree(me)
+        read.clear()
+        with start_sleeper() as new:
+            second = scan_tree(me, known=first)
+            assert identity_of(new) in second.processes
+            assert f"/proc/{new.pid}/stat" in read
+            assert f"/proc/{old.pid}/stat" not in read
+            new.kill()
+        old.kill()
+        old.wait()
+        assert old.pid not in [each.pid for each in scan_tree(me, known=second).processes]
+        read.clear()
+        monkeypatch.setattr(processes, "FRESH_S", 0.0)
+        scan_tree(me, known=second)
+        assert f"/proc/{me.pid}/stat" in read
+
+
 def test_a_host_that_is_short_of_descriptors_says_nothing_of_a_process() -> None:
     me = identify(os.getpid())
     assert me is not None

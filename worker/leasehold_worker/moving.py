@@ -410,7 +410,7 @@ class Moving:
         for party in plan.parties:
             mine = members_after(outcomes[party.workload.workload_id])
             known = {member.identity for member in mine}
-            processes = await party.workload.find_processes()
+            processes = (await party.workload.find_tree(known=party.tree)).processes
             pids |= {identity.pid for identity in processes}
             search = await search_members(self._driver, [each for each in processes if each not in known])
             searches.append(Search((*mine, *search.members), search.closed))

@@ -17,7 +17,7 @@ from leasehold_worker.checkpoint.members import CHECKPOINTED, Member, needed_by_
 from leasehold_worker.checkpoint.rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host_memory import MemoryNeed
-from leasehold_worker.processes import ProcessIdentity
+from leasehold_worker.processes import ProcessIdentity, ProcessTree
 from leasehold_worker.sizes import size_text
 from leasehold_worker.strategies import CHECKPOINT, process_text
 from leasehold_worker.workload import Workload
@@ -157,7 +157,8 @@ class Party:
 
     Attributes:
         workload: The workload.
-        processes: Its processes, of which not all need use CUDA.
+        tree: Its processes as they were listed. None: they were not.
+        processes: The same, of which not all need use CUDA.
         members: Those that use CUDA.
         home: GPUs that it holds, or was parked from.
         destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
@@ -166,6 +167,7 @@ class Party:
     """
 
     workload: Workload
+    tree: ProcessTree | None = None
     processes: Sequence[ProcessIdentity] = ()
     members: tuple[Member, ...] = ()
     home: tuple[str, ...] = ()

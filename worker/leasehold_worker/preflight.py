@@ -482,7 +482,8 @@ class Preflight:
 
 async def _list_processes(plan: Plan) -> None:
     for party in plan.parties:
-        party.processes = await party.workload.find_processes()
+        party.tree = await party.workload.find_tree()
+        party.processes = party.tree.processes
 
 
 def _check_ready(plan: Plan) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NewType
@@ -198,6 +198,8 @@ class ProcessTree:
     group_ids: frozenset[int]
     complete: bool
     listed_s: float
+    _seen: Mapping[Pid, _Stat] = field(default_factory=dict, repr=False)
+    """All processes of the host, for a scan soon after."""
 
 
 def process_tree(
@@ -219,6 +221,7 @@ def scan_tree(
     *,
     patience_s: float = 0.0,
     mark_uid: int | None = None,
+    known: ProcessTree | None = None,
 ) -> ProcessTree:
     """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
 
@@ -236,10 +239,14 @@ def scan_tree(
         patience_s: How long processes are listed again because some ended before they were looked at.
         mark_uid: The real user whose marked processes count: every user can set the variable. None: no
             marked process counts.
+        known: A tree of this host. If its scan began just now, only processes that are new since are read;
+            one that has ended since and is not reaped counts as alive.
     """
     listed_s = time.monotonic()
     deadline = listed_s + patience_s
     stats: dict[Pid, _Stat] = {}
+    if known is not None and listed_s - known.listed_s < FRESH_S:
+        listed_s, stats = known.listed_s, dict(known._seen)
     asked: dict[ProcessIdentity, bool] = {}
     while True:
         stats, missed, ended = _scan(stats, deadline)
@@ -266,6 +273,7 @@ def scan_tree(
         frozenset(stat.group_id for stat in sure) - outside,
         complete,
         listed_s,
+        stats,
     )
 
 

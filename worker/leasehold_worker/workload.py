@@ -209,11 +209,12 @@ class Workload:
         tree = await self.find_tree(PATIENCE_S)
         return tree.complete and not tree.processes
 
-    async def find_tree(self, patience_s: float = 0.0) -> ProcessTree:
+    async def find_tree(self, patience_s: float = 0.0, known: ProcessTree | None = None) -> ProcessTree:
         """As :meth:`find_processes`, with what a kill needs to know.
 
         Args:
             patience_s: How long processes are listed again because some ended before they were looked at.
+            known: A tree of this host. If it was listed just now, only newer processes are read.
         """
         if self.absent:
             await trio.lowlevel.checkpoint()
@@ -221,19 +222,19 @@ class Workload:
         if self.mark:
             with user_threads(self.uid, SEARCH) as limiter, trio.move_on_after(MARKS_TIMEOUT_S):
                 return await trio.to_thread.run_sync(
-                    self.scanner(self.mark), patience_s, abandon_on_cancel=True, limiter=limiter
+                    self.scanner(self.mark, known), patience_s, abandon_on_cancel=True, limiter=limiter
                 )
             logger.warning("workload %s: the search for marked processes hangs", self.name)
-        return await trio.to_thread.run_sync(self.scanner(""), patience_s)
+        return await trio.to_thread.run_sync(self.scanner("", known), patience_s)
 
-    def scanner(self, mark: str) -> Callable[[float], ProcessTree]:
+    def scanner(self, mark: str, known: ProcessTree | None = None) -> Callable[[float], ProcessTree]:
         """What looks for its processes, for so long, in any thread; with an empty mark it never blocks."""
         worker = identify(os.getpid())
         without = [*self.others(), worker] if worker else list(self.others())
         root, launcher, uid = self.root, self.launcher, self.uid
 
         def scan(patience_s: float) -> ProcessTree:
-            tree = scan_tree(root, mark, without, launcher, patience_s=patience_s, mark_uid=uid)
+            tree = scan_tree(root, mark, without, launcher, patience_s=patience_s, mark_uid=uid, known=known)
             return replace(tree, processes=tuple(each for each in tree.processes if each != worker))
 
         return scan

@@ -105,8 +105,11 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        limit, usage = _number(group / limit_file), _number(group / usage_file)
-        if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
+        limit = _number(group / limit_file)
+        if limit is None or limit >= UNLIMITED_BYTES:
+            continue  # most groups: their usage says nothing
+        usage = _number(group / usage_file)
+        if usage is not None:
             reclaimable = _inactive_file_bytes(group)
             return MemoryLimit(group, max(0, limit - max(0, usage - reclaimable)))
     return None

@@ -373,8 +373,8 @@ class Moving:
             nonlocal usage
             # They may have taken memory since the plan. Now they can't.
             usage = await self._proof.usage()
-            more = _size_again(plan, outcomes, usage)
-            self._host_memory.need(more, parks=plan.stays_in_memory).check()
+            if more := _size_again(plan, outcomes, usage):
+                self._host_memory.need(more, parks=plan.stays_in_memory).check()
             await intend("checkpoint")
 
         async def rescan() -> tuple[Member, ...]:
@@ -518,7 +518,7 @@ def intent_of(
 
 
 def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usage: Usage) -> dict[int, int]:
-    """Takes in what members have on their GPUs, and returns by how much it is more, by pid.
+    """Takes in what members have on their GPUs, and returns by how much it is more, by pid of who has more.
 
     A member that is parked already, or that is not where its workload is, keeps what is known of it. So does
     one of which NVML tells less than before.
@@ -532,7 +532,8 @@ def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usa
             mine, sized([each.member for each in mine], usage, party.home), strict=True
         ):
             if outcome.member.device_memory_bytes.keys() <= member.device_memory_bytes.keys():
-                more[member.identity.pid] = max(0, member.total_bytes - outcome.member.total_bytes)
+                if (grown_bytes := member.total_bytes - outcome.member.total_bytes) > 0:
+                    more[member.identity.pid] = grown_bytes
                 outcome.member = member
     return more
 

@@ -47,12 +47,15 @@ GROUP = grp.getgrgid(1).gr_name
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 BECOME = """
-import os, sys
-import grpc
+import importlib, os, pkgutil, sys
+import google.rpc.error_details_pb2, grpc, grpc_status.rpc_status, leasehold_client
+for module in pkgutil.iter_modules(leasehold_client.__path__):  # a checkout may be its owner's alone
+    if module.name != "__main__":
+        importlib.import_module("leasehold_client." + module.name)
 from leasehold_client import local, local_claim
 from leasehold_client.errors import LeaseholdError
 path, ids, name = sys.argv[1:]
-grpc.insecure_channel("unix:" + path).close()  # imports the rest of grpc: a checkout may be its owner's alone
+grpc.insecure_channel("unix:" + path).close()  # imports the rest of grpc
 uid, gid, *groups = map(int, ids.split(","))
 os.setgroups(groups)
 os.setresgid(gid, gid, gid)

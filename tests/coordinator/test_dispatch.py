@@ -125,7 +125,9 @@ def test_steps_that_come_together_are_one_write_and_an_outcome_takes_their_place
             await bench.dispatcher.update(bench.session, update)
             update.state = SUCCEEDED
             await bench.dispatcher.update(bench.session, update)
-            await asyncio.sleep(2 * NOTE_DELAY_S)
+            while bench.dispatcher._is_noting:  # until what was noted has had its turn
+                await asyncio.sleep(NOTE_DELAY_S / 10)
+            await settle()
             assert writes == [1, 1, 1], "stored, running; created; ended"
 
     on_bench(tmp_path, scenario)

@@ -61,8 +61,8 @@ bench: $(VENV)/.installed
 # make bench-beside COMMIT=a9aea06.
 COMMIT ?= HEAD
 bench-beside: $(VENV)/.installed
-	$(BIN)/python -m bench.beside $(COMMIT) bench/command_latency.py
-	$(BIN)/python -m bench.beside $(COMMIT) -m bench.fleet --workers 100 --clients 64
+	$(BIN)/python -m bench.comparison $(COMMIT) bench/command_latency.py
+	$(BIN)/python -m bench.comparison $(COMMIT) -m bench.fleet --workers 100 --clients 64
 
 # The whole grid and some sequences: make faults N=12000.
 N ?= 300

@@ -52,7 +52,7 @@ def test_a_benchmark_beside_an_older_commit_runs_its_rooms_and_leaves_nothing() 
         "root = pathlib.Path(ours.__file__).parents[2]\n"
         "print(json.dumps({'mine': int(root == pathlib.Path.cwd()), 'machine': 1}))\n"
     )
-    done = run_checked("-m", "bench.beside", "--turns", "2", "HEAD", "-c", program)
+    done = run_checked("-m", "bench.comparison", "--turns", "2", "HEAD", "-c", program)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["before"], found["now"]) == ({"mine": 0}, {"mine": 1})

@@ -125,7 +125,7 @@ def test_steps_that_come_together_are_one_write_and_an_outcome_takes_their_place
             await bench.dispatcher.update(bench.session, update)
             update.state = SUCCEEDED
             await bench.dispatcher.update(bench.session, update)
-            while bench.dispatcher._is_noting:  # until what was noted has had its turn
+            while bench.dispatcher._is_noting:  # noqa: ASYNC110 - what was noted has its turn by a timer
                 await asyncio.sleep(NOTE_DELAY_S / 10)
             await settle()
             assert writes == [1, 1, 1], "stored, running; created; ended"

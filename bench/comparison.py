@@ -1,6 +1,6 @@
 """Runs a benchmark on the code of an older commit and on ours, in turn, and prints both with their ratios.
 
-python -m bench.beside a9aea06 bench/command_latency.py --rounds 300
+python -m bench.comparison a9aea06 bench/command_latency.py --rounds 300
 
 The benchmark is ours in both cases: of the older commit only the rooms run, from a worktree in a temporary
 folder. Each figure is the median of the turns. A ratio is ours by theirs.

@@ -4,8 +4,11 @@ import logging
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from leasehold.v1.worker_session_pb2 import HostFacts
+from leasehold_coordinator.cli import command
+from leasehold_coordinator.config import LOG_LEVELS
 from leasehold_coordinator.log_format import SafeFormatter
 
 from .conftest import CoordinatorProcess, run_coordinator
@@ -68,3 +71,9 @@ def test_a_hostile_host_name_is_escaped_in_the_log(
     coordinator.connect(hello).wait_ended()
     until(lambda: "can't be let in" in coordinator.log())
     assert "\x1b" not in coordinator.log()
+
+
+def test_the_option_takes_the_log_levels_of_the_settings() -> None:
+    (choice,) = (option.type for option in command.params if option.name == "log_level")
+    assert isinstance(choice, click.Choice)
+    assert tuple(choice.choices) == LOG_LEVELS

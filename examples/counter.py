@@ -10,18 +10,16 @@ Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT
 from __future__ import annotations
 
 import argparse
-import contextlib
-import queue
 import re
 import signal
 import sys
 import uuid
-from types import FrameType
 from typing import Any
 
 from cuda.bindings import driver
 
 _UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_STOP = (signal.SIGTERM, signal.SIGINT)
 _PERIOD = 251  # a prime: shifted or swapped pages do not fit the pattern
 
 
@@ -68,11 +66,9 @@ def first_difference(found: bytearray, expected: memoryview) -> int:
     return next(index for index, value in enumerate(expected) if found[index] != value)
 
 
-def wait(told: queue.SimpleQueue[None], timeout_s: float) -> None:
-    """Waits, or until something is told, which stays there."""
-    with contextlib.suppress(queue.Empty):
-        told.get(timeout=timeout_s)
-        told.put(None)
+def told_to_stop(timeout_s: float) -> bool:
+    """Waits for a signal that ends the program, or until the time is over."""
+    return signal.sigtimedwait(_STOP, timeout_s) is not None
 
 
 def main() -> int:
@@ -86,14 +82,8 @@ def main() -> int:
     parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")
     options = parser.parse_args()
 
-    # Not an Event: a handler that interrupts its wait() may find the lock taken that set() needs.
-    told: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        told.put(None)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    # A blocked signal waits until it is asked for. A handler may run just before the wait that it should end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
 
     check(driver.cuInit(0))
     device = check(driver.cuDeviceGet(options.device))
@@ -104,7 +94,8 @@ def main() -> int:
 
     count = 0
     check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
-    while told.empty() and count != options.counts:
+    stopped = False
+    while not stopped and count != options.counts:
         check(driver.cuMemcpyDtoH(found, buffer, options.bytes))
         expected = pattern.of(count)
         if found != expected:
@@ -118,7 +109,7 @@ def main() -> int:
         print(f"count={count} gpu={gpu_uuid(device)} ok", flush=True)
         count += 1
         check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
-        wait(told, options.interval_s)
+        stopped = told_to_stop(options.interval_s)
 
     check(driver.cuMemFree(buffer))
     check(driver.cuDevicePrimaryCtxRelease(device))

@@ -10,7 +10,9 @@ Needs cuda-bindings 13 or newer and a GPU, real or simulated. SIGTERM and SIGINT
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import select
 import signal
 import sys
 import uuid
@@ -19,7 +21,6 @@ from typing import Any
 from cuda.bindings import driver
 
 _UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-_STOP = (signal.SIGTERM, signal.SIGINT)
 _PERIOD = 251  # a prime: shifted or swapped pages do not fit the pattern
 
 
@@ -66,9 +67,17 @@ def first_difference(found: bytearray, expected: memoryview) -> int:
     return next(index for index, value in enumerate(expected) if found[index] != value)
 
 
-def told_to_stop(timeout_s: float) -> bool:
-    """Waits for a signal that ends the program, or until the time is over."""
-    return signal.sigtimedwait(_STOP, timeout_s) is not None
+def stop_signals() -> int:
+    """Catches SIGTERM and SIGINT. The returned descriptor is readable from the first such signal on.
+
+    A handler alone is not enough: the signal may arrive just before the wait that it should end.
+    """
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return readable
 
 
 def main() -> int:
@@ -82,9 +91,7 @@ def main() -> int:
     parser.add_argument("--counts", type=int, metavar="N", help="stop after so many counts")
     options = parser.parse_args()
 
-    # A blocked signal waits until it is asked for. A handler may run just before the wait that it should end.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
-
+    stop = stop_signals()
     check(driver.cuInit(0))
     device = check(driver.cuDeviceGet(options.device))
     check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
@@ -109,7 +116,7 @@ def main() -> int:
         print(f"count={count} gpu={gpu_uuid(device)} ok", flush=True)
         count += 1
         check(driver.cuMemcpyHtoD(buffer, pattern.of(count), options.bytes))
-        stopped = told_to_stop(options.interval_s)
+        stopped = bool(select.select([stop], [], [], options.interval_s)[0])
 
     check(driver.cuMemFree(buffer))
     check(driver.cuDevicePrimaryCtxRelease(device))

@@ -101,7 +101,7 @@ def set_up(*, gpus: bool) -> Path:
 
 def _set_up_process() -> None:
     """Undoes what a shell hands down: ignored signals (``nohup``, ``&``), a file mask, few descriptors."""
-    for number in (signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

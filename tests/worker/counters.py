@@ -35,7 +35,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 HEADLESS = """
 import ctypes, runpy, signal, sys, threading
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal = lambda *_: None
+signal.signal = signal.set_wakeup_fd = lambda *_: None  # neither works beside the first thread
 del sys.argv[0]
 threading.Thread(target=runpy.run_path, args=sys.argv[:1], kwargs={"run_name": "__main__"}).start()
 ctypes.CDLL(None).pthread_exit(None)

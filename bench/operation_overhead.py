@@ -37,18 +37,18 @@ from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are c
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker import wire
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.journal import open_journal
-from leasehold_worker.journal_file import keep_workload
-from leasehold_worker.journal_records import workload_record
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import boot_id, memory_bytes, process_tree, send_signal
-from leasehold_worker.workload import RUNNING, Workload
-from leasehold_worker.workloads import Workloads
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.journal_file import keep_workload
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import boot_id, memory_bytes, process_tree, send_signal
+from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import RUNNING, Workload
 
 MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
 MIB: Final = 2**20

@@ -26,7 +26,7 @@ ROOMS: Final = {
     ),
     "doctor": Room(
         "Check this GPU host: every precondition, each ok or with its remedy.",
-        "leasehold_worker.doctor_verb:command",
+        "leasehold_worker.diagnostics.doctor_verb:command",
         "worker",
     ),
     "simgpu": Room(
@@ -36,10 +36,10 @@ ROOMS: Final = {
     ),
     "validate": Room(
         "Suspend, restore and move a built-in program on this host's GPUs, and prove each step.",
-        "leasehold_worker.validate_verb:command",
+        "leasehold_worker.diagnostics.validate_verb:command",
         "worker",
     ),
-    "worker": Room("Run the worker agent of a GPU host.", "leasehold_worker.cli:command", "worker"),
+    "worker": Room("Run the worker agent of a GPU host.", "leasehold_worker.agent.cli:command", "worker"),
 }
 
 MODULES: Final = {

@@ -11,7 +11,7 @@ from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.client import Client
 from leasehold_client.errors import LeaseholdError
-from leasehold_worker.processes import ProcessIdentity, identify, lineage
+from leasehold_worker.host.processes import ProcessIdentity, identify, lineage
 
 from .shared_host import SharedHost
 

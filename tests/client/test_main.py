@@ -90,7 +90,7 @@ def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
     def starts_late() -> None:
         importlib.import_module("no_such_package")
 
-    monkeypatch.setattr(importlib.import_module("leasehold_worker.cli"), "command", starts_late)
+    monkeypatch.setattr(importlib.import_module("leasehold_worker.agent.cli"), "command", starts_late)
     done = bare_leasehold("worker")
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (

@@ -10,11 +10,11 @@ from typing import Final
 import trio
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.report import Report
-from leasehold_worker.workload import (
+from leasehold_worker.workloads.workload import (
     ENDED,
     RUNNING,
     SUSPENDED,

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.report import Report
+from leasehold_worker.host.processes import Pid, ProcessIdentity
 
 from .arena import Outcome, Stage
 from .calls import miscounted

@@ -13,17 +13,17 @@ from hypothesis import given
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, RunOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_worker import journal_file
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import RUNNING, Member
-from leasehold_worker.command_ledger import Entry
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.journal_file import JournalFile, connect
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.errors import StartError
-from leasehold_worker.intents import Intent, PartyIntent
-from leasehold_worker.journal_file import JournalFile, connect
-from leasehold_worker.journal_records import workload_record
-from leasehold_worker.leases import Cordon, Lease, LeaseId, Standing
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.workload import Workload
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.leasing.leases import Cordon, Lease, LeaseId, Standing
+from leasehold_worker.workloads.workload import Workload
 
 from .conftest import Examples
 from .messages import TEXTS, fill

@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold_worker import cgroups, processes
-from leasehold_worker.foreign import owner
-from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.host import cgroups, processes
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.workloads.foreign_processes import owner
 
 from .conftest import Examples
 

@@ -8,7 +8,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
-from leasehold_worker import bridge, link
+from leasehold_worker.session import grpc_bridge
+from leasehold_worker.session import session as link
 
 from tests.worker.scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session
 from tests.worker.test_link import next_session, open_link
@@ -23,7 +24,7 @@ async def test_no_frame_ends_more_than_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: Examples
 ) -> None:
     for module, name in (
-        (bridge, "REFUSED_BACKOFF_S"),
+        (grpc_bridge, "REFUSED_BACKOFF_S"),
         (link, "REFUSED_BACKOFF_S"),
         (link, "RECONNECT_LIMIT_S"),
         (link, "BACKOFF_MIN_S"),

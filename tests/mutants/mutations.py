@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import Member
-from leasehold_worker.checkpoint.process import CheckpointProcess, RestoreOptions
-from leasehold_worker.gpu_slots import GpuSlots
-from leasehold_worker.moving import Moving
-from leasehold_worker.plan import Plan
-from leasehold_worker.proof import Proof
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import Member
+from leasehold_worker.driver.process import CheckpointProcess, RestoreOptions
+from leasehold_worker.driver.verification import Proof
+from leasehold_worker.leasing.slots import GpuSlots
+from leasehold_worker.operations.cuda_suspend import Moving
+from leasehold_worker.planning.plan import Plan
 
 
 class Mutation(enum.StrEnum):

@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from leasehold_worker.claim_turns import ClaimTurns
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.images.envelope_store import EnvelopeStore
-from leasehold_worker.journal import open_journal
-from leasehold_worker.kernels import Kernels
-from leasehold_worker.local_answers import LocalAnswers
-from leasehold_worker.local_claims import LocalClaims
-from leasehold_worker.local_service import serve_locally
-from leasehold_worker.local_socket import LocalSocket
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workload import ENDED
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.applications.application import ServedKernel
+from leasehold_worker.applications.registry import Kernels
+from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.local_api.claim_waiting import ClaimTurns
+from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.queries import LocalAnswers
+from leasehold_worker.local_api.service import serve_locally
+from leasehold_worker.local_api.unix_socket import LocalSocket
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.workloads.workload import ENDED
 
 from .kernel_programs import THREADS
 

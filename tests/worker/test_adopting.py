@@ -13,13 +13,13 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import AdoptOperation, ResetGpuHealthOperation
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker import adopting
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.leases import FREE, UNHEALTHY
-from leasehold_worker.parts import open_parts
-from leasehold_worker.report import Report
-from leasehold_worker.workload import ARGUMENTS_LIMIT, told_arguments
+from leasehold_worker.leasing.leases import FREE, UNHEALTHY
+from leasehold_worker.operations import adoption
+from leasehold_worker.workloads.workload import ARGUMENTS_LIMIT, told_arguments
 
 from .conftest import Counter
 
@@ -94,8 +94,8 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path, pid:
         released.wait(20)
         return ["python"]
 
-    adopting.command_line = hang  # type: ignore[attr-defined]
-    adopting.READ_TIMEOUT_S = 0.2  # type: ignore[misc]
+    adoption.command_line = hang  # type: ignore[attr-defined]
+    adoption.READ_TIMEOUT_S = 0.2  # type: ignore[misc]
     async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
         operation = AdoptOperation(pid=pid)
         try:
@@ -104,7 +104,7 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path, pid:
             assert raised.value.reason == errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE
         finally:
             released.set()
-        adopting.READ_TIMEOUT_S = 20.0  # type: ignore[misc]
+        adoption.READ_TIMEOUT_S = 20.0  # type: ignore[misc]
         await parts.adopting.adopt("w-1", operation, Report(lambda _: None))
 
 

@@ -28,8 +28,8 @@ from leasehold.v1.command_pb2 import (
 from leasehold.v1.worker_session_pb2 import WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.errors import StartError
-from leasehold_worker.processes import identify
-from leasehold_worker.state_directory import open_state_directory
+from leasehold_worker.files.state_directory import open_state_directory
+from leasehold_worker.host.processes import identify
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counts, headless_run, read_output, wait_counting

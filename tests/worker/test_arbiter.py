@@ -7,10 +7,10 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leasehold_worker.arbiter import HelperLease, helpers_to_ask, spare_gpus
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.leases import Cordon, Lease
-from leasehold_worker.pool import GpuPool
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.leases import Cordon, Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.preemption import HelperLease, helpers_to_ask, spare_gpus
 
 ONE, TWO = GpuRequest(1), GpuRequest(2)
 A, B = GpuRequest(1, name="A"), GpuRequest(1, name="B")

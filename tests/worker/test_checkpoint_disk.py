@@ -12,17 +12,17 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, RunOperation, StopOperation
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
-from leasehold_worker import checkpoint_answers, checkpoint_disk
-from leasehold_worker.checkpoint_answers import answer_checkpoints
-from leasehold_worker.checkpoint_disk import SUSPENDING, CheckpointDisk
+from leasehold_worker.checkpoints import ages, directory
+from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.checkpoints.directory import SUSPENDING, CheckpointDisk
+from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, HostFacts, ImageSubject
+from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images import ages
-from leasehold_worker.images.envelope_store import EnvelopeStore
-from leasehold_worker.images.manifest import MANIFEST_FILE, HostFacts, ImageSubject
-from leasehold_worker.images.store import ImageStore
-from leasehold_worker.machine import DiskSpace
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.workload import CHECKPOINTED, RUNNING, Parked, Workload
+from leasehold_worker.host.capacity import DiskSpace
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.session import checkpoint_query
+from leasehold_worker.session.checkpoint_query import answer_checkpoints
+from leasehold_worker.workloads.workload import CHECKPOINTED, RUNNING, Parked, Workload
 
 from tests import prefork
 
@@ -294,7 +294,7 @@ async def test_a_round_that_fails_is_not_the_last(world: World, monkeypatch: pyt
         return scan(store)
 
     disk = world.disk()
-    monkeypatch.setattr(checkpoint_disk, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(directory, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(ImageStore, "scan", fail)
     await look(disk, lambda: not any(world.root.iterdir()))
     assert not failures
@@ -429,7 +429,7 @@ def test_an_image_that_can_not_be_deleted_makes_no_room(
 
 async def test_a_long_list_is_told_page_by_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = [world.saved("a") for _ in range(5)]
-    monkeypatch.setattr(checkpoint_answers, "ANSWER_LIMIT_BYTES", 300)
+    monkeypatch.setattr(checkpoint_query, "ANSWER_LIMIT_BYTES", 300)
     disk, found, last, pages = world.disk(), [], "", 0
     while True:
         query = CheckpointQuery(query_id="q", workload_id="a", after_checkpoint_id=last)

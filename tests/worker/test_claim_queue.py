@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from leasehold_worker.claim_queue import ClaimQueue, Kept, Waiter, kept_with
-from leasehold_worker.gpu_choice import GpuRequest
-from leasehold_worker.host_ledger import HostRequest
+from leasehold_worker.leasing.claim_queue import ClaimQueue, Kept, Waiter, kept_with
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.host_reservations import HostRequest
 
 ONE = GpuRequest(1)
 

@@ -11,13 +11,14 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import RunOperation, StopOperation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate, ConnectRequest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadSpec, WorkloadStatus
-from leasehold_worker import channel, journal_file
-from leasehold_worker.command_ledger import FORGET_AT_ONCE, Entry
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.journal import Journal, open_journal
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import open_parts
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import Journal, open_journal
+from leasehold_worker.commands.ledger import FORGET_AT_ONCE, Entry
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.session import channel_options
 from trio.testing import wait_all_tasks_blocked
 
 from .disks import refusing
@@ -30,14 +31,14 @@ ACCEPTED, REJECTED, SUCCEEDED, CANCELLED = (
     command_pb2.COMMAND_STATE_CANCELLED,
 )
 EPOCH = 1
-FRAME_LIMIT_BYTES = dict(channel.OPTIONS)["grpc.max_send_message_length"]
+FRAME_LIMIT_BYTES = dict(channel_options.OPTIONS)["grpc.max_send_message_length"]
 Observer = Callable[[CommandUpdate], None]
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("leasehold_worker.journal.RETRY_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.commands.journal_file.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("leasehold_worker.commands.journal.RETRY_S", 0.01)
     return tmp_path / "journal.sqlite3"
 
 

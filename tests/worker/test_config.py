@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from leasehold_worker.config import load_config
+from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"

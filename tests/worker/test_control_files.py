@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from leasehold_worker import control_files
-from leasehold_worker.control_files import KernelFiles
+from leasehold_worker.host import cgroup_files
+from leasehold_worker.host.cgroup_files import KernelFiles
 
 
 def test_the_kernels_files_are_written_and_never_created(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_the_kernels_files_are_written_and_never_created(tmp_path: Path) -> None
 def test_to_root_under_systemd_a_group_is_ours_only_where_systemd_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_files, "_SYSTEMD", tmp_path)
+    monkeypatch.setattr(cgroup_files, "_SYSTEMD", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     group = tmp_path / "leasehold.service/inner"
     group.mkdir(parents=True)
@@ -45,5 +45,5 @@ def test_to_root_under_systemd_a_group_is_ours_only_where_systemd_says_so(
         assert KernelFiles().is_ours(group)
         marks[group.parent, name] = b"0"
         assert not KernelFiles().is_ours(group)
-    monkeypatch.setattr(control_files, "_SYSTEMD", tmp_path / "none")
+    monkeypatch.setattr(cgroup_files, "_SYSTEMD", tmp_path / "none")
     assert KernelFiles().is_ours(group)

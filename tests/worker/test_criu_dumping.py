@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
+from leasehold_worker.criu import dump as dumping
+from leasehold_worker.criu.dump import COMMITTED, dump
+from leasehold_worker.criu.installation import decisive_errors, probe
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images import dumping
-from leasehold_worker.images.criu import decisive_errors, probe
-from leasehold_worker.images.dumping import COMMITTED, dump
-from leasehold_worker.processes import ProcessIdentity, is_alive
+from leasehold_worker.host.processes import ProcessIdentity, is_alive
 
 from .criu_cases import MakeCriu, program, wait_counted
 

@@ -14,18 +14,18 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2
 from leasehold_simgpu import ProcessState, SimulatedHost
-from leasehold_worker.checkpoint.driver import Driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
-from leasehold_worker.checkpoint.process import CheckpointProcess
+from leasehold_worker.checkpoints import publication
+from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage, StoredImage
+from leasehold_worker.criu.dump import dump
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.obstacles import obstacles, outside_connections
+from leasehold_worker.criu.restore import new_identities, restore
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images import publishing
-from leasehold_worker.images.criu import CriuFacts
-from leasehold_worker.images.dumping import dump
-from leasehold_worker.images.obstacles import obstacles, outside_connections
-from leasehold_worker.images.restoring import new_identities, restore
-from leasehold_worker.images.store import ImageStore, PartialImage, StoredImage
-from leasehold_worker.launching import launch, launched, wait_exit
-from leasehold_worker.processes import ProcessIdentity, identify, is_alive, process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, process_tree
+from leasehold_worker.programs.programs import launch, launched, wait_exit
 
 from .conftest import COUNTER
 from .criu_cases import COUNT, counts, end, real_criu, subject, wait_counted, wait_for
@@ -123,7 +123,7 @@ async def park(criu: CriuFacts, store: ImageStore, folder: Path, root: ProcessId
     stored: list[StoredImage] = []
 
     async def commit() -> None:
-        stored.append(await publishing.publish(store, image, subject(*tree)))
+        stored.append(await publication.publish(store, image, subject(*tree)))
 
     await dump(criu, root.pid, image.path, commit)
     record = await wait_exit(folder, root)
@@ -137,7 +137,7 @@ async def park(criu: CriuFacts, store: ImageStore, folder: Path, root: ProcessId
 async def wake(
     criu: CriuFacts, store: ImageStore, folder: Path, image: StoredImage, nursery: trio.Nursery
 ) -> ProcessIdentity:
-    await publishing.verify(store, image)
+    await publication.verify(store, image)
     manifest = image.manifest
     await wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in manifest.pids))
     return await restore(
@@ -164,7 +164,7 @@ async def test_a_process_goes_on_where_it_was(criu: CriuFacts, store: ImageStore
         found = counts(folder)
         assert found == list(range(len(found))), "none is lost or repeated, and all are in the same file"
         assert not list(store.root.glob("*/*.work"))
-        await publishing.verify(store, image)
+        await publication.verify(store, image)
         os.kill(now.pid, signal.SIGTERM)
         record = await wait_exit(folder, now)
     assert record is not None
@@ -285,7 +285,7 @@ async def test_a_cancellation_in_the_middle_of_writing_leaves_the_process_runnin
                     scope.cancel()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("leasehold_worker.images.dumping.PROGRESS_INTERVAL_S", 0.005)
+                patch.setattr("leasehold_worker.criu.dump.PROGRESS_INTERVAL_S", 0.005)
                 await dump(criu, root.pid, image.path, partial(never, image), progress=progress)
         assert told[-1] < 512 << 20
         await wait_counted(folder)
@@ -369,8 +369,8 @@ async def test_a_process_on_a_simulated_gpu_comes_back_checkpointed_and_moves(
 DUMPER = """
 import sys, trio
 from pathlib import Path
-from leasehold_worker.images.criu import CriuFacts
-from leasehold_worker.images.dumping import dump
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.dump import dump
 
 async def commit():
     print("complete", flush=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold_worker import launching
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.restore import new_identities, restore
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images.criu import CriuFacts
-from leasehold_worker.images.restoring import new_identities, restore
-from leasehold_worker.launching import abandon, exit_record, launched, wait_exit
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive
+from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, is_alive
+from leasehold_worker.programs import programs
+from leasehold_worker.programs.programs import abandon, exit_record, launched, wait_exit
 
 from .criu_cases import MakeCriu, end, wait_for
 
@@ -144,7 +144,7 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
     make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = make_criu("")
-    hear = launching._read_record
+    hear = programs._read_record
     scope = trio.CancelScope()
 
     async def late(stream: trio.lowlevel.FdStream) -> object:
@@ -154,7 +154,7 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
             await trio.sleep_forever()
         return await hear(stream)
 
-    monkeypatch.setattr(launching, "_read_record", late)
+    monkeypatch.setattr(programs, "_read_record", late)
     async with trio.open_nursery() as nursery:
         with scope:
             root = await restore(facts, image, pid, [pid], folder, group=None, nursery=nursery)
@@ -165,7 +165,7 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
 async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
     make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear = launching._read_record
+    hear = programs._read_record
     heard: list[object] = []
 
     async def lose(stream: trio.lowlevel.FdStream) -> object:
@@ -174,7 +174,7 @@ async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
             await trio.sleep_forever()
         return heard[-1]
 
-    monkeypatch.setattr(launching, "_read_record", lose)
+    monkeypatch.setattr(programs, "_read_record", lose)
     async with trio.open_nursery() as nursery:
         root = await restore(
             make_criu(""), image, pid, [pid], folder, group=None, nursery=nursery, timeout_s=2.0
@@ -196,8 +196,8 @@ async def test_a_worker_that_dies_in_the_middle_leaves_nothing(
         raise AssertionError
 
     with pytest.MonkeyPatch.context() as patch, trio.CancelScope() as scope:
-        patch.setattr(launching, "_read_record", forget)
-        patch.setattr(launching, "_give_up_restore", _nothing)
+        patch.setattr(programs, "_read_record", forget)
+        patch.setattr(programs, "_give_up_restore", _nothing)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring_back, facts, image, pid, folder)
             await wait_for(lambda: _launchers(folder))

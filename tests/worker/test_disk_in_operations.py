@@ -8,20 +8,20 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
-from leasehold_worker import imaging
-from leasehold_worker.applications import Applications
-from leasehold_worker.checkpoint_disk import CheckpointDisk
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.applications.checkpointing import save
+from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
+from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.image_store import ImageStore
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images.envelope import PAYLOAD_OFFSET
-from leasehold_worker.images.store import ImageStore
-from leasehold_worker.intents import Intent
-from leasehold_worker.kernel_calls import save
-from leasehold_worker.parts import open_parts
-from leasehold_worker.plan import Party, Plan, TierNeed
-from leasehold_worker.report import Report
-from leasehold_worker.strategies import DISK, RETAIN, STOP
-from leasehold_worker.workload import RUNNING, Workload
+from leasehold_worker.operations import image_checkpoint
+from leasehold_worker.operations.stop_restart import Applications
+from leasehold_worker.planning.plan import Party, Plan, TierNeed
+from leasehold_worker.workloads.eviction import DISK, RETAIN, STOP
+from leasehold_worker.workloads.workload import RUNNING, Workload
 
 from .criu_cases import fake_criu, program
 from .kernel_host import SIZE, Served, open_served
@@ -152,7 +152,7 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CRIU", "")
-    monkeypatch.setattr(imaging, "GONE_TIMEOUT_S", 0.1)  # nobody waits for the process here
+    monkeypatch.setattr(image_checkpoint, "GONE_TIMEOUT_S", 0.1)  # nobody waits for the process here
     criu = tmp_path / "criu-that-tells"
     criu.write_text(TELLING_CRIU.format(told=tmp_path / "plugins", criu=fake_criu(tmp_path).path))
     criu.chmod(0o755)

@@ -14,20 +14,21 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker import disk_recovery, stopping
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.disk_recovery import DiskRecovery
+from leasehold_worker.agent import disk_recovery
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.disk_recovery import DiskRecovery
+from leasehold_worker.agent.member_recovery import Interrupted
+from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import PoolGpu
-from leasehold_worker.intents import Intent, PartyIntent
-from leasehold_worker.interrupted import Interrupted
-from leasehold_worker.killing import Killer
-from leasehold_worker.launching import launched
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import why_blocked
-from leasehold_worker.report import Report
-from leasehold_worker.workload import RUNNING, STOPPED, UNKNOWN, Workload
+from leasehold_worker.host.processes import why_blocked
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations import stop
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.programs.programs import launched
+from leasehold_worker.workloads.workload import RUNNING, STOPPED, UNKNOWN, Workload
 
 POLICY = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
 SLOW = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"
@@ -100,7 +101,7 @@ async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts, c
 async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "KILL_AGAIN_S", 0.1)
+    monkeypatch.setattr(stop, "KILL_AGAIN_S", 0.1)
     assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
     assert not await parts.workloads.get("w").find_processes()
 
@@ -114,7 +115,7 @@ async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_
         await trio.sleep(0.5)
         await kill(killer, workload, report)
 
-    monkeypatch.setattr(stopping, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(stop, "KILL_WAIT_S", 0.2)
     monkeypatch.setattr(Killer, "kill", slow)
     assert await settled(parts, "ending") == ("", STOPPED)
 

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker import disk_usage, volume
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
-from leasehold_worker.machine import DiskSpace, HostLimits, disk_space
-from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.resources import AllocRequest
-from leasehold_worker.volume import Volume
-from leasehold_worker.workload import Workload
+from leasehold_worker.files import volume
+from leasehold_worker.files.volume import Volume
+from leasehold_worker.host.capacity import DiskSpace, HostLimits, disk_space
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.leasing.allocation import AllocRequest
+from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation
+from leasehold_worker.workloads import disk_usage
+from leasehold_worker.workloads.workload import Workload
 
 MIB = 2**20
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.doctor_checks import CHECKS
-from leasehold_worker.doctor_gpu_checks import mps_daemons
-from leasehold_worker.state_directory import open_state_directory
+from leasehold_worker.diagnostics.checks import CHECKS
+from leasehold_worker.diagnostics.gpu_checks import mps_daemons
+from leasehold_worker.files.state_directory import open_state_directory
 
 from tests.prefork import COMMAND_LINE, run
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, WorkloadSpec
-from leasehold_worker.checkpoint.rates import Estimate
-from leasehold_worker.durations import REMEMBERED_LIMIT, Durations, Way
+from leasehold_worker.commands.progress import OperationPhase, Report
+from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
-from leasehold_worker.plan import Party, Plan, TierNeed
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.report import OperationPhase, Report
-from leasehold_worker.strategies import (
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.planning.durations import REMEMBERED_LIMIT, Durations, Way
+from leasehold_worker.planning.plan import Party, Plan, TierNeed
+from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
     CUDA_SUSPEND,
     DISCARD,
@@ -22,7 +22,7 @@ from leasehold_worker.strategies import (
     RETAIN,
     STOP,
 )
-from leasehold_worker.workload import Workload
+from leasehold_worker.workloads.workload import Workload
 
 GB = 10**9
 

@@ -12,12 +12,17 @@ import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import Kernel
+from leasehold_worker.checkpoints import application_file, application_format
+from leasehold_worker.checkpoints.application_file import StoredCheckpoint
+from leasehold_worker.checkpoints.application_format import (
+    CUSTOM_LIMIT_BYTES,
+    PAYLOAD_OFFSET,
+    Envelope,
+    read_envelope,
+)
+from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images import envelope, envelope_file
-from leasehold_worker.images.damaged import DamagedCheckpoint
-from leasehold_worker.images.envelope import CUSTOM_LIMIT_BYTES, PAYLOAD_OFFSET, Envelope, read_envelope
-from leasehold_worker.images.envelope_file import StoredCheckpoint
-from leasehold_worker.images.envelope_store import EnvelopeStore
 
 KERNEL = Kernel(kernel_id="trainer", kind="sgd", version=3)
 CORRUPT = errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT
@@ -191,7 +196,7 @@ def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
             del fields["worker_id"]
             return msgspec.json.encode(fields)
 
-    monkeypatch.setattr(envelope, "_encoder", Older())
+    monkeypatch.setattr(application_format, "_encoder", Older())
     older = keep(store, b"older")
     found = store.find(older.checkpoint_id)
     assert found.envelope.worker_id == ""
@@ -199,7 +204,7 @@ def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
 
 
 def test_a_time_without_a_zone_is_no_header(store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envelope_file, "now", lambda: datetime(2026, 1, 1))  # noqa: DTZ001 - that is it
+    monkeypatch.setattr(application_file, "now", lambda: datetime(2026, 1, 1))  # noqa: DTZ001 - that is it
     kept = keep(store)
     assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_CORRUPT"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold_worker.control_files import KernelFiles
-from leasehold_worker.folder_trees import discard_tree, list_folders, remove_tree
-from leasehold_worker.machine import directory_bytes
-from leasehold_worker.output_bounds import remove_folder
-from leasehold_worker.resource_limits import ResourceLimits
+from leasehold_worker.files.folder_trees import discard_tree, list_folders, remove_tree
+from leasehold_worker.host.capacity import directory_bytes
+from leasehold_worker.host.cgroup_files import KernelFiles
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.programs.output_bounds import remove_folder
 
 LEVELS = 1100
 """More than Python lets functions call themselves."""

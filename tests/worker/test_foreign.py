@@ -14,13 +14,14 @@ import pytest
 import trio
 from leasehold.v1 import workload_pb2
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker import foreign, inventory
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.foreign import owner
-from leasehold_worker.leases import FOREIGN, FREE
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, may_be_parent
-from leasehold_worker.workload import CLAIM, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.gpus import inventory
+from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, may_be_parent
+from leasehold_worker.leasing.leases import FOREIGN, FREE
+from leasehold_worker.workloads import foreign_processes
+from leasehold_worker.workloads.foreign_processes import owner
+from leasehold_worker.workloads.workload import CLAIM, WORKLOAD_ID_VARIABLE, Workload
 
 from .conftest import COUNTER
 
@@ -203,7 +204,7 @@ async def until(parts: Parts, condition: Callable[[], bool]) -> None:
 
 
 async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any) -> None:
-    inventory.ANSWER_TIMEOUT_S, foreign.LOOK_AGAIN_S = 0.5, 0.05  # type: ignore[misc]
+    inventory.ANSWER_TIMEOUT_S, foreign_processes.LOOK_AGAIN_S = 0.5, 0.05  # type: ignore[misc]
     gpu_uuid = host.gpus[0].uuid
     config = WorkerConfig(state_dir=folder)
     async with open_parts(config, folder, lambda _: None) as parts:
@@ -272,7 +273,7 @@ async def nvml_never_lists_processes(host: SimulatedHost, folder: Path) -> None:
 
 
 async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path) -> None:
-    foreign.TELL_TIMEOUT_S = 0.2  # type: ignore[misc]
+    foreign_processes.TELL_TIMEOUT_S = 0.2  # type: ignore[misc]
     released, hanging = threading.Event(), []
 
     def hang(pid: int) -> list[str]:
@@ -281,7 +282,7 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path) -> N
         released.wait(20)
         return []
 
-    foreign.command_line = hang  # type: ignore[attr-defined]
+    foreign_processes.command_line = hang  # type: ignore[attr-defined]
     gpu_uuid = host.gpus[0].uuid
     async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
         with counting(host.gpus[0].uuid) as (counter, _):

@@ -16,13 +16,13 @@ from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, plan_pb2
 from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.checkpoint.driver import Driver, DriverCallUnansweredError, DriverUnavailableError
-from leasehold_worker.checkpoint.members import RUNNING, Member
-from leasehold_worker.checkpoint.process import CheckpointProcess
-from leasehold_worker.gates import Gates
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.plan import Findings
-from leasehold_worker.processes import identify
+from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.driver.members import RUNNING, Member
+from leasehold_worker.driver.process import CheckpointProcess
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import identify
+from leasehold_worker.planning.driver_checks import Gates
+from leasehold_worker.planning.plan import Findings
 
 from .conftest import WorkerProcess
 from .counters import counter_run, wait_counting
@@ -329,7 +329,7 @@ def test_who_may_not_trace_is_told_so(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can start a process as somebody else")
     program = (
-        "import os, sys; from leasehold_worker.checkpoint.helper import trace_permission;"
+        "import os, sys; from leasehold_worker.driver.helper import trace_permission;"
         "os.setgid(65534); os.setuid(65534); print(trace_permission(int(sys.argv[1])).value)"
     )
     done = subprocess.run(

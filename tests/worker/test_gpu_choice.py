@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import workload_pb2
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu, choose
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu, choose
 
 SAME_AS_BEFORE = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
 SAME_NUMA_NODE = workload_pb2.GPU_PREFERENCE_SAME_NUMA_NODE

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pynvml
 import pytest
 from leasehold.v1 import gpu_pb2
-from leasehold_worker import gpu_health
-from leasehold_worker.gpu_health import HARMLESS_XIDS, RESET_XIDS, HealthReading, excludes, judge, judge_xid
+from leasehold_worker.gpus import health as gpu_health
+from leasehold_worker.gpus.health import HARMLESS_XIDS, RESET_XIDS, HealthReading, excludes, judge, judge_xid
 
 HEALTHY = HealthReading(
     ecc_uncorrected_errors=0,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import errors_pb2
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs, normalize_uuid, rebase_pairs
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, normalize_uuid, rebase_pairs
 from leasehold_worker.errors import OperationError
 
 A, B, C, D = (f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(4))

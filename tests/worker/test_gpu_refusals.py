@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 from leasehold.v1 import errors_pb2, gpu_pb2
-from leasehold_worker.gpu_choice import GpuRequest
-from leasehold_worker.gpu_refusals import cordoned, not_enough, not_free, shortage
-from leasehold_worker.leases import Cordon, ForeignProcess, Lease, LeaseId, SlotLease, Standing
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.leases import Cordon, ForeignProcess, Lease, LeaseId, SlotLease, Standing
+from leasehold_worker.leasing.refusals import cordoned, not_enough, not_free, shortage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 REPAIR = Cordon("repair", "ann", NOW)

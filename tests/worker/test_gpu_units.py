@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from leasehold_worker.gpu_units import DEFAULT_UNITS, GpuUnits
+from leasehold_worker.gpus.units import DEFAULT_UNITS, GpuUnits
 
 
 @pytest.mark.parametrize(

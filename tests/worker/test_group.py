@@ -12,11 +12,11 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.checkpoint.driver import Driver, open_driver
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
-from leasehold_worker.checkpoint.group import Group
-from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.members import (
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.driver.group import Group
+from leasehold_worker.driver.helper_pool import Driver, open_driver
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.members import (
     CHECKPOINTED,
     LOCKED,
     RUNNING,
@@ -27,13 +27,13 @@ from leasehold_worker.checkpoint.members import (
     next_call,
     state_since,
 )
-from leasehold_worker.checkpoint.process import CheckpointProcess, ProcessState
-from leasehold_worker.checkpoint.rates import Rates
+from leasehold_worker.driver.process import CheckpointProcess, ProcessState
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.driver.verification import Proof
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_facts import GpuFacts
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.processes import ProcessIdentity, identify
-from leasehold_worker.proof import Proof
+from leasehold_worker.gpus.facts import GpuFacts
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import ProcessIdentity, identify
 
 from .conftest import Counter
 from .test_operations import calls_of
@@ -415,7 +415,7 @@ async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobo
         await driver._idle.pop().close()
     driver._idle.append(warm)
     # Without this, both would use that one.
-    monkeypatch.setattr("leasehold_worker.checkpoint.driver.RETURN_TIMEOUT_S", 0)
+    monkeypatch.setattr("leasehold_worker.driver.helper_pool.RETURN_TIMEOUT_S", 0)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -445,7 +445,7 @@ async def test_a_rollback_goes_through_all_members_whatever_one_does(
     brought_back: int,
     sequential: bool,
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.checkpoint.group.PAUSE_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.driver.group.PAUSE_S", 0.01)
     counters = await start_members(driver, start_counter)
     troubled = counters[1].process.pid
     errors: list[Exception] = []

@@ -12,8 +12,8 @@ import trio
 from leasehold.v1 import gpu_pb2
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold_simgpu import SimulatedHost, ThrottleReason
-from leasehold_worker.health_monitor import HealthMonitor
-from leasehold_worker.inventory import Inventory
+from leasehold_worker.gpus.health_monitor import HealthMonitor
+from leasehold_worker.gpus.inventory import Inventory
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_NOT_FOUND, UNKNOWN = 13, 999
@@ -115,7 +115,7 @@ async def a_failing_nvml_ends_nothing(host: SimulatedHost) -> None:
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("leasehold_worker.health_monitor").addHandler(handler)
+    logging.getLogger("leasehold_worker.gpus.health_monitor").addHandler(handler)
     first = host.gpus[0].uuid
     for call in ("nvmlDeviceGetTotalEccErrors", "nvmlEventSetCreate"):
         host.set_fault(call, error=FUNCTION_NOT_FOUND)

@@ -9,7 +9,7 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook, WeightStrategy, WorkDrain
 from leasehold_worker.errors import OperationError
-from leasehold_worker.hooks import memory, runner
+from leasehold_worker.hooks import freed_memory, runner
 from leasehold_worker.hooks.context import HookRecord
 
 from .framework_servers import VllmServer, serving
@@ -20,7 +20,7 @@ from .sglang_server import SglangServer
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers are asked again sooner than real ones."""
-    monkeypatch.setattr("leasehold_worker.hooks.vllm.BACKOFF_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.hooks.vllm_hook.BACKOFF_S", 0.01)
     monkeypatch.setattr("leasehold_worker.hooks.http_hook.IDLE_INTERVAL_S", 0.02)
 
 
@@ -109,7 +109,7 @@ async def test_vllm_sleeps_until_its_weights_are_loaded(vllm: VllmServer, tmp_pa
 async def test_vllm_that_is_not_woken_whole_is_told(
     vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.hooks.vllm.AWAKE_DEADLINE_S", 0.1)
+    monkeypatch.setattr("leasehold_worker.hooks.vllm_hook.AWAKE_DEADLINE_S", 0.1)
     used = context([engine(vllm, "weights")], tmp_path, OFFLOAD, measure=vllm.measure)
     await runner.down(used)
     with pytest.raises(OperationError, match=r"still sleeps: wake all of its tags"):
@@ -260,7 +260,7 @@ async def test_a_rollback_of_nobody_knows_what_can_be_repeated(vllm: VllmServer,
 async def test_memory_that_is_claimed_and_not_freed_fails_and_is_undone(
     vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "FREED_DEADLINE_S", 0.2)
+    monkeypatch.setattr(freed_memory, "FREED_DEADLINE_S", 0.2)
     vllm.frees = False
     with pytest.raises(OperationError) as error:
         await runner.down(context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure))

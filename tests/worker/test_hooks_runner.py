@@ -12,7 +12,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
+from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
 from .dead_volumes import dead_volume
 from .framework_servers import ScriptedServer, VllmServer, serving
@@ -239,7 +239,7 @@ async def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
 async def test_a_program_on_a_volume_that_does_not_answer_takes_its_timeout_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.hooks.command.END_DEADLINE_S", 0.1)
+    monkeypatch.setattr("leasehold_worker.hooks.command_hook.END_DEADLINE_S", 0.1)
     program = str(tmp_path / "volume/program")
     hooks = [command("a", program, timeout_s=1)]
     with (

@@ -9,7 +9,7 @@ import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Hook, SglangHook, WeightStrategy
 from leasehold_worker.errors import OperationError
-from leasehold_worker.hooks import runner, sglang
+from leasehold_worker.hooks import runner, sglang_hook
 from leasehold_worker.hooks.context import HookContext, HookRecord
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
@@ -81,14 +81,14 @@ async def test_a_worker_that_dies_anywhere_ends_no_server(
 ) -> None:
     async def play(worker: Worker) -> list[str]:
         """Down and up, by a worker that may die, and undone by its next start, which looks twice."""
-        monkeypatch.setattr(sglang, "call", worker.call)
+        monkeypatch.setattr(sglang_hook, "call", worker.call)
         with serving(SglangServer()) as server:
             with contextlib.suppress(OperationError):
                 await runner.down(worker.context(server, tmp_path, strategy))
                 await runner.up(worker.context(server, tmp_path, strategy))
             again = Worker()
             again.notes = worker.notes
-            monkeypatch.setattr(sglang, "call", again.call)
+            monkeypatch.setattr(sglang_hook, "call", again.call)
             for _ in range(2):
                 assert await runner.roll_back(again.context(server, tmp_path, strategy)) == []
             assert server.serves
@@ -178,7 +178,7 @@ async def test_a_resume_that_goes_on_after_its_timeout_is_not_made_again(
 def test_what_nvml_says_of_a_release(
     before: int | None, after: int | None, now: int | None, released: bool | None
 ) -> None:
-    assert sglang._by_memory(before, after, now) is released
+    assert sglang_hook._by_memory(before, after, now) is released
 
 
 async def test_what_nobody_can_know_is_left_to_people(server: SglangServer, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_worker import cgroups, host_memory
-from leasehold_worker.cgroups import MemoryLimit, is_frozen, memory_groups, memory_limits
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host_memory import HostMemory
+from leasehold_worker.host import cgroups
+from leasehold_worker.host.cgroups import MemoryLimit, is_frozen, memory_groups, memory_limits
+from leasehold_worker.leasing import suspend_memory
+from leasehold_worker.leasing.suspend_memory import HostMemory
 
 GIB = 2**30
 
@@ -32,7 +33,7 @@ def limit(group: Path, limit_bytes: object, used_bytes: int, cache_bytes: int = 
 
 
 def have_available(monkeypatch: pytest.MonkeyPatch, available_bytes: int | None) -> None:
-    monkeypatch.setattr(host_memory, "memory_bytes", lambda field: available_bytes)
+    monkeypatch.setattr(suspend_memory, "memory_bytes", lambda field: available_bytes)
 
 
 def test_every_group_around_a_process_counts(groups: Path) -> None:

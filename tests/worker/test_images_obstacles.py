@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold_worker.images import dumping, obstacles
-from leasehold_worker.images.estimating import image_bytes
-from leasehold_worker.images.unix_sockets import unix_peers
-from leasehold_worker.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.criu import dump, obstacles
+from leasehold_worker.criu.image_size import image_bytes
+from leasehold_worker.criu.unix_sockets import unix_peers
+from leasehold_worker.host.processes import ProcessIdentity, identify, process_tree
 
 from .criu_cases import end, wait_for
 
@@ -172,7 +172,7 @@ def test_large_deleted_files_are_obstacles_and_the_list_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(obstacles, "GHOST_BYTES", 1 << 20)
-    assert dumping.GHOST_BYTES == 64 << 20
+    assert dump.GHOST_BYTES == 64 << 20
     code = (
         f"os.chdir({str(tmp_path)!r})\nkept = [open(f'f{{n}}', 'w+b') for n in range(12)]\n"
         "for n, file in enumerate(kept):\n    file.truncate(2 << 20)\n    os.unlink(f'f{n}')"

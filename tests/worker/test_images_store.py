@@ -12,12 +12,10 @@ import msgspec
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold_worker.errors import OperationError
-from leasehold_worker.images import digests, publishing
-from leasehold_worker.images.ages import Ages
-from leasehold_worker.images.budget import KeptImage, make_room
-from leasehold_worker.images.damaged import DamagedCheckpoint
-from leasehold_worker.images.manifest import (
+from leasehold_worker.checkpoints import image_digests, publication
+from leasehold_worker.checkpoints.ages import Ages
+from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
+from leasehold_worker.checkpoints.image_manifest import (
     MANIFEST_FILE,
     HostFacts,
     ImageGpu,
@@ -27,7 +25,9 @@ from leasehold_worker.images.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from leasehold_worker.images.store import ImageStore, StoredImage
+from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
+from leasehold_worker.checkpoints.retention import KeptImage, make_room
+from leasehold_worker.errors import OperationError
 
 from .criu_cases import HOST, subject
 
@@ -163,14 +163,14 @@ def test_a_time_without_a_zone_is_no_manifest() -> None:
 def test_what_the_disk_does_not_keep_is_not_final(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = store.begin("w-1")
     (partial.path / "pages-1.img").write_bytes(b"pages")
-    sync = digests.sync
+    sync = image_digests.sync
 
     def fail(path: Path) -> None:
         if path == store.root:
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
-    monkeypatch.setattr("leasehold_worker.images.store.sync", fail)
+    monkeypatch.setattr("leasehold_worker.checkpoints.image_store.sync", fail)
     with pytest.raises(OperationError):
         store.publish(partial, subject())
     assert store.images() == []
@@ -275,7 +275,7 @@ def test_a_half_deleted_image_is_swept(store: ImageStore, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("leasehold_worker.images.store.remove_tree", fail)
+        patch.setattr("leasehold_worker.checkpoints.image_store.remove_tree", fail)
         with pytest.raises(OperationError):
             store.delete(image.manifest.image_id)
     assert store.images() == []
@@ -293,14 +293,14 @@ async def test_publishing_tells_its_progress_and_is_cancelled_before_it_is_final
             told.append(done)
             scope.cancel()
 
-        await publishing.publish(store, partial, subject(), progress)
+        await publication.publish(store, partial, subject(), progress)
     assert scope.cancelled_caught
     assert told[0] == 4 << 20
     assert store.images() == []
-    image = await publishing.publish(store, partial, subject(), told.append)
+    image = await publication.publish(store, partial, subject(), told.append)
     assert told[-1] == 20 << 20
     told.clear()
-    await publishing.verify(store, image, told.append)
+    await publication.verify(store, image, told.append)
     assert told[-1] == 20 << 20
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker.inherited_environment import inherited_environment
-from leasehold_worker.launching import LaunchError, _entries
+from leasehold_worker.programs.environment import inherited_environment
+from leasehold_worker.programs.programs import LaunchError, _entries
 
 from .conftest import WorkerProcess
 from .counters import read_output

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold_simgpu import SimulatedHost, ThrottleReason
-from leasehold_worker import inventory as inventory_module
 from leasehold_worker.errors import OperationError
-from leasehold_worker.inventory import GpuReading, HealthReading, Inventory, XidWait
+from leasehold_worker.gpus import inventory as inventory_module
+from leasehold_worker.gpus.inventory import GpuReading, HealthReading, Inventory, XidWait
 
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, RESET_REQUIRED = 3, 13, 16
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,13 +15,13 @@ from leasehold.v1.command_pb2 import Command, RunOperation
 from leasehold.v1.gpu_pb2 import GPU_HEALTH_ECC_FAILED
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import journal_file
-from leasehold_worker.command_ledger import Entry
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.journal import Journal, open_journal
+from leasehold_worker.commands.journal_seal import JournalSeal
+from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
-from leasehold_worker.intents import Intent
-from leasehold_worker.journal import Journal, open_journal
-from leasehold_worker.journal_seal import JournalSeal
-from leasehold_worker.leases import Cordon, Standing
+from leasehold_worker.leasing.leases import Cordon, Standing
 from trio.testing import wait_all_tasks_blocked
 
 from .conftest import WorkerProcess
@@ -52,8 +52,8 @@ def commits(path: Path) -> int:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.01)
-    monkeypatch.setattr("leasehold_worker.journal.RETRY_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.commands.journal_file.BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.commands.journal.RETRY_S", 0.01)
     return tmp_path / "journal.sqlite3"
 
 
@@ -95,7 +95,7 @@ async def test_of_one_row_the_newest_is_written_and_all_are_told(path: Path) -> 
 async def test_what_is_put_for_later_shares_the_next_commit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.journal.LATER_S", 60.0)
+    monkeypatch.setattr("leasehold_worker.commands.journal.LATER_S", 60.0)
     async with open_journal(path) as journal:
         began = commits(path)
         for workload_id in ("w1", "w2"):
@@ -116,7 +116,7 @@ async def test_what_is_put_for_later_shares_the_next_commit(
 async def test_what_is_put_for_later_is_written_where_nothing_else_is(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.journal.LATER_S", 0.05)
+    monkeypatch.setattr("leasehold_worker.commands.journal.LATER_S", 0.05)
     async with open_journal(path) as journal:
         for workload_id in ("w1", "w2"):
             written = trio.Event()
@@ -187,7 +187,7 @@ async def test_a_newer_state_replaces_the_one_that_could_not_be_written(path: Pa
 async def test_what_replaces_a_refused_write_stands_in_its_place(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("leasehold_worker.commands.journal_file.BUSY_TIMEOUT_S", 0.1)
     told: list[str] = []
     refused: list[OperationError] = []
     async with open_journal(path) as journal:
@@ -222,8 +222,8 @@ async def test_what_waits_for_all_is_called_where_the_last_write_was_refused(pat
 async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_late_is_harmless(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.journal_file.BUSY_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("leasehold_worker.journal.WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("leasehold_worker.commands.journal_file.BUSY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("leasehold_worker.commands.journal.WRITE_TIMEOUT_S", 0.05)
     intent = Intent("lock", ())
     ended = Entry(Command(command_id="c1"), 1, 0.0, CommandUpdate(state=command_pb2.COMMAND_STATE_REJECTED))
     told: list[str] = []
@@ -365,8 +365,8 @@ def test_a_seal_that_a_power_loss_left_behind_does_no_harm_and_waits_for_the_dis
 ) -> None:
     synced: list[int] = []
     now_s = [100.0]
-    monkeypatch.setattr("leasehold_worker.journal_seal.time.monotonic", lambda: now_s[0])
-    monkeypatch.setattr("leasehold_worker.journal_seal.os.fdatasync", synced.append)
+    monkeypatch.setattr("leasehold_worker.commands.journal_seal.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("leasehold_worker.commands.journal_seal.os.fdatasync", synced.append)
     file = journal_file.JournalFile(path)
     seal = path.with_name(f"{path.name}-seal")
     file.commit(standing(0))

@@ -10,16 +10,16 @@ import trio
 from leasehold.v1 import workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelRequest
-from leasehold_worker import kernels as kernels_module
-from leasehold_worker import local_service
+from leasehold_worker.applications import registry as kernels_module
+from leasehold_worker.applications.checkpointing import restore, save
+from leasehold_worker.applications.stream import KernelSession
+from leasehold_worker.applications.timeouts import KernelTimeouts
+from leasehold_worker.checkpoints.application_file import StoredCheckpoint
+from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images.envelope import PAYLOAD_OFFSET
-from leasehold_worker.images.envelope_file import StoredCheckpoint
-from leasehold_worker.kernel_calls import restore, save
-from leasehold_worker.kernel_session import KernelSession
-from leasehold_worker.kernel_timeouts import KernelTimeouts
-from leasehold_worker.local_socket import Peer
-from leasehold_worker.processes import identify
+from leasehold_worker.host.processes import identify
+from leasehold_worker.local_api import service
+from leasehold_worker.local_api.unix_socket import Peer
 
 from .kernel_host import SIZE, Served, open_served
 from .kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
@@ -352,7 +352,7 @@ with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
 
 
 async def test_there_is_room_for_so_many_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_service, "KERNELS_LIMIT", 1)
+    monkeypatch.setattr(service, "KERNELS_LIMIT", 1)
     async with open_served(tmp_path) as served:
         _, kernel = await served.serve()
         stranger = served.start(STRANGER, kernel.workload.workload_id)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold_worker import launching
-from leasehold_worker.descriptors import STARTED_WITH
-from leasehold_worker.launching import LaunchError, launch, launched
-from leasehold_worker.processes import ProcessIdentity, is_alive
+from leasehold_worker.files.file_descriptors import STARTED_WITH
+from leasehold_worker.host.processes import ProcessIdentity, is_alive
+from leasehold_worker.programs import programs
+from leasehold_worker.programs.programs import LaunchError, launch, launched
 
 from .dead_volumes import dead_volume
 
@@ -70,7 +70,7 @@ async def test_a_launcher_that_is_not_heard_never_starts(
     async def hear(descriptor: int) -> None:
         os.close(descriptor)
 
-    monkeypatch.setattr(launching, "_hear", hear)
+    monkeypatch.setattr(programs, "_hear", hear)
     async with trio.open_nursery() as nursery:
         with pytest.raises(LaunchError, match="given up"):
             await start(folder, nursery)
@@ -80,7 +80,7 @@ async def test_a_launcher_that_is_not_heard_never_starts(
 async def test_a_working_directory_that_does_not_answer_holds_up_no_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(programs, "START_TIMEOUT_S", 0.5)
     volume = folder / "volume"
     with trio.fail_after(START_TIMEOUT_S):
         async with trio.open_nursery() as nursery:
@@ -111,7 +111,7 @@ async def test_a_launcher_that_was_quicker_has_started_the_program(
         await heard(folder)
         os.close(descriptor)
 
-    monkeypatch.setattr(launching, "_hear", hear)
+    monkeypatch.setattr(programs, "_hear", hear)
     async with trio.open_nursery() as nursery:
         root = await start(folder, nursery)
         assert is_alive(root)
@@ -127,8 +127,8 @@ async def test_without_room_to_forbid_a_start_the_launcher_is_ended(
     def abandon(_: Path) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(launching, "_hear", hear)
-    monkeypatch.setattr(launching, "abandon", abandon)
+    monkeypatch.setattr(programs, "_hear", hear)
+    monkeypatch.setattr(programs, "abandon", abandon)
     root: ProcessIdentity | None = None
     async with trio.open_nursery() as nursery:
         try:

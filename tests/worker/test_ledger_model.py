@@ -12,12 +12,12 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.host_ledger import HostLedger, HostRequest
-from leasehold_worker.leases import Lease
-from leasehold_worker.machine import DiskSpace, HostLimits
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.resources import Allocation, AllocRequest, Preview, Resources
+from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
 
 from tests import environment
 

@@ -22,19 +22,20 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import journal_file, link
-from leasehold_worker.command_ledger import UNACKNOWLEDGED_LIMIT, Entry
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.journal import open_journal
-from leasehold_worker.link import QUESTIONS_LIMIT, Link
-from leasehold_worker.operate import operate
-from leasehold_worker.outbox import FRAME_LIMIT
-from leasehold_worker.parts import open_parts
-from leasehold_worker.planning import Planning
-from leasehold_worker.questions import Questions
-from leasehold_worker.reports import Reporter, WorkerIdentity
-from leasehold_worker.state_directory import StateDirectory
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.session import session as link
+from leasehold_worker.session.outbox import FRAME_LIMIT
+from leasehold_worker.session.plan_query import Planning
+from leasehold_worker.session.queries import Questions
+from leasehold_worker.session.reporter import Reporter, WorkerIdentity
+from leasehold_worker.session.session import QUESTIONS_LIMIT, Link
 
 from .scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session, make_command
 

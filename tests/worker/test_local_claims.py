@@ -15,25 +15,26 @@ from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.command_pb2 import AdoptOperation, RunOperation
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
-from leasehold_worker import claim_turns, local_claims
-from leasehold_worker.claim_turns import LABELS_LIMIT_BYTES, ClaimTurns, Session
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import PoolGpu
-from leasehold_worker.journal import open_journal
-from leasehold_worker.local_answers import LocalAnswers
-from leasehold_worker.local_claims import LocalClaims
-from leasehold_worker.local_service import Mailbox
-from leasehold_worker.local_socket import Peer
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import ProcessIdentity, identify, process_tree
-from leasehold_worker.report import Report
-from leasehold_worker.resource_limits import ResourceLimits
-from leasehold_worker.resources import Allocation, AllocRequest, Resources
-from leasehold_worker.workload import ENDED
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.local_api import claim_waiting
+from leasehold_worker.local_api import claims as local_claims
+from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimTurns, Session
+from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.queries import LocalAnswers
+from leasehold_worker.local_api.service import Mailbox
+from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.workloads.workload import ENDED
 
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
 EXEC = local_pb2.CLAIM_HOLD_PROCESS
@@ -122,7 +123,7 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
 async def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Local]:
     """A worker with four GPUs, on which NVML is silent."""
     gpus = [PoolGpu(f"GPU-{slot}", "P40", 2**30, 1) for slot in range(4)]
-    monkeypatch.setattr("leasehold_worker.parts.GpuPool", lambda _, *keep: GpuPool(gpus, *keep))
+    monkeypatch.setattr("leasehold_worker.agent.assembly.GpuPool", lambda _, *keep: GpuPool(gpus, *keep))
     async with open_local(tmp_path) as opened:
         yield opened
 
@@ -238,8 +239,8 @@ async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> 
 async def test_a_user_has_so_many_claims_and_root_has_room_for_more(
     local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_turns, "USER_CLAIMED_LIMIT", 1)
-    monkeypatch.setattr(claim_turns, "CLAIMED_LIMIT", 2)
+    monkeypatch.setattr(claim_waiting, "USER_CLAIMED_LIMIT", 1)
+    monkeypatch.setattr(claim_waiting, "CLAIMED_LIMIT", 2)
     nothing = ClaimOpen(hold=EXEC, spec=workload_pb2.WorkloadSpec())
     with running("sleep", "1000") as second, running("sleep", "1000") as third:
         theirs = [Peer(who.identity, 65_534, "nobody") for who in (peer, second)]
@@ -281,7 +282,7 @@ async def test_an_adopted_process_gets_no_folder_of_others(
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
     assert local.answers.list().workloads[0].spec.arguments
-    monkeypatch.setattr("leasehold_worker.local_answers.LIST_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("leasehold_worker.local_api.queries.LIST_LIMIT_BYTES", 1000)
     (workload,) = local.answers.list().workloads
     assert not workload.spec.arguments
     assert workload.spec.resources.gpu_count == 1
@@ -361,7 +362,7 @@ async def test_descendants_are_read_beside_the_worker_s_loop(
         threads.append(threading.current_thread())
         return process_tree(root)
 
-    monkeypatch.setattr(claim_turns, "process_tree", look)
+    monkeypatch.setattr(claim_waiting, "process_tree", look)
     await local.grant(peer, wanted())
     assert threads
     assert threading.main_thread() not in threads, "a process with 1,500 children took 2 s"

@@ -10,11 +10,11 @@ import grpc
 import pytest
 import trio
 from leasehold.v1 import errors_pb2, local_pb2
-from leasehold_worker import local_service
 from leasehold_worker.errors import OperationError
-from leasehold_worker.local_places import Places
-from leasehold_worker.local_socket import Peer
-from leasehold_worker.processes import identify
+from leasehold_worker.host.processes import identify
+from leasehold_worker.local_api import service
+from leasehold_worker.local_api.call_limits import Places
+from leasehold_worker.local_api.unix_socket import Peer
 
 from .kernel_host import open_served
 
@@ -49,8 +49,8 @@ def test_a_user_has_half_of_the_places_and_some_are_kept_for_root() -> None:
 async def test_a_call_that_does_not_say_what_it_asks_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_service, "FIRST_MESSAGE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(local_service, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service, "FIRST_MESSAGE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.01)
     silence = threading.Event()
 
     def nothing() -> Iterator[local_pb2.ListRequest]:

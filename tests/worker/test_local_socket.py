@@ -25,11 +25,12 @@ import trio
 from leasehold.v1 import local_pb2
 from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
-from leasehold_worker import local_socket
-from leasehold_worker.descriptors import LIMIT
 from leasehold_worker.errors import StartError
-from leasehold_worker.local_service import CLAIMS_LIMIT, KERNELS_LIMIT, OTHER_CALLS_LIMIT, STREAMS_LIMIT
-from leasehold_worker.local_socket import (
+from leasehold_worker.files.file_descriptors import LIMIT
+from leasehold_worker.host.processes import identify
+from leasehold_worker.local_api import unix_socket
+from leasehold_worker.local_api.service import CLAIMS_LIMIT, KERNELS_LIMIT, OTHER_CALLS_LIMIT, STREAMS_LIMIT
+from leasehold_worker.local_api.unix_socket import (
     CONNECTIONS_LIMIT,
     PATH_LIMIT,
     USER_CONNECTIONS_LIMIT,
@@ -37,7 +38,6 @@ from leasehold_worker.local_socket import (
     Peer,
     by_credentials,
 )
-from leasehold_worker.processes import identify
 
 from .conftest import WorkerProcess
 
@@ -409,7 +409,7 @@ async def is_let_in(local_socket: LocalSocket, told: IO[bytes]) -> bool:
 def test_a_directory_of_users_that_hangs_holds_up_no_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_socket, "DIRECTORY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(unix_socket, "DIRECTORY_TIMEOUT_S", 0.05)
     released = threading.Event()
     first = iter([True])
 
@@ -418,7 +418,7 @@ def test_a_directory_of_users_that_hangs_holds_up_no_other(
             released.wait(60)  # longer than the peers are waited for
         return str(uid)
 
-    monkeypatch.setattr(local_socket, "user_name", ask_directory)
+    monkeypatch.setattr(unix_socket, "user_name", ask_directory)
     taken = LocalSocket(path, "")
     with socket.socket(socket.AF_UNIX) as held_up, socket.socket(socket.AF_UNIX) as second:
         held_up.connect(str(path))

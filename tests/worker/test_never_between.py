@@ -11,7 +11,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import RestoreOperation, StopOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.journal_file import connect
+from leasehold_worker.commands.journal_file import connect
 
 from .conftest import end_leftovers
 from .counters import counts, read_output, wait_counting

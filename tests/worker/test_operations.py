@@ -21,8 +21,8 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
-from leasehold_worker.libraries import loaded_library
-from leasehold_worker.processes import identify
+from leasehold_worker.host.processes import identify
+from leasehold_worker.host.shared_libraries import loaded_library
 
 from .conftest import WorkerProcess
 from .counters import counter_run, unhandled_run, wait_counting

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkerLoad
-from leasehold_worker.outbox import FRAME_LIMIT, Outbox, OutboxFullError
+from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
 
 
 def load(sequence: int) -> ConnectRequest:

@@ -8,10 +8,9 @@ import trio
 import trio.testing
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.gpu_slots import GpuSlots
-from leasehold_worker.host_ledger import HostRequest
-from leasehold_worker.leases import (
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.host_reservations import HostRequest
+from leasehold_worker.leasing.leases import (
     CORDONED,
     FOREIGN,
     FREE,
@@ -25,7 +24,8 @@ from leasehold_worker.leases import (
     LeaseSnapshot,
     Standing,
 )
-from leasehold_worker.pool import GpuPool
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.slots import GpuSlots
 
 UUIDS = [f"GPU-{index:08d}-0000-0000-0000-000000000000" for index in range(4)]
 ONE, TWO, THREE = GpuRequest(1), GpuRequest(2), GpuRequest(3)

@@ -21,9 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.host_ledger import HostRequest
-from leasehold_worker.leases import (
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.host_reservations import HostRequest
+from leasehold_worker.leasing.leases import (
     CORDONED,
     FOREIGN,
     FREE,
@@ -38,7 +38,7 @@ from leasehold_worker.leases import (
     SlotLease,
     Standing,
 )
-from leasehold_worker.pool import GpuPool
+from leasehold_worker.leasing.pool import GpuPool
 
 from tests import environment
 

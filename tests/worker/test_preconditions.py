@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold_worker.checkpoint.members import FAILED, LOCKED, RUNNING, Member, Search
+from leasehold_worker.driver.members import FAILED, LOCKED, RUNNING, Member, Search
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_facts import GpuUsage
-from leasehold_worker.preconditions import require_members, require_open, require_state
-from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.gpus.facts import GpuUsage
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.planning.workload_checks import require_members, require_open, require_state
 
 from .test_foreign import workload_of
 

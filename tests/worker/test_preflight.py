@@ -15,11 +15,11 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, plan_pb2
 from leasehold.v1.command_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.plan import Plan
-from leasehold_worker.report import Report
+from leasehold_worker.planning.plan import Plan
 
 from .conftest import WorkerProcess
 from .counters import counter_run, counters, wait_counting

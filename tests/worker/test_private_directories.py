@@ -9,11 +9,12 @@ import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import daemon, private_directories
+from leasehold_worker.agent import daemon
 from leasehold_worker.errors import StartError
-from leasehold_worker.local_socket import LocalSocket
-from leasehold_worker.private_directories import PASSABLE, open_private, require_private
-from leasehold_worker.state_directory import open_state_directory
+from leasehold_worker.files import private_directories
+from leasehold_worker.files.private_directories import PASSABLE, open_private, require_private
+from leasehold_worker.files.state_directory import open_state_directory
+from leasehold_worker.local_api.unix_socket import LocalSocket
 
 from .conftest import WorkerProcess
 from .dead_volumes import dead_volume

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.checkpoint.driver import CALL_FLOOR_S, Driver, DriverCallUnansweredError, open_driver
-from leasehold_worker.checkpoint.driver_errors import (
+from leasehold_worker.driver.errors import (
     ILLEGAL_STATE,
     INVALID_VALUE,
     NOT_INITIALIZED,
     NOT_READY,
     DriverError,
 )
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair, complete_pairs
-from leasehold_worker.checkpoint.helper_protocol import DriverCall, Request
-from leasehold_worker.checkpoint.process import (
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.driver.helper_pool import CALL_FLOOR_S, Driver, DriverCallUnansweredError, open_driver
+from leasehold_worker.driver.helper_protocol import DriverCall, Request
+from leasehold_worker.driver.process import (
     CheckpointOptions,
     CheckpointProcess,
     LeftLockedError,
@@ -298,7 +298,7 @@ def children() -> set[int]:
 
 def helpers() -> set[int]:
     """Those of them that are helpers of a driver."""
-    program = b"leasehold_worker.checkpoint.helper"
+    program = b"leasehold_worker.driver.helper"
     return {pid for pid in children() if program in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
 
 

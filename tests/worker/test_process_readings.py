@@ -11,21 +11,25 @@ import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
-from leasehold_worker import gates, imaging, killing, parts, process_readings, processes, workload
-from leasehold_worker.checkpoint.members import RUNNING as MEMBER_RUNNING
-from leasehold_worker.checkpoint.members import Member
-from leasehold_worker.checkpoint.rates import Rates
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent import assembly
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.members import RUNNING as MEMBER_RUNNING
+from leasehold_worker.driver.members import Member
+from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gates import Gates
-from leasehold_worker.killing import Killer
-from leasehold_worker.local_socket import Peer
-from leasehold_worker.plan import Findings
-from leasehold_worker.preconditions import is_sequential
-from leasehold_worker.process_readings import READING, USER_READERS, read_process
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.report import Report
-from leasehold_worker.trespass import find_displaced
+from leasehold_worker.host import process_readings, processes
+from leasehold_worker.host.process_readings import READING, USER_READERS, read_process
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.operations import image_checkpoint, kill
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.planning import driver_checks
+from leasehold_worker.planning.driver_checks import Gates
+from leasehold_worker.planning.plan import Findings
+from leasehold_worker.planning.workload_checks import is_sequential
+from leasehold_worker.workloads import workload
+from leasehold_worker.workloads.trespass import find_displaced
 
 from .conftest import Counter
 from .test_local_claims import EXEC, open_local, running
@@ -50,9 +54,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process can stall is read in threads, or the test fails."""
     for module, name in (
         (processes, "_environment"),
-        (gates, "loaded_library"),
-        (gates, "missing_device_nodes"),
-        (gates, "why_blocked"),
+        (driver_checks, "loaded_library"),
+        (driver_checks, "missing_device_nodes"),
+        (driver_checks, "why_blocked"),
     ):
         monkeypatch.setattr(module, name, off_the_loop(getattr(module, name)))
 
@@ -87,7 +91,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
 
     monkeypatch.setattr(processes, "_environment", read)
     monkeypatch.setattr(
-        "leasehold_worker.process_readings.user_id", lambda pid: NOBODY if pid in pids else user_id(pid)
+        "leasehold_worker.host.process_readings.user_id", lambda pid: NOBODY if pid in pids else user_id(pid)
     )
     monkeypatch.setattr(process_readings, "READ_TIMEOUT_S", 0.05)
     yield pids
@@ -149,11 +153,11 @@ async def test_kills_that_hang_at_a_user_s_process_hold_up_no_other_user(
 ) -> None:
     gone = ProcessIdentity(Pid(2**22 + 1), 0)
     default = trio.to_thread.current_default_thread_limiter()
-    async with parts.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
+    async with assembly.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
         killer = Killer(opened.driver, opened.inventory, Rates())
         with monkeypatch.context() as patch, trio.fail_after(30):
             patch.setattr(workload, "MARKS_TIMEOUT_S", 0.02)
-            patch.setattr(killing, "CHASE_S", 0.02)
+            patch.setattr(kill, "CHASE_S", 0.02)
             for number in range(2 * USER_READERS):
                 await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Report(lambda _: None))
         assert default.borrowed_tokens == 0, "one for each kill: no thread would be left to the worker"
@@ -167,7 +171,7 @@ async def test_a_look_for_what_an_image_can_not_hold_ends(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(process_readings, "LONG_READ_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(imaging, "obstacles", lambda *_, **__: released.wait(30))
+    monkeypatch.setattr(image_checkpoint, "obstacles", lambda *_, **__: released.wait(30))
     try:
         with running("sleep", "1000") as peer:
             async with open_local(tmp_path) as local:
@@ -183,11 +187,11 @@ async def test_a_directory_of_users_that_does_not_answer_keeps_no_worker_from_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    monkeypatch.setattr(parts, "DIRECTORY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("leasehold_worker.parts.user_name", lambda _: released.wait(30))
+    monkeypatch.setattr(assembly, "DIRECTORY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("leasehold_worker.agent.assembly.user_name", lambda _: released.wait(30))
     try:
         with trio.fail_after(20):
-            async with parts.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
+            async with assembly.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
                 assert opened.workloads.user == str(os.geteuid())
     finally:
         released.set()

@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold_worker import processes
-from leasehold_worker.checkpoint.helper import trace_permission
+from leasehold_worker.driver.helper import trace_permission
 from leasehold_worker.errors import OperationError
-from leasehold_worker.libraries import loaded_library
-from leasehold_worker.processes import (
+from leasehold_worker.host import processes
+from leasehold_worker.host.processes import (
     Pid,
     ProcessIdentity,
     ProcessTree,
@@ -47,6 +46,7 @@ from leasehold_worker.processes import (
     why_blocked,
     will_end,
 )
+from leasehold_worker.host.shared_libraries import loaded_library
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
@@ -143,7 +143,7 @@ def test_a_process_that_can_not_be_held_is_not_taken_for_ended() -> None:
 async def test_the_end_of_a_process_is_waited_for_while_descriptors_are_short(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasehold_worker.processes.HOLD_AGAIN_S", 0.01)
+    monkeypatch.setattr("leasehold_worker.host.processes.HOLD_AGAIN_S", 0.01)
     with start_sleeper() as child:
         identity = identity_of(child)
         seen: list[int | None] = []

@@ -1,9 +1,9 @@
 """What NVML must show after a suspend, besides the list of processes."""
 
-from leasehold_worker.checkpoint.members import RUNNING, Member, are_unlisted, needed_by_gpu
-from leasehold_worker.inventory import GpuUsage
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.proof import Before, freed_usage, not_freed, sized
+from leasehold_worker.driver.members import RUNNING, Member, are_unlisted, needed_by_gpu
+from leasehold_worker.driver.verification import Before, freed_usage, not_freed, sized
+from leasehold_worker.gpus.inventory import GpuUsage
+from leasehold_worker.host.processes import Pid, ProcessIdentity
 
 GIB = 2**30
 MEMBER = Member(ProcessIdentity(Pid(10), 1), RUNNING, {"a": 8 * GIB})

@@ -1,8 +1,8 @@
 """How long transfers are expected to take, and what is learned of it."""
 
 import pytest
-from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.rates import DEADLINE_FACTOR, MOST_RATIO, PLANNED, Rates
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.transfer_rates import DEADLINE_FACTOR, MOST_RATIO, PLANNED, Rates
 
 OUT, IN = DriverCall.CHECKPOINT, DriverCall.RESTORE
 GIB = 2**30

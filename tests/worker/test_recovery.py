@@ -10,23 +10,23 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, Operation, SuspendOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_worker import journal_file
-from leasehold_worker.command_ledger import Entry
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.gpu_choice import PoolGpu
-from leasehold_worker.intents import Intent, PartyIntent
-from leasehold_worker.interrupted import Interrupted
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.journal import Journal, open_journal
-from leasehold_worker.journal_records import workload_record
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import open_parts
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.processes import boot_id
-from leasehold_worker.recovery import Recovery
-from leasehold_worker.strays import Strays
-from leasehold_worker.workload import CLAIM, UNKNOWN, Workload
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.member_recovery import Interrupted
+from leasehold_worker.agent.recovery import Recovery
+from leasehold_worker.agent.strays import Strays
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.journal import Journal, open_journal
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import boot_id
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.operate import operate
+from leasehold_worker.workloads.workload import CLAIM, UNKNOWN, Workload
 
 from .test_local_claims import running
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_worker import cgroups, resource_limits
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.resource_limits import ResourceLimits
+from leasehold_worker.host import cgroup_limits, cgroups
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.processes import Pid, ProcessIdentity
 
 GIB = 2**30
 ME = os.getpid()
@@ -135,7 +135,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     monkeypatch.setattr(cgroups, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(cgroups, "_CGROUP", tmp_path / "cgroup")
     tree = [ProcessIdentity(Pid(ME), 1), ProcessIdentity(Pid(CHILD), 2)]
-    monkeypatch.setattr(resource_limits, "process_tree", lambda root: tree)
+    monkeypatch.setattr(cgroup_limits, "process_tree", lambda root: tree)
     return Host(tmp_path)
 
 
@@ -343,7 +343,7 @@ def test_a_group_that_does_not_go_is_logged(host: Host, caplog: pytest.LogCaptur
 
 def test_a_worker_that_shares_its_group_with_these_tests_is_refused() -> None:
     program = (
-        "from leasehold_worker.resource_limits import ResourceLimits as R;"
+        "from leasehold_worker.host.cgroup_limits import ResourceLimits as R;"
         "limits = R.probe(); print(limits.cpu_refusal); print(limits.memory_refusal);"
         "assert limits.create('w', 1000, 2**30) is None"
     )

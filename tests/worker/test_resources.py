@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from leasehold.v1 import errors_pb2, gpu_pb2, machine_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.host_ledger import HostLedger, HostRequest, HostReservation
-from leasehold_worker.leases import Cordon, ForeignProcess
-from leasehold_worker.machine import DiskSpace, HostLimits
-from leasehold_worker.pool import GpuPool
-from leasehold_worker.resources import Allocation, AllocRequest, Preview, Resources
+from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.leases import Cordon, ForeignProcess
+from leasehold_worker.leasing.pool import GpuPool
 
 GIB = 2**30
 CORDON = Cordon("repair", "ada", datetime.now(UTC))

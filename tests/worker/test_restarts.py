@@ -19,8 +19,8 @@ from leasehold.v1.command_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.journal_file import connect
-from leasehold_worker.processes import identify, is_alive, send_signal
+from leasehold_worker.commands.journal_file import connect
+from leasehold_worker.host.processes import identify, is_alive, send_signal
 
 from .conftest import WorkerProcess, end_leftovers
 from .counters import counter_run, counters, counts, read_output, slots, until, wait_counting, workload

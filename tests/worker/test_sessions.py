@@ -19,7 +19,7 @@ from leasehold.v1.worker_session_pb2 import (
     Welcome,
 )
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.bridge import INBOX_LIMIT, SessionEndError, start_reader
+from leasehold_worker.session.grpc_bridge import INBOX_LIMIT, SessionEndError, start_reader
 
 from .conftest import WorkerProcess
 from .scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command

@@ -19,7 +19,7 @@ import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.processes import user_id
+from leasehold_worker.host.processes import user_id
 
 from .conftest import end_leftovers
 from .counters import counter_run, read_output, wait_counting
@@ -65,7 +65,7 @@ def start_under(
             "stop-workloads": "stop",
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        code = "from leasehold_worker.cli import command; command()"
+        code = "from leasehold_worker.agent.cli import command; command()"
         started.append(
             subprocess.Popen(
                 [*wrapper, sys.executable, "-c", code, *arguments], env={**os.environ, **host.environment()}

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold_worker.sizes import parse_size, size_text
+from leasehold_worker.byte_sizes import parse_size, size_text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
 from leasehold_worker.errors import OperationError
-from leasehold_worker.strategies import (
+from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
     CUDA_SUSPEND,
     DEVICE,
@@ -27,7 +27,7 @@ from leasehold_worker.strategies import (
     resolve,
     strategy_of,
 )
-from leasehold_worker.workload import AWAY, PARKED
+from leasehold_worker.workloads.workload import AWAY, PARKED
 
 
 def policy(weights: int = 0, process: int = 0, escalate_to: int = 0) -> EvictionPolicy:

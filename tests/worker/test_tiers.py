@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 from leasehold.v1.plan_pb2 import Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WorkloadSpec, WorkloadState
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.strategies import CHECKPOINT, CUDA_SUSPEND, DISK, HOST, KEEP_RUNNING, RETAIN, STOP
-from leasehold_worker.tiers import choose
-from leasehold_worker.workload import (
+from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.planning.tiers import choose
+from leasehold_worker.workloads.eviction import (
+    CHECKPOINT,
+    CUDA_SUSPEND,
+    DISK,
+    HOST,
+    KEEP_RUNNING,
+    RETAIN,
+    STOP,
+)
+from leasehold_worker.workloads.workload import (
     CHECKPOINTED,
     RUNNING,
     SLEEPING,

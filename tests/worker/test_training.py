@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.kernel_calls import save
+from leasehold_worker.applications.checkpointing import save
 
 from .kernel_host import Application, open_served
 

@@ -75,7 +75,7 @@ def test_the_gpu_can_be_named(tmp_path: Path) -> None:
 
 SHORT_PROOFS = """
 from leasehold_worker import validate
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.config import WorkerConfig
 validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
 """
 """What is not as it must be is not waited for as long as for a real NVML."""

@@ -10,10 +10,10 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import RunOperation, StopOperation
 from leasehold.v1.worker_session_pb2 import ConnectResponse, OutputChunk, ReadOutput
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_worker import launcher
-from leasehold_worker.launching import exit_record, launched
-from leasehold_worker.output_bounds import shorten
-from leasehold_worker.workload_files import NotRegularError, open_output, read_kept, read_regular
+from leasehold_worker.files.workload_files import NotRegularError, open_output, read_kept, read_regular
+from leasehold_worker.programs import shim
+from leasehold_worker.programs.output_bounds import shorten
+from leasehold_worker.programs.programs import exit_record, launched
 
 from tests import prefork
 
@@ -79,14 +79,14 @@ def test_a_program_that_empties_its_directory_keeps_its_log_and_its_end(
     ids=["no exit code", "no time", "no text", "deep", "empty"],
 )
 def test_a_record_that_no_launcher_wrote_is_none(tmp_path: Path, record: bytes) -> None:
-    for name in (launcher.EXIT_FILE, launcher.PROCESS_FILE):
+    for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
         (tmp_path / name).write_bytes(record)
     assert exit_record(tmp_path) is None
     assert launched(tmp_path) is None
 
 
 def test_a_pipe_in_the_place_of_a_record_holds_nobody_up(tmp_path: Path) -> None:
-    for name in (launcher.EXIT_FILE, launcher.PROCESS_FILE):
+    for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
         os.mkfifo(tmp_path / name)
     assert exit_record(tmp_path) is None
     assert launched(tmp_path) is None

@@ -12,15 +12,23 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker import process_readings, processes, workload
-from leasehold_worker.checkpoint.rates import Rates
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.foreign import owner
-from leasehold_worker.killing import Killer
-from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import Pid, ProcessIdentity, identify, is_alive, process_tree, send_signal
-from leasehold_worker.report import Report
-from leasehold_worker.workload import (
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.host import process_readings, processes
+from leasehold_worker.host.processes import (
+    Pid,
+    ProcessIdentity,
+    identify,
+    is_alive,
+    process_tree,
+    send_signal,
+)
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.workloads import workload
+from leasehold_worker.workloads.foreign_processes import owner
+from leasehold_worker.workloads.workload import (
     CLAIM,
     EXEC,
     WORKLOAD_ID_VARIABLE,
@@ -56,8 +64,8 @@ from pathlib import Path
 from datetime import UTC, datetime
 import subprocess, trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker.processes import identify
-from leasehold_worker.workload import Workload
+from leasehold_worker.host.processes import identify
+from leasehold_worker.workloads.workload import Workload
 helpers = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
 workload = Workload("w-helpers", "one", workload_pb2.WorkloadSpec(), identify(os.getppid()), Path("/nowhere"),
                     datetime.now(UTC), None, uid=os.getuid(), mark="LEASEHOLD_WORKLOAD_ID=w-helpers")

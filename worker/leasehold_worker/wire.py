@@ -7,14 +7,14 @@ from typing import Final
 from google.protobuf import duration_pb2, timestamp_pb2
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, plan_pb2, worker_session_pb2, workload_pb2
 
-from leasehold_worker import workload as records
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import Member, MemberOutcome
-from leasehold_worker.inventory import GpuFacts, GpuReading
-from leasehold_worker.leases import Cordon, Lease, SlotLease
-from leasehold_worker.plan import Plan
-from leasehold_worker.report import Report
-from leasehold_worker.workload import Workload
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import Member, MemberOutcome
+from leasehold_worker.gpus.inventory import GpuFacts, GpuReading
+from leasehold_worker.leasing.leases import Cordon, Lease, SlotLease
+from leasehold_worker.planning.plan import Plan
+from leasehold_worker.workloads import workload as records
+from leasehold_worker.workloads.workload import Workload
 
 UPDATE_LIMIT_BYTES: Final = 131_072
 """Half a frame, as for hello."""

@@ -9,9 +9,9 @@ from typing import Final, Protocol, final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WeightStrategy
 
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.strategies import policy_text, resolve
+from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.wire_durations import seconds
+from leasehold_worker.workloads.eviction import policy_text, resolve
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """How long a hook may take where it does not say."""

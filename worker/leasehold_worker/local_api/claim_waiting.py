@@ -1,0 +1,393 @@
+"""The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
+
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, final
+
+import trio
+from google.protobuf import duration_pb2
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+
+from leasehold_worker import wire
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.errors import OperationError
+from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.processes import lineage, process_tree
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest
+from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.overlap import both
+from leasehold_worker.planning.workload_checks import invalid
+from leasehold_worker.wire_durations import seconds
+from leasehold_worker.workloads.eviction import resolve
+from leasehold_worker.workloads.foreign_processes import owner, read_mark
+from leasehold_worker.workloads.workload import CLAIM, ENDED, EXEC, Workload
+
+HOOKS_LIMIT_BYTES: Final = 65_536
+"""What the hooks of a claim may have: they travel with all that is told of its workload."""
+
+logger = logging.getLogger(__name__)
+
+COALESCE_S: Final = 0.05
+"""How long a place in the queue may have changed before it is told."""
+
+WAIT_LIMIT_S: Final = 366 * 24 * 3600
+GRACE_LIMIT_S: Final = 7 * 24 * 3600
+SIGNAL_LIMIT: Final = 64
+"""The last signal of Linux (signal(7))."""
+
+LABELS_LIMIT_BYTES: Final = 4096
+"""Keys and values of a claim's labels together."""
+
+CLAIMED_LIMIT: Final = 512
+"""Claims that are granted and have not ended: a hello tells all of them in one frame."""
+
+USER_CLAIMED_LIMIT: Final = 256
+"""Those of one user other than root and the worker's."""
+
+TEXT_LIMIT: Final = 128
+"""Characters of the name or the UUID of a GPU."""
+
+UNITS_LIMIT: Final = 64
+"""Numbers of units that a claim may accept."""
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+
+
+@final
+class Session:
+    """One stream of a claimant.
+
+    Args:
+        peer: Who it is.
+        request: What it said.
+        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: ClaimRequest,
+        tell: Callable[[ClaimResponse | OperationError | None], None],
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.tell = tell
+        self.scope = trio.CancelScope()
+        self.marked_id = ""
+        """The workload id that its process was started with. Empty: none, or it was not read yet."""
+
+    def close(self) -> None:
+        """The claimant is gone. On trio's thread."""
+        self.scope.cancel()
+
+
+@final
+class ClaimTurns:
+    """The claims of one host that wait."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._names: dict[str, str] = {}
+        """By workload that is not granted yet: its name, which nobody else may take."""
+        self._waiting: dict[str, Session] = {}
+
+    @asynccontextmanager
+    async def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
+        """Lets a claim in, under a name that nobody else has while it waits.
+
+        The look at who is on the GPUs, without which nothing is granted, runs beside the last check.
+
+        Yields:
+            The name.
+
+        Raises:
+            OperationError: It makes no sense, or its process or its name is not free for it.
+        """
+        session.marked_id = await read_mark(session.peer.identity.pid)
+        name = self._new_name(wanted.name, workload_id)
+        self._check(session, wanted)
+        self._names[workload_id] = name
+        self._waiting[workload_id] = session
+        try:
+            await both(
+                partial(self._check_descendants, session.peer),
+                partial(self._parts.foreign.look, self._parts.workloads),
+            )
+            yield name
+        finally:
+            del self._names[workload_id], self._waiting[workload_id]
+
+    def waiting(self) -> list[local_pb2.WaitingClaim]:
+        """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
+        pool, resources = self._parts.pool, self._parts.resources
+        return [
+            local_pb2.WaitingClaim(
+                name=self._names.get(waiter.workload_id, waiter.workload_id),
+                pid=session.peer.identity.pid if session else 0,
+                user=session.peer.user if session else "",
+                gpu_count=waiter.request.count,
+                priority=waiter.priority,
+                helper=waiter.helper,
+                since=wire.timestamp(waiter.since),
+                reason=resources.what_lacks(
+                    resources.waits_for(waiter.workload_id) or AllocRequest(waiter.request)
+                ),
+            )
+            for waiter in pool.waiting
+            for session in (self._waiting.get(waiter.workload_id),)
+        ]
+
+    def _new_name(self, wanted: str, workload_id: str) -> str:
+        if not wanted:
+            return workload_id
+        if not _NAME.fullmatch(wanted):
+            raise invalid(
+                "name",
+                f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
+                "'_' or '.', 63 in all",
+            )
+        living = (workload.name for workload in self._parts.workloads.all() if workload.state not in ENDED)
+        if wanted in living or wanted in self._names.values():
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"a workload named {wanted!r} has not ended: choose another name",
+                {"field": "name"},
+            )
+        return wanted
+
+    def _check(self, claimant: Session, wanted: ClaimOpen) -> None:
+        peer = claimant.peer
+        _check_hooks(wanted.spec.hooks, peer)
+        resolve(None, wanted.spec.eviction)
+        if wanted.HasField("wait"):
+            _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
+        _check_helper(wanted.spec.helper)
+        _check_sizes(wanted.spec, self._parts.pool.capacity)
+        self._check_number(peer)
+        if any(session.peer.identity == peer.identity for session in self._waiting.values()):
+            raise _registered(peer, "waits for a claim already: one at a time")
+        self.check_unowned(claimant)
+
+    def _check_number(self, peer: Peer) -> None:
+        """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
+        granted = [each for each in self._parts.workloads.all() if each.state not in ENDED]
+        claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
+        mine = sum(each.uid == peer.uid for each in claimed)
+        if len(claimed) >= CLAIMED_LIMIT:
+            why = f"this worker has {len(claimed)} claims, as many as it keeps"
+        elif not peer.is_trusted and mine >= USER_CLAIMED_LIMIT:
+            why = f"user {peer.user} has {mine} claims, as many as a user may have"
+        else:
+            return
+        raise OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
+        )
+
+    def check_unowned(self, session: Session) -> None:
+        """Refuses a process that belongs to a workload, or that has the first process of one below it.
+
+        It reads no more than ancestors, however many processes are below.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
+        """
+        peer, workloads = session.peer, self._parts.workloads.all()
+        holder = owner(peer.identity.pid, workloads, session.marked_id)
+        if holder is not None:
+            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
+        if _is_below(os.getpid(), peer):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {peer.identity.pid} can't claim: the worker itself is among its descendants, and "
+                "would be suspended and ended with it; start the worker elsewhere",
+                {"pid": str(peer.identity.pid)},
+            )
+        for workload in workloads:
+            if workload.state not in ENDED and not workload.absent and _is_below(workload.root.pid, peer):
+                raise _has_below(peer, workload.root.pid, workload)
+
+    async def _check_descendants(self, peer: Peer) -> None:
+        """Refuses a process that has processes of a workload below it, be they known by their mark alone.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED.
+        """
+        workloads = self._parts.workloads.all()
+        pid = peer.identity.pid
+        try:
+            found = await read_process(pid, partial(_owned_below, peer, workloads))
+        except OperationError:
+            logger.warning("process %d claims, and not all its descendants can be read", pid)
+            return
+        if found is not None:
+            raise _has_below(peer, *found)
+
+    async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
+        """Waits for what is wanted, and tells how it stands meanwhile. The claim was let in just before.
+
+        Raises:
+            OperationError: It can't be had, or not in time.
+        """
+        spec = wanted.spec
+        request = AllocRequest.of(spec.resources, self._parts.workloads.last_gpus(name))
+        wait_s = seconds(wanted.wait) if wanted.HasField("wait") else float("inf")
+        request.validate()
+        if request.gpus.count:
+            self._parts.pool.slots.check_possible(request.gpus)
+        if wait_s <= 0:
+            return self._take_at_once(workload_id, request, spec)
+        granted: list[Allocation] = []
+        refusals: list[OperationError] = []
+        # A nursery raises Cancelled in a group: whatever comes, nothing that was granted is left behind.
+        try:
+            with trio.move_on_after(wait_s):
+                async with trio.open_nursery() as nursery:
+                    if request.gpus.count:
+                        nursery.start_soon(self._tell_place, session, workload_id, request)
+                    try:
+                        granted.append(
+                            await self._parts.resources.claim(
+                                workload_id, request, priority=spec.priority, helper=spec.HasField("helper")
+                            )
+                        )
+                    except OperationError as refused:
+                        refusals.append(refused)
+                    nursery.cancel_scope.cancel()
+        except BaseException:
+            for allocation in granted:
+                allocation.release()
+            raise
+        if refusals:
+            raise refusals[0]
+        if granted:
+            return granted[0]
+        refusal = self._parts.resources.why_not(request)
+        raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
+
+    def _take_at_once(
+        self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
+    ) -> Allocation:
+        """Takes what is there, and passes nobody who waits and goes first.
+
+        Raises:
+            OperationError: It can't be had now.
+        """
+        pool = self._parts.pool
+        if spec.HasField("helper") and request.gpus.count and pool.waiting:
+            raise self._parts.resources.why_not(request)
+        return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
+
+    async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
+        told = None
+        pool = self._parts.pool
+        while True:
+            waiting = pool.waiting
+            ids = [waiter.workload_id for waiter in waiting]
+            if workload_id in ids:
+                message = local_pb2.ClaimWaiting(
+                    position=ids.index(workload_id) + 1,
+                    pending_claimers=len(waiting),
+                    reason=self._parts.resources.what_lacks(request),
+                )
+                if message != told:
+                    session.tell(ClaimResponse(waiting=message))
+                    told = message
+            await pool.wait_changed()
+            await trio.sleep(COALESCE_S)
+
+
+def _check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) -> None:
+    if not 0 <= duration.ToNanoseconds() <= limit_s * 10**9:
+        raise invalid(
+            field,
+            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
+            f"to {limit_s} s",
+        )
+
+
+def _check_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
+    size = sum(hook.ByteSize() for hook in hooks)
+    if size > HOOKS_LIMIT_BYTES:
+        raise invalid(
+            "spec.hooks",
+            f"the hooks have {size} bytes, and at most {HOOKS_LIMIT_BYTES} fit: put more into files",
+        )
+    check_hooks(hooks)
+    if not peer.is_trusted:
+        check_foreign_hooks(hooks)
+
+
+def _check_helper(helper: workload_pb2.HelperTerms) -> None:
+    if helper.HasField("grace"):
+        _check_duration("spec.helper.grace", helper.grace, GRACE_LIMIT_S)
+    if helper.process_strategy not in (
+        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        workload_pb2.PROCESS_STRATEGY_STOP,
+    ):
+        raise invalid(
+            "spec.helper.process_strategy",
+            "a helper is suspended or stopped: choose cuda_suspend or stop",
+        )
+    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
+        raise invalid(
+            "spec.helper.signal_number",
+            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+        )
+
+
+def _check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
+    """Refuses what would make the lists of workloads, and the reports of them, too long to be sent."""
+    labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
+    resources = spec.resources
+    for field, what, size, limit in (
+        ("spec.labels", "bytes", labels, LABELS_LIMIT_BYTES),
+        ("spec.resources.gpu_uuids", "GPUs", len(resources.gpu_uuids), gpus),
+        ("spec.resources.gpu_name", "characters", len(resources.gpu_name), TEXT_LIMIT),
+        (
+            "spec.resources.gpu_uuids",
+            "characters in one",
+            max(map(len, resources.gpu_uuids), default=0),
+            TEXT_LIMIT,
+        ),
+        (
+            "spec.resources.acceptable_gpu_units",
+            "numbers",
+            len(resources.acceptable_gpu_units),
+            UNITS_LIMIT,
+        ),
+    ):
+        if size > limit:
+            raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")
+
+
+def _is_below(pid: int, peer: Peer) -> bool:
+    return any(identity == peer.identity for identity, _ in lineage(pid))
+
+
+def _owned_below(peer: Peer, workloads: Collection[Workload]) -> tuple[int, Workload] | None:
+    """A descendant of a process that belongs to a workload, with that. It may block: call it in a thread."""
+    for pid in sorted(identity.pid for identity in process_tree(peer.identity)):
+        holder = owner(pid, workloads)
+        if holder is not None:
+            return pid, holder
+    return None
+
+
+def _has_below(peer: Peer, pid: int, workload: Workload) -> OperationError:
+    return _registered(
+        peer, f"has process {pid} of workload {workload.name} among its descendants: it can't claim that too"
+    )
+
+
+def _registered(peer: Peer, how: str) -> OperationError:
+    pid = peer.identity.pid
+    return OperationError(
+        errors_pb2.ERROR_REASON_ALREADY_REGISTERED, f"process {pid} {how}", {"pid": str(pid)}
+    )

@@ -1,0 +1,556 @@
+"""Members down and up, with their workloads' hooks, leases and images: what operations are made of.
+
+Destination GPUs are reserved before anything is given up, and a lease changes hands only after the proof. A
+cancellation undoes it; past the point of no return, which is the first call that moves device memory back or
+the image that is complete, it is finished.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.driver.group import Group
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    RUNNING,
+    Member,
+    MemberOutcome,
+    Search,
+    are_unlisted,
+    members_after,
+    search_members,
+)
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.driver.verification import Before, Proof, Usage, freed_usage, placed, sized
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.shared_libraries import loaded_library
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import HostMemory
+from leasehold_worker.operations.settlement import Kept, Settlement, settle_state, where_members_are
+from leasehold_worker.operations.workload_hooks import Beside, HookCalls
+from leasehold_worker.overlap import both
+from leasehold_worker.planning.plan import Findings, Plan
+from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.trespass import find_displaced
+from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
+
+SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
+
+STALE_BUS_ID: Final = (
+    "a process of the workload has loaded NCCL: communicators that are made after this move may fail, as the "
+    "driver may tell the PCI bus id of the old GPU; if they do, run the workload again"
+)
+"""NVIDIA/cuda-checkpoint issue 48."""
+
+NCCL: Final = "libnccl.so"
+LIBRARIES_TIMEOUT_S: Final = 2.0
+"""How long it may take to read what members have loaded. Members that can't be read in time may use NCCL."""
+
+_CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was cancelled, and undone")
+
+Keep = Callable[[Plan, Report], Awaitable[Kept]]
+"""Puts the parked processes of a plan on disk; they have ended when it returns, and go on when it raises."""
+
+
+class _Found(NamedTuple):
+    searches: tuple[Search, ...]
+    """One for each workload, with its members."""
+    pids: frozenset[int]
+    """All processes of the workloads, then and now."""
+
+    def members(self, usage: Usage) -> tuple[Member, ...]:
+        """The members that the workloads have now.
+
+        Args:
+            usage: What NVML said while the members were locked.
+
+        Raises:
+            OperationError: A process that may use CUDA can't be traced.
+        """
+        for search in self.searches:
+            require_open(search, usage)
+        return tuple(member for search in self.searches for member in search.members)
+
+
+@final
+class Moving:
+    """Takes the members of one host's workloads down and up."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        hook_calls: HookCalls,
+        *,
+        rates: Rates,
+        host_memory: HostMemory,
+        proof: Proof,
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._pool = pool
+        self._workloads = workloads
+        self._hook_calls = hook_calls
+        self._rates = rates
+        self._host_memory = host_memory
+        self._proof = proof
+
+    def reserve(self, plan: Plan) -> list[Lease]:
+        """Reserves what the plan takes and nobody of it holds, all or nothing.
+
+        Raises:
+            OperationError: NO_FREE_GPU, and nothing is reserved.
+        """
+        reserved: list[Lease] = []
+        try:
+            for party in plan.parties:
+                if gpu_uuids := plan.to_reserve(party):
+                    reserved.append(
+                        self._pool.reserve_gpus(
+                            party.workload.workload_id,
+                            gpu_uuids,
+                            allow_foreign=party.workload.spec.resources.allow_foreign,
+                        )
+                    )
+        except OperationError:
+            self.release(reserved)
+            raise
+        return reserved
+
+    def release(self, reserved: Sequence[Lease]) -> None:
+        """Gives back what was reserved; what was used has been exchanged, and is not released by this."""
+        for lease in reserved:
+            self._pool.release(lease)
+
+    async def park(
+        self,
+        plan: Plan,
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Takes the members of a workload down, and then to disk if that is wanted; or undoes it.
+
+        Args:
+            plan: What is to be done.
+            report: What is told.
+            lock_timeout_s: How long submitted work may take to drain.
+            keep: Puts the parked processes on disk.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the report says.
+        """
+        await self._go_down(plan, SUSPENDING, [], report, lock_timeout_s, keep)
+
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+        """Brings the members of a workload up on GPUs that were reserved; or undoes it.
+
+        Members that are where they must not be are parked first, as if they were moved.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the report says.
+        """
+        if plan.astray:
+            await self.remap(plan, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+            return
+        try:
+            self._set_states(plan, RESTORING)
+            await self._move(plan, RESTORING, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+        finally:
+            self.release(reserved)
+
+    async def remap(
+        self, plan: Plan, reserved: Sequence[Lease], report: Report, lock_timeout_s: float
+    ) -> None:
+        """Takes members down, and up on other GPUs, or else on the old ones."""
+        try:
+            await self._go_down(plan, REMAPPING, reserved, report, lock_timeout_s)
+        finally:
+            self.release(reserved)
+
+    def _set_states(self, plan: Plan, state: WorkloadState.ValueType) -> None:
+        for party in plan.parties:
+            self._workloads.set_state(party.workload, state)
+
+    async def _go_down(
+        self,
+        plan: Plan,
+        state: WorkloadState.ValueType,
+        reserved: Sequence[Lease],
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Calls the hooks, and moves what they leave; both are undone where it fails."""
+        before = [(party.workload, party.workload.state) for party in plan.parties]
+        beside = self._hook_calls.beside(plan.parties, plan.policy, report)
+        self._set_states(plan, state)
+        called = False
+        try:
+            # Before the hooks: they may move weights to host memory, too.
+            for party in plan.parties:
+                moved_bytes = sum(m.total_bytes for m in party.members if m.state != CHECKPOINTED)
+                self._workloads.limit_memory(party.workload, moved_bytes + parked_bytes(party.workload))
+            if beside.is_needed and not plan.is_parked:
+                await self.call_down(plan, beside, reserved, report)
+                called = True
+            plan.require_sizes()
+            with self._host_memory.charged(plan.bytes_by_pid, parks=plan.stays_in_memory):
+                await self._move(plan, state, reserved, report, lock_timeout_s, keep)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if called and any(not party.workload.parked for party in plan.parties):
+                    await beside.back()
+                for workload, former in before:
+                    if workload.state == state:
+                        self._workloads.limit_memory(workload, parked_bytes(workload))
+                        self._workloads.set_state(workload, former)
+            raise
+
+    async def members_of(self, workload: Workload) -> tuple[Member, ...]:
+        """The members of a workload as they are now, measured."""
+        search = await search_members(self._driver, await workload.find_processes())
+        usage = await self._proof.usage()
+        require_open(search, usage)
+        held = workload.lease.gpu_uuids if workload.lease is not None else ()
+        # Members on GPUs without a lease are to come home; the plan has warned of them.
+        return await find_displaced(
+            sized(search.members, usage, home_of(workload)),
+            held,
+            self._inventory.chips,
+            Findings(),
+        )
+
+    async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:
+        """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.
+
+        Raises:
+            OperationError: A hook failed; all of them are undone.
+        """
+        report.enter("hooks")
+        await report.intend(intent_of("hooks", plan, {}, reserved))
+        await beside.down()
+        try:
+            for party in plan.parties:
+                party.members = await self.members_of(party.workload)
+        except BaseException:
+            await beside.back()
+            raise
+
+    async def _move(
+        self,
+        plan: Plan,
+        state: WorkloadState.ValueType,
+        reserved: Sequence[Lease],
+        report: Report,
+        lock_timeout_s: float,
+        keep: Keep | None = None,
+    ) -> None:
+        """Parks the members, wakes them, or one after the other, and settles by where they are then."""
+        with trio.CancelScope(shield=True):  # the states say already that the operation is under way
+            group, outcomes = await self._group(plan, report)
+        settlement = Settlement(self._pool, plan, outcomes, reserved)
+        beside = self._hook_calls.beside(plan.parties, None if state == RESTORING else plan.policy, report)
+        error: OperationError | None = None
+        done = False
+        kept: Kept | None = None
+
+        async def intend(phase: str) -> None:
+            await report.intend(intent_of(phase, plan, outcomes, reserved))
+
+        try:
+            if state != RESTORING:
+                await self._park(plan, group, outcomes, lock_timeout_s, report, intend)
+            if keep is not None:
+                kept = await self._keep(plan, group, report, keep)
+            with trio.CancelScope(shield=True):
+                if state == RESTORING:
+                    await intend("restore")
+                    _mark_restored(plan)
+                    await self._wake(group, plan.pairs, report, beside)
+                elif state == REMAPPING:
+                    _mark_restored(plan)
+                    await self._wake_or_return(plan, group, report, intend, beside)
+            if kept is None:
+                for party in plan.parties:
+                    require_alive(party.workload)
+            done = True
+        except OperationError as raised:
+            error = raised
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._settle(plan, settlement, outcomes, report, error, kept, done=done)
+
+    async def _keep(self, plan: Plan, group: Group, report: Report, keep: Keep) -> Kept:
+        """Puts parked members on disk, or brings them back to where they were."""
+        try:
+            return await keep(plan, report)
+        except BaseException:
+            await group.roll_back()
+            raise
+
+    async def _settle(
+        self,
+        plan: Plan,
+        settlement: Settlement,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        report: Report,
+        error: OperationError | None,
+        kept: Kept | None,
+        *,
+        done: bool,
+    ) -> None:
+        members, occupancies = await where_members_are(self._proof, plan, outcomes, done=done)
+        may_use_nccl = done and bool(plan.pairs) and await _may_use_nccl(plan)
+        if not done:
+            errors = [outcome.error for mine in outcomes.values() for outcome in mine]
+            error = error or next((told for told in errors if told is not None), _CANCELLED)
+        # No await from here on: the leases and states of all parties are one record on disk.
+        if done:
+            settlement.done(report)
+            report.applied_pairs = plan.pairs
+            if may_use_nccl:
+                report.warnings.append(STALE_BUS_ID)
+        else:
+            settlement.failed(occupancies, report)
+        for party in plan.parties:
+            workload_id = party.workload.workload_id
+            mine = outcomes[workload_id]
+            if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
+                party.workload.restored = True
+            settle_state(self._workloads, party, mine, members[workload_id], error, plan.policy, kept)
+            self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
+
+    async def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
+        """The members of all parties as one group, and their outcomes by workload id."""
+        lanes: list[Sequence[Member]] = []
+        for party in plan.parties:
+            one_by_one = await is_sequential(party.workload.spec, party.members)
+            lanes += [party.members] if one_by_one else [(member,) for member in party.members]
+        group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
+        left = iter(group.outcomes)
+        outcomes = {
+            party.workload.workload_id: list(islice(left, len(party.members))) for party in plan.parties
+        }
+        report.outcomes += [
+            (workload_id, outcome) for workload_id, mine in outcomes.items() for outcome in mine
+        ]
+        return group, outcomes
+
+    async def _park(
+        self,
+        plan: Plan,
+        group: Group,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        lock_timeout_s: float,
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+    ) -> None:
+        usage: Usage = {}
+
+        async def size() -> None:
+            nonlocal usage
+            # They may have taken memory since the plan. Now they can't.
+            usage = await self._proof.usage()
+            if more := _size_again(plan, outcomes, usage):
+                self._host_memory.need(more, parks=plan.stays_in_memory).check()
+            await intend("checkpoint")
+
+        async def rescan() -> tuple[Member, ...]:
+            _, found = await both(size, partial(self._search, plan, outcomes))
+            return found.members(usage)
+
+        await intend("lock")
+        await group.suspend(lock_timeout_s, rescan)
+        with trio.CancelScope(shield=True):
+            report.enter("verify")
+            try:
+                # Processes without CUDA run on during the checkpoint, which can take a minute.
+                now, found = await both(self._proof.usage, partial(self._search, plan, outcomes))
+                # NVML lists none that is checkpointed.
+                group.refuse_newcomers(found.members(usage), "checkpointed")
+                members = [outcome.member for outcome in group.outcomes]
+                now = await self._proof.prove_freed(Before(members, found.pids, usage), now)
+                _size_again(plan, outcomes, freed_usage(found.pids, usage, now))
+            except BaseException:
+                await group.roll_back()
+                raise
+
+    async def _search(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> "_Found":
+        """The processes of the workloads then and now, and what the driver says of those that are no members.
+
+        Members are not asked about: the driver has just told the state of each.
+
+        Raises:
+            OperationError: The driver can't be asked.
+        """
+        pids = {identity.pid for party in plan.parties for identity in party.processes}
+        searches: list[Search] = []
+        for party in plan.parties:
+            mine = members_after(outcomes[party.workload.workload_id])
+            known = {member.identity for member in mine}
+            processes = (await party.workload.find_tree(known=party.tree)).processes
+            pids |= {identity.pid for identity in processes}
+            search = await search_members(self._driver, [each for each in processes if each not in known])
+            searches.append(Search((*mine, *search.members), search.closed))
+        return _Found(tuple(searches), frozenset(pids))
+
+    async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report, beside: Beside) -> None:
+        """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""
+        await self._restore(group, pairs, report)
+        if not beside.is_needed:
+            return
+        report.enter("hooks")
+        try:
+            await beside.up()
+        except OperationError:
+            await beside.down_again()
+            await group.roll_back()
+            raise
+
+    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+        """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
+        before = [outcome.displacement for outcome in group.outcomes]
+        try:
+            await self._restore_once(group, pairs, report)
+        except OperationError as error:
+            if error.reason != errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
+                raise
+            surprising = await self._find_places(group, before)
+            await group.roll_back()
+            if not surprising:
+                raise
+            await self._restore_once(group, pairs, report)
+
+    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+        await group.restore(pairs)
+        report.enter("verify")
+        if are_unlisted([outcome.member for outcome in group.outcomes]):
+            report.warnings.append("NVML lists no member on a GPU: where they run is not proved")
+        await self._proof.prove_placed([outcome.member for outcome in group.outcomes], pairs)
+
+    async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
+        """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
+
+        Then an earlier restore had moved it and said that it had not.
+        """
+        surprising = False
+        for outcome, displacement in zip(group.outcomes, before, strict=True):
+            actual = await self._proof.listed_gpus([outcome.member])
+            if actual == placed(outcome.member, displacement):
+                outcome.displacement = displacement
+            elif actual != placed(outcome.member, outcome.displacement) and len(actual) == 1:
+                moved = map(GpuPair, outcome.member.gpu_uuids, actual)
+                outcome.displacement = complete_pairs(moved, self._inventory.chips)
+                surprising = True
+        return surprising
+
+    async def _wake_or_return(
+        self,
+        plan: Plan,
+        group: Group,
+        report: Report,
+        intend: Callable[[str], Awaitable[None]],
+        beside: Beside,
+    ) -> None:
+        """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
+        try:
+            await intend("restore")
+            await self._wake(group, plan.pairs, report, beside)
+        except OperationError:
+            if plan.astray:
+                raise  # the members were on different GPUs, and not all of those are leased
+            stranded = [
+                outcome.member.identity.pid for outcome in group.outcomes if outcome.state_after == RUNNING
+            ]
+            if stranded:
+                pids = ", ".join(map(str, stranded))
+                report.warnings.append(
+                    f"process {pids} can't be parked again and runs on: the others stay parked"
+                )
+                raise
+            try:
+                await self._wake(group, (), report, beside)
+            except OperationError as error:
+                report.warnings.append(f"it could not go back to its old GPUs either: {error.message}")
+            else:
+                report.warnings.append("it could not be restored on the new GPUs, so it went back to the old")
+            raise
+
+
+def intent_of(
+    phase: str, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], reserved: Sequence[Lease]
+) -> Intent:
+    """What the next phase is about to do, with the members as they are now."""
+    parties = tuple(
+        PartyIntent(
+            workload_id=party.workload.workload_id,
+            members=members_after(outcomes[party.workload.workload_id]) if outcomes else party.members,
+            home=party.home,
+            destination=party.destination,
+            parked=party.workload.parked is not None,
+            full_bytes=dict(party.full_bytes),
+        )
+        for party in plan.parties
+    )
+    return Intent(phase, parties, plan.pairs, tuple(reserved), plan.policy)
+
+
+def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usage: Usage) -> dict[int, int]:
+    """Takes in what members have on their GPUs, and returns by how much it is more, by pid of who has more.
+
+    A member that is parked already, or that is not where its workload is, keeps what is known of it. So does
+    one of which NVML tells less than before.
+    """
+    more: dict[int, int] = {}
+    for party in plan.parties:
+        mine = [o for o in outcomes[party.workload.workload_id] if o.state_before == RUNNING]
+        if any(outcome.displacement for outcome in mine):
+            continue
+        for outcome, member in zip(
+            mine, sized([each.member for each in mine], usage, party.home), strict=True
+        ):
+            if outcome.member.device_memory_bytes.keys() <= member.device_memory_bytes.keys():
+                if (grown_bytes := member.total_bytes - outcome.member.total_bytes) > 0:
+                    more[member.identity.pid] = grown_bytes
+                outcome.member = member
+    return more
+
+
+def _mark_restored(plan: Plan) -> None:
+    """From now on, killing the members while they run could hang the host."""
+    for party in plan.parties:
+        party.workload.restored = True
+
+
+async def _may_use_nccl(plan: Plan) -> bool:
+    """Whether a member has loaded NCCL, or it is not known what the members have loaded."""
+    pids = [member.identity.pid for member in plan.members]
+
+    def look() -> bool:
+        return any(loaded_library(pid, NCCL) for pid in pids)
+
+    with suppress(OperationError), trio.move_on_after(LIBRARIES_TIMEOUT_S):
+        return await read_process(pids[0], look) if pids else False
+    return True

@@ -1,0 +1,280 @@
+"""What a command does to a workload: run, suspend, restore, remap.
+
+Each begins with its plan. How a workload is parked is its policy's; waking undoes what parked it, whatever
+that was. Suspending releases the lease, restoring claims again, and the map follows from where it lands.
+"""
+
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.workload_pb2 import ProcessStrategy
+
+from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.members import FAILED
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.workload_files import require_folder_name
+from leasehold_worker.hooks.validation import check_hooks
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.operations.acquisition import Taking
+from leasehold_worker.operations.cuda_suspend import Moving
+from leasehold_worker.operations.image_checkpoint import Imaging
+from leasehold_worker.operations.keep_running import Sleeping
+from leasehold_worker.operations.stop_restart import Applications
+from leasehold_worker.planning.plan import Plan
+from leasehold_worker.planning.preflight import Preflight, lock_timeout_s
+from leasehold_worker.planning.tiers import Tiers
+from leasehold_worker.planning.workload_checks import invalid
+from leasehold_worker.workloads import eviction
+from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.trespass import CHILDREN_OF_MOVED
+from leasehold_worker.workloads.workload import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
+
+PLACEMENT_ATTEMPTS: Final = 3
+"""How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
+
+NOT_ESCALATED: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+        errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+        errors_pb2.ERROR_REASON_NOT_READY,
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_TARGET_CRASHED,
+        errors_pb2.ERROR_REASON_INTERNAL,
+    }
+)
+"""Failures that a stronger process strategy would meet as well."""
+
+
+@final
+class Operations:
+    """The operations over one worker's workloads."""
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        taking: Taking,
+        nursery: trio.Nursery,
+        *,
+        preflight: Preflight,
+        moving: Moving,
+        sleeping: Sleeping,
+        imaging: Imaging,
+        applications: Applications,
+        tiers: Tiers,
+    ) -> None:
+        self._workloads = workloads
+        self._taking = taking
+        self._nursery = nursery
+        self._moving = moving
+        self._sleeping = sleeping
+        self._imaging = imaging
+        self._applications = applications
+        self._tiers = tiers
+        self.preflight = preflight
+        """Makes the plans that suspends, restores and remaps begin with."""
+
+    async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
+        """Takes what the program needs, without waiting, and starts it.
+
+        Raises:
+            OperationError: WORKLOAD_EXISTS: the id is taken; or whatever keeps the program from starting.
+        """
+        require_folder_name(workload_id)
+        if workload_id in self._workloads:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"workload id {workload_id} is that of workload {self._workloads.get(workload_id).name}: "
+                "run it under a new id",
+                {"field": "workload_id"},
+            )
+        spec = operation.spec
+        if not spec.arguments:
+            raise invalid("arguments", "a workload needs a program: give its arguments")
+        resolve(None, spec.eviction)
+        check_hooks(spec.hooks)
+        if operation.checkpoint_id:
+            await self._applications.require_checkpoint(operation.checkpoint_id)
+        allocation = await self._taking.for_run(workload_id, operation)
+        lease = allocation.lease
+        report.enter("spawn")
+        try:
+            party = PartyIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
+            await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
+            self._applications.expect(workload_id, operation.checkpoint_id)
+            workload = await self._workloads.spawn(
+                workload_id,
+                operation.name,
+                spec,
+                lease,
+                allocation.host,
+                self._nursery,
+                restores=bool(operation.checkpoint_id),
+            )
+        except BaseException:
+            self._applications.expect(workload_id, "")
+            allocation.release()
+            raise
+        allocation.hand_over_lease()
+        report.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        if operation.checkpoint_id:
+            await self._applications.begin_with(workload, operation.checkpoint_id, report)
+
+    async def suspend(
+        self, workload_id: str, operation: command_pb2.SuspendOperation, report: Report
+    ) -> None:
+        """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
+
+        Raises:
+            OperationError: What the first one failed with; the report's warnings say the others.
+        """
+        workload = self._workloads.get(workload_id)
+        asked = operation.policy if operation.HasField("policy") else None
+        rungs = [rung.process_strategy for rung in ladder(resolve(asked, workload.spec.eviction))]
+        before = (workload.state, workload.hooked)
+        yielded_before = workload.yielded
+        tried: list[ProcessStrategy.ValueType] = []
+        first: OperationError | None = None
+        while True:
+            report.enter("preflight")
+            plan = await self.preflight.suspend(workload_id, operation, tried)
+            try:
+                if plan.moves_down and not plan.refused:
+                    await self._tiers.make_room(plan, report)
+                    plan = await self.preflight.suspend(workload_id, operation, tried)
+                    plan.require_room()
+                if not self._is_settled(plan, report):
+                    # Kept with the states that follow; who was parked as a helper stays one.
+                    workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
+                    await self._park(plan, operation, report)
+                report.policy = plan.policy
+                return
+            except OperationError as error:
+                first = first or error
+                workload.yielded = yielded_before and workload.state in PARKED
+                is_as_before = (workload.state, workload.hooked) == before
+                if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
+                    raise
+                tried += rungs[: rungs.index(plan.policy.process_strategy) + 1]
+                if rungs[-1] in tried:
+                    raise first from None
+                how = "was not possible" if plan.refused else "failed and was undone"
+                report.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
+
+    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Report) -> None:
+        policy = plan.policy
+        match policy.process_strategy if policy is not None else None:
+            case eviction.KEEP_RUNNING:
+                await self._sleeping.put_to_sleep(plan, report)
+            case eviction.CUDA_SUSPEND:
+                await self._moving.park(plan, report, lock_timeout_s(operation))
+            case eviction.CHECKPOINT:
+                await self._moving.park(plan, report, lock_timeout_s(operation), self._imaging.keep)
+            case eviction.STOP:
+                await self._applications.park(plan, report)
+            case other:
+                raise ValueError(f"{other} is not in the table of strategies")
+
+    async def restore(
+        self, workload_id: str, operation: command_pb2.RestoreOperation, report: Report
+    ) -> None:
+        """Wakes a parked workload, whatever it was parked by: takes GPUs, and undoes that.
+
+        Raises:
+            OperationError: It failed, and the workload is parked as before as far as the report says.
+        """
+        report.enter("preflight")
+        workload = self._workloads.get(workload_id)
+        named = bool(operation.gpu_uuids or operation.pairs)
+        if workload.is_half_awake and not named:
+            await self._sleeping.call_up(workload, report)
+            return
+        if workload.state == STOPPED:
+            plan = await self.preflight.restore(workload_id, operation)
+            if not self._is_settled(plan, report):
+                await self._applications.start_again(plan, operation, report)
+            return
+        lent = None
+        if workload.state != SLEEPING:
+            lent = await self._taking.from_helpers(workload, operation)
+        if lent is not None:
+            await self._restore_on(lent, report)
+            return
+        for attempt in range(PLACEMENT_ATTEMPTS):
+            plan = await self.preflight.restore(workload_id, operation)
+            if self._is_settled(plan, report):
+                return
+            try:
+                reserved = self._moving.reserve(plan)
+                break
+            except OperationError:  # somebody else was quicker
+                if named or attempt == PLACEMENT_ATTEMPTS - 1:
+                    raise
+        await self._wake(plan, reserved, report)
+
+    async def _restore_on(self, lease: Lease, report: Report) -> None:
+        """Restores a workload on GPUs that were claimed for it."""
+        try:
+            named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
+            plan = await self.preflight.restore(lease.workload_id, named, held=lease.gpu_uuids)
+            plan.require()
+            report.warnings += plan.findings.warnings
+        except BaseException:
+            self._moving.release([lease])
+            raise
+        await self._wake(plan, [lease], report)
+
+    async def _wake(self, plan: Plan, reserved: list[Lease], report: Report) -> None:
+        match plan.party.workload.state:
+            case state if state == SLEEPING:
+                await self._sleeping.wake(plan, reserved, report)
+            case state if state == CHECKPOINTED:
+                await self._imaging.bring_back(plan, reserved, report)
+            case _:
+                await self._moving.wake(plan, reserved, report)
+        _warn_of_children(report)
+
+    async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
+        """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
+        report.enter("preflight")
+        plan = await self.preflight.remap(operation)
+        if self._is_settled(plan, report):
+            return
+        await self._moving.remap(plan, self._moving.reserve(plan), report, lock_timeout_s(operation))
+        _warn_of_children(report)
+
+    def _note_failed(self, plan: Plan) -> None:
+        """Makes workloads WEDGED of which the driver has given a member up, which it never takes back."""
+        for party in plan.parties:
+            failed = [member.identity.pid for member in party.members if member.state == FAILED]
+            if failed and party.workload.state == RUNNING:
+                party.workload.members = party.members
+                party.workload.error = OperationError(
+                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                    f"process {failed[0]} is FAILED: the driver has given it up, so stop the workload",
+                    {"pid": str(failed[0])},
+                )
+                self._workloads.set_state(party.workload, WEDGED)
+
+    def _is_settled(self, plan: Plan, report: Report) -> bool:
+        """Whether there is nothing to do.
+
+        Raises:
+            OperationError: The first thing that the plan found in the way.
+        """
+        self._note_failed(plan)
+        plan.require()
+        for party in plan.parties:  # NVML may list no process of a container
+            if party.members and not party.workload.has_probe:
+                self._workloads.set_ready(party.workload)
+        report.warnings += plan.findings.warnings
+        report.already_there = plan.already_there
+        return plan.already_there
+
+
+def _warn_of_children(report: Report) -> None:
+    """Says what a move can't change."""
+    if report.applied_pairs:
+        report.warnings.append(CHILDREN_OF_MOVED)

@@ -1,0 +1,384 @@
+"""Processes that become an image on disk, and come back from it: CRIU's part of parking and waking.
+
+The driver has moved device memory into the processes before they are written, and moves it back after they
+were read. So an image holds everything, and wakes on any GPUs alike.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy
+from msgspec import structs
+
+from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.disk_reservations import Room
+from leasehold_worker.checkpoints.image_manifest import ImageSubject
+from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
+from leasehold_worker.checkpoints.publication import publish, verify
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.criu.compatibility import ImageHost
+from leasehold_worker.criu.dump import dump
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.obstacles import obstacles, outside_connections
+from leasehold_worker.criu.restore import new_identities, restore, taken_pids
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
+from leasehold_worker.driver.members import Member, MemberOutcome, find_members
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.processes import ProcessIdentity, wait_ended
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import HostMemory, MemoryNeed
+from leasehold_worker.operations.cuda_suspend import Moving, intent_of
+from leasehold_worker.operations.settlement import Kept, settle_state
+from leasehold_worker.operations.stop import Stopping
+from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.programs.programs import forget_start
+from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import CHECKPOINTED, UNKNOWN, Parked, Workload
+
+logger = logging.getLogger(__name__)
+
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+
+POLL_INTERVAL_S: Final = 0.01
+PASSING_S: Final = 2.0
+"""How long what stands against an image may take to pass, such as a connection that is closing."""
+
+PASSING_INTERVAL_S: Final = 0.05
+
+GONE_TIMEOUT_S: Final = 30.0
+"""How long processes may take to be gone once CRIU has ended them."""
+
+
+@final
+class Imaging:
+    """Writes and brings back the processes of one host's workloads.
+
+    Args:
+        criu: The CRIU that works here, or why there is none.
+        store: Where images are kept.
+        disk: Deletes those that nobody needs any more.
+        host_memory: The ledger of promised host memory.
+        host: Says what an image is for, and whether one is for this host.
+        driver: Finds the CUDA processes of what was brought back.
+        pool: The GPUs.
+        workloads: The registry.
+        moving: Takes members up.
+        stopping: Ends what can't be brought back.
+        nursery: Where workloads are watched.
+    """
+
+    def __init__(
+        self,
+        criu: CriuFacts | str,
+        store: ImageStore,
+        disk: CheckpointDisk,
+        host_memory: HostMemory,
+        host: ImageHost,
+        driver: Driver,
+        pool: GpuPool,
+        workloads: Workloads,
+        moving: Moving,
+        stopping: Stopping,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._criu = criu
+        self._store = store
+        self._disk = disk
+        self._host_memory = host_memory
+        self._host = host
+        self._driver = driver
+        self._pool = pool
+        self._workloads = workloads
+        self._moving = moving
+        self._stopping = stopping
+        self._nursery = nursery
+
+    @property
+    def unavailable_reason(self) -> str:
+        """Why this worker writes no images. Empty: it does."""
+        return self._criu if isinstance(self._criu, str) else ""
+
+    def require_criu(self) -> CriuFacts:
+        """The CRIU that works here.
+
+        Raises:
+            OperationError: UNSUPPORTED_CAPABILITY: there is none.
+        """
+        if isinstance(self._criu, str):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"this worker writes no images of processes: {self._criu}",
+                {"capability": "checkpoint_image"},
+            )
+        return self._criu
+
+    async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
+        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
+
+        What is passing has time to pass: a server closes a connection a moment after it has answered.
+
+        Raises:
+            OperationError: TARGET_NOT_RUNNABLE: they can't be read.
+        """
+        if not processes:
+            await trio.lowlevel.checkpoint()
+            return []
+        look = partial(obstacles, processes, suspended=suspended)
+        deadline = trio.current_time() + PASSING_S
+        while True:
+            found = await read_process(processes[0].pid, look, is_long=True)
+            if not found or trio.current_time() > deadline:
+                return found
+            await trio.sleep(PASSING_INTERVAL_S)
+
+    async def check_kept(self, image_id: str) -> None:
+        """Refuses an image that is gone or for another host. Its bytes are not read.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
+        """
+        image = await trio.to_thread.run_sync(self._store.find, image_id)
+        self._host.check(image.manifest, self.require_criu())
+
+    def need(self, workload: Workload) -> MemoryNeed:
+        """What bringing a workload back takes of the host's memory: all of its image, until it is awake."""
+        return self._host_memory.need(_as_worker(workload), parks=False)
+
+    async def keep(self, plan: Plan, report: Report) -> Kept:
+        """Writes the parked processes of a workload to disk, and sees them end.
+
+        A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
+
+        Raises:
+            OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
+        """
+        workload = plan.party.workload
+        criu = self.require_criu()
+        processes = await workload.find_processes()
+        for obstacle in await self.obstacles(processes, suspended=True):
+            raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+        needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
+        with self._disk.room() as room:
+            await trio.to_thread.run_sync(room.hold, needed or 0)
+            partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
+            # It is final, and others' operations go on, some time before the workload is settled.
+            self._disk.expect(partial_image.image_id, workload)
+            try:
+                report.enter("image")
+                intent = intent_of("image", plan, {}, ())
+                await report.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
+                subject = self._host.subject(plan.party, processes, criu)
+                kept = await self._write(workload, partial_image, subject, room, report)
+            finally:
+                partial_image.close()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(discard_tree, partial_image.path)
+        with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
+            for identity in processes:
+                await wait_ended(identity)
+            pids = [identity.pid for identity in processes]
+            while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
+                await trio.sleep(POLL_INTERVAL_S)
+        report.checkpoint_id, report.disk_bytes = kept.checkpoint_id, kept.disk_bytes
+        return kept
+
+    async def _write(
+        self,
+        workload: Workload,
+        partial_image: PartialImage,
+        subject: ImageSubject,
+        room: Room,
+        report: Report,
+    ) -> Kept:
+        """Has CRIU write the processes, and end them once the image is final."""
+        kept: list[Kept] = []
+
+        async def commit() -> None:
+            # The processes are stopped, and begin no connection any more. Others were refused before.
+            look = partial(outside_connections, await workload.find_processes())
+            for obstacle in await trio.to_thread.run_sync(look):
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+            image = await publish(self._store, partial_image, subject)
+            crash_point("image-final")
+            kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
+
+        def progress(size_bytes: int) -> None:
+            room.written_bytes = size_bytes
+            report.tell_bytes("image", size_bytes)
+
+        self._workloads.stop_watching(workload)
+        try:
+            await dump(self.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress)
+        except BaseException as error:
+            if not kept:
+                self._workloads.watch_again(workload, self._nursery)
+                raise
+            with trio.CancelScope(shield=True):
+                await self._end_written(workload, kept[0].checkpoint_id, error, report)
+        return kept[0]
+
+    async def _end_written(
+        self, workload: Workload, image_id: str, error: BaseException, report: Report
+    ) -> None:
+        """Ends processes of which there is an image, and that CRIU has not ended as it should.
+
+        Raises:
+            OperationError: They live, and the image is deleted.
+        """
+        report.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
+        try:
+            await self._stopping.end_processes(workload, report, parked=True)
+        except OperationError:
+            await self.forget(image_id)
+            self._workloads.watch_again(workload, self._nursery)
+            raise
+
+    async def find_kept(self, image_id: str) -> Kept | None:
+        """An image that is whole, as far as its name says. None: there is none."""
+        try:
+            image = await trio.to_thread.run_sync(self._store.find, image_id)
+        except OperationError:
+            return None
+        return Kept(image.manifest.image_id, image.manifest.size_bytes)
+
+    async def forget(self, image_id: str) -> None:
+        """Deletes an image that nobody needs."""
+        try:
+            await trio.to_thread.run_sync(self._store.delete, image_id)
+        except OperationError as error:
+            logger.warning("image %s can't be deleted: %s", image_id, error.message)
+
+    def settle_kept(self, workload: Workload, intent: Intent, kept: Kept) -> None:
+        """Notes after a restart of the worker that a workload has become an image. No await in here."""
+        (found,) = intent.parties
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        party = Party(
+            workload,
+            members=found.members,
+            home=found.home,
+            full_bytes=found.full_bytes,
+        )
+        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
+        members = tuple(outcome.member_after() for outcome in outcomes)
+        settle_state(self._workloads, party, outcomes, members, None, intent.policy, kept)
+
+    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+        """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
+
+        Raises:
+            OperationError: It failed. Nothing of it runs, and the image is as it was.
+        """
+        workload = plan.party.workload
+        before, parked = workload.members, workload.parked
+        if parked is None:
+            raise ValueError("a workload that is parked has what it is parked by")
+        self._workloads.set_state(workload, RESTORING)
+        try:
+            self._workloads.take_host(workload)
+            with self._host_memory.charged(_as_worker(workload), parks=False):
+                await self._resume(plan, parked, reserved, report)
+            plan.party.wakes = True
+            await self._moving.wake(plan, reserved, report)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.put_back(workload, parked, before, report)
+            raise
+        finally:
+            self._moving.release(reserved)
+        self._workloads.watch_again(workload, self._nursery)
+        await self._disk.clean_up_in_time(workload)
+
+    async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
+        """Has CRIU bring the processes back, and finds the members among them."""
+        workload = plan.party.workload
+        criu = self.require_criu()
+        report.enter("verify")
+        image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
+        self._host.check(image.manifest, criu)
+        await verify(self._store, image, partial(report.tell_bytes, "verify"))
+        intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
+        await report.intend(intent)
+        report.enter("resume")
+        folder = self._workloads.folder(workload.workload_id)
+        group = self._workloads.group_of(workload)
+        forget_start(folder)
+        self._workloads.limit_memory(workload, sum(parked.device_memory_bytes.values()))
+        workload.root = await restore(
+            criu,
+            image.path,
+            image.manifest.subject.root_pid,
+            image.manifest.pids,
+            folder,
+            group=group,
+            nursery=self._nursery,
+        )
+        workload.absent = False
+        report.checkpoint_id, report.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
+        plan.party.members = workload.members = await self._members(workload, workload.members)
+        self._workloads.set_state(workload, RESTORING)
+
+    async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
+        """The members under their new identities, where the driver has them now.
+
+        Raises:
+            OperationError: CRIU_FAILED: the driver knows nothing of one.
+        """
+        now = new_identities(member.identity for member in before)
+        found = await find_members(self._driver, await workload.find_processes())
+        states: Mapping[ProcessIdentity, Member] = {member.identity: member for member in found}
+        members: list[Member] = []
+        for member in before:
+            identity = now.get(member.identity)
+            if identity is None or identity not in states:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_CRIU_FAILED,
+                    f"CRIU brought back process {member.identity.pid}, and the driver does not know that it "
+                    "uses CUDA: its driver may be another one than when it was written",
+                    {"pid": str(member.identity.pid)},
+                )
+            members.append(replace(member, identity=identity, state=states[identity].state))
+        return tuple(members)
+
+    async def put_back(
+        self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Report
+    ) -> None:
+        """Ends what was brought back of a workload, if it lives: it is an image as before."""
+        try:
+            await self._stopping.end_processes(workload, report, parked=True)
+        except OperationError as error:
+            report.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            workload.error = error
+            self._workloads.watch_again(workload, self._nursery)
+            self._workloads.set_state(workload, UNKNOWN)
+            return
+        workload.absent = True
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        self._workloads.give_back_host(workload)
+        policy = EvictionPolicy()
+        policy.CopyFrom(parked.policy)
+        policy.process_strategy = CHECKPOINT  # what is left of a restore may say otherwise
+        workload.members, workload.parked = members, replace(parked, policy=policy)
+        workload.restored, workload.error = False, None
+        self._workloads.set_state(workload, CHECKPOINTED)
+
+
+def _as_worker(workload: Workload) -> dict[int, int]:
+    """What an image takes of the host's memory, as if by this process: its control group is there already."""
+    return {os.getpid(): workload.parked.disk_bytes if workload.parked else 0}

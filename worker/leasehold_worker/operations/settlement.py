@@ -1,0 +1,302 @@
+"""Which state and which GPUs workloads have after an operation, found from where their members are.
+
+A GPU stays leased as long as a member may hold memory on it. So leases never promise what is not there, and a
+workload that the driver has left halfway keeps what it occupies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, final
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+
+from leasehold_worker.commands.progress import Report
+from leasehold_worker.driver.gpu_pairs import moved
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    STUCK,
+    UNKNOWN,
+    Member,
+    MemberOutcome,
+    bytes_by_gpu,
+    members_after,
+)
+from leasehold_worker.driver.verification import Occupancy, Proof, sized
+from leasehold_worker.errors import OperationError
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.workloads.eviction import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads.workload import (
+    ENDED,
+    PARKED,
+    SLEEPING,
+    SUSPENDED,
+    Parked,
+)
+from leasehold_worker.workloads.workload import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.workload import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.workload import WEDGED as WORKLOAD_WEDGED
+
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+
+PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
+
+
+PROCESS_STRATEGIES: Final = {
+    SLEEPING: KEEP_RUNNING,
+    SUSPENDED: CUDA_SUSPEND,
+    WORKLOAD_CHECKPOINTED: CHECKPOINT,
+}
+"""What a parked workload was parked by, by its state: a way down may have ended before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a workload's processes became on disk."""
+
+    checkpoint_id: str
+    disk_bytes: int
+
+
+def state_of(
+    outcomes: Sequence[MemberOutcome], otherwise: WorkloadState.ValueType
+) -> WorkloadState.ValueType:
+    """The workload's state from those of its members; ``otherwise`` where none is left."""
+    states = {outcome.state_after for outcome in outcomes} - {GONE}
+    if states & STUCK:
+        return WORKLOAD_WEDGED
+    if not states:
+        return otherwise
+    if states == {RUNNING}:
+        return WORKLOAD_RUNNING
+    if states == {CHECKPOINTED}:
+        return SUSPENDED
+    return WORKLOAD_UNKNOWN
+
+
+def occupied_gpus(
+    party: Party, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
+) -> tuple[set[str], set[str]]:
+    """The GPUs that a workload's members are on for certain, and those that they may be on.
+
+    Args:
+        party: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
+    """
+    possible = {*party.home, *party.destination, *_held(party)}
+    certain = possible & occupancy.listed
+    for outcome in outcomes:
+        if outcome.state_after in (RUNNING, LOCKED):
+            places = possible.intersection(moved(party.home, outcome.displacement))
+            # A member on a GPU that the workload does not lease still needs those that it does.
+            certain |= places or set(_held(party))
+    states = {outcome.state_after for outcome in outcomes}
+    if UNKNOWN in states:
+        return certain, possible
+    return certain, certain | (possible & occupancy.unread if states & STUCK else set())
+
+
+@final
+class Settlement:
+    """The end of one operation.
+
+    Args:
+        pool: The pool.
+        plan: What was to be done.
+        outcomes: What became of the members, by workload id.
+        reserved: What was reserved for it.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        plan: Plan,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        reserved: Sequence[Lease],
+    ) -> None:
+        self._pool = pool
+        self._outcomes = outcomes
+        self._reserved = reserved
+        self._plan = plan
+
+    @property
+    def _parties(self) -> list[Party]:
+        """Those that have not ended: what ended ones held is free."""
+        return [party for party in self._plan.parties if party.workload.state not in ENDED]
+
+    def done(self, report: Report) -> None:
+        """Gives every workload the GPUs that it was to get."""
+        self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
+
+    def failed(self, occupancies: Mapping[str, Occupancy], report: Report, *, keep: bool = False) -> None:
+        """Leaves every workload the GPUs that its members may be on.
+
+        After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
+        back to, which then keeps it.
+
+        Args:
+            occupancies: Where NVML says that members are now, by workload id.
+            report: Gets the GPUs that changed hands.
+            keep: Workloads that are parked whole keep the GPUs that they hold: they are to run there again.
+        """
+        certain: dict[str, set[str]] = {}
+        possible: dict[str, set[str]] = {}
+        for party in self._parties:
+            workload_id = party.workload.workload_id
+            mine = self._outcomes[workload_id]
+            certain[workload_id], possible[workload_id] = occupied_gpus(party, mine, occupancies[workload_id])
+            states = {outcome.state_after for outcome in mine} - {GONE}
+            # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
+            kept = keep or (party.workload.state == RESTORING and party.workload.parked is None)
+            if not states or (kept and states == {CHECKPOINTED}):
+                certain[workload_id] = set(_held(party))
+            if party.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
+                certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
+        for stray in self._parties:
+            for holder in self._parties:
+                shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
+                if holder is not stray and shared & certain[holder.workload.workload_id]:
+                    certain[stray.workload.workload_id] -= shared
+                    report.warnings.append(
+                        f"memory of workload {stray.workload.name} is left on {', '.join(sorted(shared))}, "
+                        f"which workload {holder.workload.name} holds: stop the former"
+                    )
+        taken = set().union(*certain.values())
+        for workload_id, gpu_uuids in possible.items():
+            certain[workload_id] |= gpu_uuids - taken
+            taken |= gpu_uuids
+        self._exchange(
+            {
+                party.workload.workload_id: _in_order(party, certain[party.workload.workload_id])
+                for party in self._parties
+            },
+            report,
+        )
+
+    def _exchange(self, wanted: Mapping[str, Sequence[str]], report: Report) -> None:
+        """Exchanges the leases that change, in one step."""
+        before = [gpu_uuid for party in self._parties for gpu_uuid in _held(party)]
+        changed = [
+            party for party in self._parties if tuple(wanted[party.workload.workload_id]) != _held(party)
+        ]
+        granted = self._pool.reassign(
+            [*(party.workload.lease for party in changed if party.workload.lease), *self._reserved],
+            [(party.workload.workload_id, wanted[party.workload.workload_id]) for party in changed],
+        )
+        for party in changed:
+            party.workload.lease = granted.get(party.workload.workload_id)
+        after = {gpu_uuid for party in self._parties for gpu_uuid in _held(party)}
+        report.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
+        report.claimed_gpu_uuids = tuple(gpu_uuid for party in changed for gpu_uuid in _held(party))
+
+
+async def where_members_are(
+    proof: Proof, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
+) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
+    """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
+
+    Everything that has to be waited for, so that leases and states can then change in one step.
+    """
+    members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
+    if not done:
+        return members, {id_: await proof.occupancy(mine) for id_, mine in members.items()}
+    awake = [party for party in plan.parties if party.destination]
+    usage = await proof.usage() if awake else {}
+    for party in awake:
+        mine = members[party.workload.workload_id]
+        at_home = [replace(member, displacement=()) for member in mine]
+        members[party.workload.workload_id] = sized(at_home, usage, party.destination)
+    return members, {}
+
+
+def settle_state(
+    workloads: Workloads,
+    party: Party,
+    outcomes: Sequence[MemberOutcome],
+    members: tuple[Member, ...],
+    error: OperationError | None,
+    policy: EvictionPolicy | None = None,
+    kept: Kept | None = None,
+) -> None:
+    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so.
+
+    Args:
+        workloads: The registry.
+        party: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        members: The same as they are kept.
+        error: Why the operation failed. None: it didn't.
+        policy: How it was to be parked. None: plainly.
+        kept: What its processes became on disk. None: they are where they were.
+    """
+    workload = party.workload
+    if workload.state in ENDED:
+        return
+    parked_before = workload.parked is not None
+    runs = bool(party.destination) or party.wakes if error is None else not parked_before
+    state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
+    if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
+        state = SLEEPING
+    if kept is not None:
+        state = WORKLOAD_CHECKPOINTED
+        workload.absent = True
+        workloads.give_back_host(workload)
+    if state == SUSPENDED and workload.lease is not None:
+        state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+    workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
+    workload.members = members
+    workload.home = party.home if state == WORKLOAD_UNKNOWN else ()
+    if state not in PARKED:
+        workload.yielded = False
+    if workload.lease is not None or state == WORKLOAD_RUNNING:
+        workload.parked = None
+    elif not parked_before or (error is None and policy is not None):
+        workload.parked = _parked(party, outcomes, policy or PLAIN_SUSPEND, kept)
+    if workload.parked is not None and state in PROCESS_STRATEGIES:
+        as_it_is = EvictionPolicy()
+        as_it_is.CopyFrom(workload.parked.policy)
+        as_it_is.process_strategy = PROCESS_STRATEGIES[state]
+        workload.parked = replace(workload.parked, policy=as_it_is)
+    workloads.set_state(workload, state)
+
+
+def _parked(
+    party: Party, outcomes: Sequence[MemberOutcome], policy: EvictionPolicy, kept: Kept | None
+) -> Parked:
+    """What waking it needs to know, whatever it was parked by before."""
+    before = party.workload.parked
+    taken_down = bytes_by_gpu(outcome.member for outcome in outcomes)
+    full = {**taken_down, **party.full_bytes}
+    in_host = sum(taken_down.values())
+    if policy.weight_strategy == OFFLOAD:
+        in_host = max(in_host, sum(full.values()))
+    return Parked(
+        gpu_uuids=party.home,
+        device_memory_bytes=full,
+        policy=policy,
+        since=before.since if before else datetime.now(UTC),
+        host_bytes=0 if kept else in_host,
+        checkpoint_id=kept.checkpoint_id if kept else "",
+        disk_bytes=kept.disk_bytes if kept else 0,
+    )
+
+
+def _held(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease else ()
+
+
+def _in_order(party: Party, gpu_uuids: set[str]) -> tuple[str, ...]:
+    """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
+    if gpu_uuids == set(_held(party)):
+        return _held(party)
+    known = dict.fromkeys((*party.home, *party.destination, *_held(party)))
+    return tuple(uuid for uuid in known if uuid in gpu_uuids)

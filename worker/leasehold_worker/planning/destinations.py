@@ -1,0 +1,165 @@
+"""On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2
+
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, moved, normalize_uuid
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    LOCKED,
+    RUNNING,
+    Member,
+    bytes_by_gpu,
+    needed_by_gpu,
+)
+from leasehold_worker.gpus.inventory import Inventory, Room
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.driver_checks import Gates
+from leasehold_worker.planning.placement import check_memory, choose_gpus
+from leasehold_worker.planning.plan import Destination, Party, Plan
+from leasehold_worker.planning.workload_checks import invalid, parse_pairs
+
+UNKNOWN_FREE: Final = (
+    "NVML does not tell how much memory {} has free: whether the workload fits there is not known"
+)
+
+
+@final
+class Destinations:
+    """Finds the GPUs for plans of one worker."""
+
+    def __init__(self, inventory: Inventory, pool: GpuPool, gates: Gates) -> None:
+        self._inventory = inventory
+        self._pool = pool
+        self._gates = gates
+
+    def complete(self, plan: Plan, wanted: Sequence[GpuPair]) -> None:
+        """One permutation serves all workloads: each GPU is leased to one of them."""
+        plan.pairs = complete_pairs(wanted, self._inventory.chips)
+        moves = {pair.old_uuid: pair.new_uuid for pair in plan.pairs}
+        for party in plan.parties:
+            party.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in party.home)
+
+    async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+        """Pairs each GPU that was held with the one to wake on."""
+        party, findings = plan.party, plan.findings
+        if (pairs := _where_some_run(party)) is not None:
+            plan.pairs, party.destination = pairs, moved(party.home, pairs)
+            return
+        with findings.check("destinations", "free"):
+            if operation.pairs:
+                named = parse_pairs(operation.pairs, party.home)
+                moves = {pair.old_uuid: pair.new_uuid for pair in named}
+                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in party.home)
+            elif operation.gpu_uuids:
+                uuids = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+                if len(uuids) != len(party.home):
+                    raise invalid(
+                        "gpu_uuids",
+                        f"{len(uuids)} GPUs are named, and the workload held {len(party.home)}: name as many",
+                    )
+                wanted = tuple(map(GpuPair, party.home, uuids))
+            else:
+                wanted = await self._place(party)
+            self.complete(plan, wanted)
+
+    async def _place(self, party: Party) -> tuple[GpuPair, ...]:
+        spec = party.workload.spec
+        free = self._pool.unclaimed(
+            allow_foreign=spec.resources.allow_foreign,
+            for_helper=spec.HasField("helper") and party.workload.yielded,
+        )
+        room = await self._room(party.members)
+        needed = needed_by_gpu(party.members, party.home)
+        gpu_uuids = [*_held(party), *free]
+        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, room, needed)
+
+    async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
+        """Whether the GPUs are free, have room, and are there for the members."""
+        findings = plan.findings
+        with findings.check("gpus", "free for this"):
+            for party in plan.parties:
+                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
+                self._pool.slots.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
+        destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
+        if plan.pairs:
+            homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
+            if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
+                await self._gates.mig(findings, elsewhere)
+            await self._gates.device_nodes(findings, plan.members, destinations)
+        resident = _resident_bytes(plan.members)
+        room = await self._room(plan.members)
+        for party in plan.parties:
+            needed = needed_by_gpu(party.members, party.home)
+            # What it is to have once its framework has taken the weights back.
+            needed = {uuid: max(size, party.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
+            for old, new in zip(party.home, party.destination, strict=True):
+                # What the workloads themselves give up is free by the time that it is needed.
+                free = room.free_bytes
+                free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
+                plan.destinations.append(
+                    Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
+                )
+                with findings.about(party.workload):
+                    if old in needed and new not in free and new not in room.shared:
+                        findings.warn("device_memory", UNKNOWN_FREE.format(new))
+                        continue
+                    with findings.check("device_memory", f"enough on {new}"):
+                        check_memory((GpuPair(old, new),), replace(room, free_bytes=free_then), needed)
+
+    async def _room(self, members: Iterable[Member]) -> Room:
+        pids = {member.identity.pid for member in members}
+        return await trio.to_thread.run_sync(self._inventory.room, pids)
+
+
+def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+    """A workload that sleeps wakes where its CUDA contexts are."""
+    party = plan.party
+    with plan.findings.check("destinations", "those where its contexts are"):
+        if operation.gpu_uuids or operation.pairs:
+            raise invalid(
+                "gpu_uuids",
+                f"workload {party.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
+                "there, or suspend it by cuda_suspend first",
+            )
+        party.destination = party.home
+
+
+def _held(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
+
+
+def _where_some_run(party: Party) -> tuple[GpuPair, ...] | None:
+    """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
+    held = set(_held(party))
+    for member in party.members:
+        runs = member.state in (RUNNING, LOCKED)
+        if runs and held.issuperset(moved(party.home, member.displacement)):
+            return member.displacement
+    return None
+
+
+def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
+    """Device memory that members have on GPUs now, by the UUID of the GPU where they are."""
+    total: dict[str, int] = {}
+    for member in members:
+        if member.state != CHECKPOINTED:
+            there = moved(member.device_memory_bytes, member.displacement)
+            for gpu_uuid, size in zip(there, member.device_memory_bytes.values(), strict=True):
+                total[gpu_uuid] = total.get(gpu_uuid, 0) + size
+    return total
+
+
+def full_bytes(party: Party) -> dict[str, int]:
+    """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
+    full = bytes_by_gpu(party.members)
+    parked = party.workload.parked
+    if parked is not None:
+        for gpu_uuid, size in parked.device_memory_bytes.items():
+            present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
+            full[gpu_uuid] = present + size
+    return full

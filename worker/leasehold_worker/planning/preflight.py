@@ -1,0 +1,522 @@
+"""The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, final
+
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.driver.gpu_pairs import GpuPair, moved
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    PARALLEL_LIMIT,
+    STUCK,
+    Member,
+    are_unlisted,
+    find_members,
+    search_members,
+    state_name,
+    state_since,
+)
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.driver.transfer_rates import Estimate, Rates
+from leasehold_worker.driver.verification import Proof, sized
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import is_alive, will_end
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import HostMemory
+from leasehold_worker.overlap import both
+from leasehold_worker.planning.destinations import Destinations, full_bytes, stay_at_home
+from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.planning.plan import Findings, Party, Plan
+from leasehold_worker.planning.policy_checks import PolicyChecks
+from leasehold_worker.planning.tiers import Tiers
+from leasehold_worker.planning.workload_checks import (
+    invalid,
+    is_sequential,
+    parse_pairs,
+    require_alive,
+    require_all,
+    require_members,
+    require_open,
+    require_ready,
+    require_state,
+)
+from leasehold_worker.wire_durations import seconds
+from leasehold_worker.workloads import eviction
+from leasehold_worker.workloads.eviction import (
+    DISCARD,
+    OFFLOAD,
+    escalated,
+    hook_steps,
+    is_weaker,
+    ladder,
+    policy_text,
+    resolve,
+    strategy_of,
+)
+from leasehold_worker.workloads.foreign_processes import ForeignWatch
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.trespass import find_displaced, is_elsewhere
+from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads.workload import (
+    PARKED,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    SUSPENDED,
+    UNKNOWN,
+    Workload,
+    home_of,
+)
+
+LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as the coordinator allows and docs/protocol.md says."""
+
+_DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
+"""Where a workload may stand that is to be parked, by what is to be done with it."""
+
+
+@final
+class Preflight:
+    """Makes the plans of one worker."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        foreign: ForeignWatch,
+        host_memory: HostMemory,
+        rates: Rates,
+        proof: Proof,
+        policies: PolicyChecks,
+        tiers: Tiers,
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._workloads = workloads
+        self._foreign = foreign
+        self._host_memory = host_memory
+        self._rates = rates
+        self._proof = proof
+        self._policies = policies
+        self._tiers = tiers
+        self._gates = Gates(driver, inventory)
+        self._destinations = Destinations(inventory, pool, self._gates)
+
+    async def suspend(
+        self,
+        workload_id: str,
+        operation: command_pb2.SuspendOperation,
+        tried: Collection[ProcessStrategy.ValueType] = (),
+    ) -> Plan:
+        """The plan of a suspend: by the first rung of the policy's ladder that nothing stops.
+
+        Args:
+            workload_id: The workload.
+            operation: How it is to be parked.
+            tried: Process strategies that have failed already.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        workload = self._workloads.get(workload_id)
+        lock_timeout_s(operation)
+        asked = operation.policy if operation.HasField("policy") else None
+        rungs = ladder(resolve(asked, workload.spec.eviction))
+        first: Plan | None = None
+        skipped: list[str] = []
+        for rung in rungs:
+            if rung.process_strategy in tried:
+                continue
+            allowed = operation.force or rung is not rungs[0]
+            plan = await self._suspend_by(workload, rung, allowed=allowed, forced=operation.force)
+            self._tiers.excuse(plan)
+            if not plan.refused:
+                plan.findings.warnings += skipped
+                return plan
+            if not operation.gives_way and _is_unready(plan):
+                return plan  # a program that starts is worth waiting for: nothing stronger is done to it
+            skipped.append(f"{policy_text(rung)} was not possible: {plan.findings.refusals[0].message}")
+            first = first or plan
+        if first is None:
+            raise ValueError("every rung was tried")
+        return first
+
+    async def _suspend_by(
+        self, workload: Workload, policy: EvictionPolicy, *, allowed: bool, forced: bool
+    ) -> Plan:
+        """The plan of a suspend by one policy.
+
+        Args:
+            workload: The workload.
+            policy: How it is to be parked.
+            allowed: Whether it may lose something, or free nothing.
+            forced: Whether its readiness probes may be passed over.
+        """
+        plan = Plan([Party(workload, home=home_of(workload))])
+        if workload.parked is not None and workload.state in PARKED:
+            if not is_weaker(workload.parked.policy.process_strategy, policy.process_strategy):
+                plan.already_there, plan.policy = True, workload.parked.policy
+                return plan
+            policy = escalated(workload.parked.policy, policy)
+        elif workload.hooked is not None:  # not all is undone of an earlier way down
+            policy = escalated(workload.hooked.policy, policy)
+        plan.policy = policy
+        plan.steps = [step.down for step in strategy_of(policy).steps]
+        self._policies.check(plan, allowed=allowed)
+        if policy.process_strategy != eviction.STOP and not forced:
+            _check_ready(plan)
+        match policy.process_strategy:
+            case eviction.KEEP_RUNNING:
+                await self._look_at_sleeper(plan)
+            case eviction.CUDA_SUSPEND:
+                await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "suspended")
+            case eviction.CHECKPOINT:
+                if workload.state == SUSPENDED:
+                    await self._look_at_suspended(plan)
+                else:
+                    await self._look_at_running(plan, SUSPEND_CUDA_VERSION, "checkpointed")
+                if not plan.refused:
+                    await self._policies.look_at_image(plan)
+            case eviction.STOP:
+                with plan.findings.check("state", f"{workload.name} has not ended"):
+                    require_state(workload, (RUNNING, *PARKED), "stopped")
+                await self._policies.look_at_application(plan)
+        if policy.process_strategy in (eviction.CUDA_SUSPEND, eviction.CHECKPOINT):
+            plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT])
+        self._policies.tell_tiers(plan)
+        return plan
+
+    async def _look_at_suspended(self, plan: Plan) -> None:
+        """What is needed to put parked processes on disk."""
+        party = plan.party
+        party.processes = await party.workload.find_processes()
+        party.full_bytes = party.workload.parked.device_memory_bytes if party.workload.parked else {}
+        await self._gates.runnable(plan.findings, party.processes)
+        party.members = await self._parked_members(plan)
+
+    async def _look_at_sleeper(self, plan: Plan) -> None:
+        """What is needed to free what a framework drops, while the processes run on."""
+        party = plan.party
+        with plan.findings.check("state", f"{party.workload.name} is running on GPUs"):
+            require_state(party.workload, (RUNNING,), "put to sleep")
+            if party.workload.lease is None:
+                raise invalid(
+                    "policy",
+                    f"workload {party.workload.name} holds no GPU, so there is nothing to free: choose "
+                    "checkpoint or stop",
+                )
+        await _list_processes(plan)
+        await self._find_members(plan.findings, party)
+        if plan.policy is not None and plan.policy.weight_strategy == OFFLOAD and not plan.refused:
+            self._look_at_host_memory(plan)
+
+    async def restore(
+        self,
+        workload_id: str,
+        operation: command_pb2.RestoreOperation,
+        *,
+        held: Collection[str] = (),
+    ) -> Plan:
+        """The plan of a restore. Of a workload in state UNKNOWN, each member is taken from where it is.
+
+        Args:
+            workload_id: The workload.
+            operation: Where it is to wake.
+            held: GPUs that were claimed for it.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        workload = self._workloads.get(workload_id)
+        moves = bool(operation.gpu_uuids or operation.pairs)
+        plan = Plan([Party(workload, home=home_of(workload))])
+        if workload.state == RUNNING and not moves:
+            plan.already_there = workload.hooked is None
+            plan.party.destination = plan.party.home
+            if workload.hooked is not None:
+                plan.policy = workload.hooked.policy
+                plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
+            return plan
+        findings = plan.findings
+        with findings.check("state", f"{workload.name} is parked"):
+            require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
+        if workload.parked is not None:
+            plan.policy = workload.parked.policy
+            plan.steps = [step.up for step in reversed(strategy_of(plan.policy).steps)]
+        if plan.refused:
+            return plan
+        await self._foreign.look(self._workloads)
+        if workload.state == STOPPED:
+            await self._policies.look_at_start(plan, operation)
+            return plan
+        processes = [member.identity for member in workload.members if is_alive(member.identity)]
+        if workload.state == UNKNOWN:
+            processes = await workload.find_processes()
+        if workload.state == WORKLOAD_CHECKPOINTED:
+            plan.party.members = workload.members
+            await self._policies.look_at_kept_image(plan)
+        elif await self._gates.runnable(findings, processes):
+            plan.party.members = await self._parked_members(plan)
+        plan.party.full_bytes = full_bytes(plan.party)
+        if workload.is_asleep:
+            stay_at_home(plan, operation)
+        else:
+            await self._destinations.choose(plan, operation)
+            plan.astray = workload.state == UNKNOWN and not plan.refused and await self._are_astray(plan)
+        if not workload.is_asleep:
+            self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
+        if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
+            await self._gates.members(findings, plan.members)
+        if len(plan.party.destination) == len(plan.party.home):
+            await self._destinations.check(plan, held)
+        if plan.astray:
+            self._look_at_host_memory(plan)
+        calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
+        plan.estimate = None if workload.is_asleep else await self._estimate(plan, calls)
+        self._policies.tell_tiers(plan)
+        return plan
+
+    async def checkpoint(self, workload_id: str) -> Plan:
+        """The plan of having an application save itself.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD.
+        """
+        workload = self._workloads.get(workload_id)
+        home = home_of(workload)
+        plan = Plan([Party(workload, home=home, destination=home)])
+        with plan.findings.check("state", f"{workload.name} is running"):
+            require_state(workload, (RUNNING,), "checkpointed")
+        await self._policies.look_at_kernel(plan)
+        plan.steps = [eviction.Step.SAVE.down, "it goes on"]
+        return plan
+
+    async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
+        """The plan of a remap, of one workload or of several that move together.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
+        """
+        lock_timeout_s(operation)
+        if not operation.moves:
+            raise invalid("moves", "a remap needs a workload and its pairs: give one move at least")
+        plan = Plan()
+        wanted: list[GpuPair] = []
+        for move in operation.moves:
+            workload = self._workloads.get(move.workload_id)
+            if any(party.workload is workload for party in plan.parties):
+                raise invalid("moves", f"workload {workload.name} is named twice: give all its pairs at once")
+            plan.parties.append(Party(workload, home=home_of(workload)))
+            with (
+                plan.findings.about(workload),
+                plan.findings.check("pairs", f"for GPUs that {workload.name} holds"),
+            ):
+                if workload.state == RUNNING and workload.lease is None:
+                    raise invalid(
+                        "pairs",
+                        f"workload {workload.name} holds no GPU, so there is nothing to move: leave it out",
+                    )
+                wanted += parse_pairs(move.pairs, plan.parties[-1].home)
+        with plan.findings.check("chips", "the same on both sides"):
+            self._destinations.complete(plan, wanted)
+        if plan.refused:
+            return plan
+        stays = all(party.home == party.destination for party in plan.parties)
+        if stays and not await self._are_elsewhere(plan):
+            plan.already_there = True
+            return plan
+        _check_ready(plan)
+        await both(
+            partial(self._look_at_running, plan, REMAP_CUDA_VERSION, "remapped"),
+            partial(self._foreign.look, self._workloads),
+        )
+        await self._destinations.check(plan)
+        plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
+        return plan
+
+    async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
+        """Checks the needs of parking: members that can be locked and checkpointed, and host memory."""
+        findings = plan.findings
+        for party in plan.parties:
+            with findings.about(party.workload), findings.check("state", f"{party.workload.name} is running"):
+                require_state(party.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
+            party.home = party.home or home_of(party.workload)
+        self._gates.driver(findings, cuda_version)
+        await both(partial(self._look_at_gpus, plan), partial(_list_processes, plan))
+        for party in plan.parties:
+            # An image holds any program, and then there is nothing for the driver to do.
+            held = party.workload.lease is not None or party.workload.is_asleep
+            with findings.about(party.workload):
+                await self._find_members(findings, party, needs_cuda=held or verb != "checkpointed")
+        if plan.refused:
+            return
+        await self._gates.members(findings, plan.members)
+        self._look_at_host_memory(plan)
+        for party in plan.parties:
+            if are_unlisted(party.members):
+                with findings.about(party.workload):
+                    findings.warn(
+                        "device_memory_known",
+                        f"NVML lists no member of workload {party.workload.name} on a GPU: all memory in use "
+                        "on its GPUs counts as its own, and where its members run is not proved",
+                    )
+
+    async def _look_at_gpus(self, plan: Plan) -> None:
+        findings = plan.findings
+        await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
+        leases = [party.workload.lease for party in plan.parties if party.workload.lease is not None]
+        await self._gates.present(findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids])
+
+    def _look_at_host_memory(self, plan: Plan) -> None:
+        need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
+        plan.host_memory = need
+        if plan.policy is not None and plan.policy.weight_strategy == DISCARD:
+            plan.findings.skip("host_memory", "looked at once the weights are gone")
+            return
+        with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            plan.require_sizes()
+            need.check()
+
+    async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
+        processes = party.processes
+        if not await self._gates.runnable(findings, processes) or findings.refusals:
+            findings.skip("members", "driver calls would block or be refused")
+            return
+        with findings.check("members", f"those of {party.workload.name} run"):
+            try:
+                search, usage = await both(
+                    partial(search_members, self._driver, processes), self._proof.usage
+                )
+                party.members = found = search.members
+                if needs_cuda or found:
+                    require_open(search, usage)
+                    pids = {identity.pid for identity in processes}
+                    listed = any(pids & gpu.processes.keys() for gpu in usage.values())
+                    require_members(party.workload, found, listed=listed)
+            except OperationError:
+                # The driver takes a process that is about to be gone for one without CUDA.
+                if await will_end(party.workload.root):
+                    require_alive(party.workload)
+                raise
+            measured = sized(found, usage, party.home)
+            party.members = await find_displaced(measured, _leased(party), self._inventory.chips, findings)
+            party.full_bytes = full_bytes(party)
+            require_all(processes, found, usage)
+
+    async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
+        workload = plan.party.workload
+        alive = tuple(member for member in workload.members if is_alive(member.identity))
+        if workload.state == UNKNOWN and not plan.refused:
+            with plan.findings.check("members", "found afresh"):
+                return await self._found_again(workload, alive)
+        if len(alive) < len(workload.members):
+            plan.findings.warn("members", "some members ended while they were parked: they can't be restored")
+        return alive
+
+    async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
+        """The members of a workload in state UNKNOWN, where the driver has them now."""
+        found = await find_members(self._driver, await workload.find_processes())
+        before = {member.identity: member for member in known}
+        members: list[Member] = []
+        newcomers = [member for member in found if member.identity not in before]
+        measured = {member.identity: member for member in await self._proof.measured(newcomers)}
+        for member in found:
+            former = before.get(member.identity)
+            state = state_since(former.state, member.state) if former else member.state
+            members.append(replace(former or measured[member.identity], state=state))
+        for member in members:
+            if member.state in STUCK:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                    f"process {member.identity.pid} is {state_name(member.state)}, and no driver call leads "
+                    "on from there: stop the workload",
+                    {"pid": str(member.identity.pid)},
+                )
+        return tuple(members)
+
+    async def _are_elsewhere(self, plan: Plan) -> bool:
+        """Whether processes of running workloads are on GPUs that these do not lease."""
+        usage = await self._proof.usage()
+        for party in plan.parties:
+            processes = await party.workload.find_processes()
+            if party.workload.state == RUNNING and is_elsewhere(processes, _leased(party), usage):
+                return True
+        return False
+
+    async def _are_astray(self, plan: Plan) -> bool:
+        """Whether members that are not parked are on other GPUs than their workload is to have."""
+        resident = [member for member in plan.members if member.state != CHECKPOINTED]
+        if any(moved(plan.party.home, member.displacement) != plan.party.destination for member in resident):
+            return True
+        return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
+
+    async def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
+        """How long the driver's copies take; the rest is milliseconds."""
+        if not plan.members:
+            return None
+        lanes_s: list[float] = []
+        chips: dict[str, int] = {}
+        for party in plan.parties:
+            times_s = []
+            for member in party.members:
+                chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
+                chips[chip] = max(chips.get(chip, 0), member.total_bytes)
+                times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
+            one_by_one = await is_sequential(party.workload.spec, party.members)
+            lanes_s += [sum(times_s)] if one_by_one else times_s
+        duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
+        order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
+        bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]
+        return Estimate(duration_s, "; ".join(bases) + order)
+
+
+async def _list_processes(plan: Plan) -> None:
+    for party in plan.parties:
+        party.tree = await party.workload.find_tree()
+        party.processes = party.tree.processes
+
+
+def _check_ready(plan: Plan) -> None:
+    for party in plan.parties:
+        if party.workload.has_probe:
+            with (
+                plan.findings.about(party.workload),
+                plan.findings.check("ready", f"{party.workload.name} is ready"),
+            ):
+                require_ready(party.workload)
+
+
+def _is_unready(plan: Plan) -> bool:
+    return any(refusal.reason == errors_pb2.ERROR_REASON_NOT_READY for refusal in plan.findings.refusals)
+
+
+def _leased(party: Party) -> tuple[str, ...]:
+    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
+
+
+def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
+    """How long submitted work may take to drain.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
+    """
+    if not operation.HasField("lock_timeout"):
+        return DEFAULT_LOCK_TIMEOUT_S
+    timeout_s = seconds(operation.lock_timeout)
+    if not 0 < timeout_s <= LOCK_TIMEOUT_LIMIT_S:
+        raise invalid(
+            "lock_timeout",
+            f"a lock timeout of {timeout_s:g} s is out of range: give more than 0 and at most "
+            f"{LOCK_TIMEOUT_LIMIT_S:g} s",
+        )
+    return timeout_s

@@ -36,7 +36,6 @@ import trio
 from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker import wire
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.executor import Commands
@@ -46,7 +45,7 @@ from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id, memory_bytes, process_tree, send_signal
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
-from leasehold_worker.operations.operate import operate
+from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import RUNNING, Workload
 
@@ -142,7 +141,7 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
 
     def told(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
         known = (workload_id for workload_id in workload_ids if workload_id in parts.workloads)
-        return [wire.workload(parts.workloads.get(workload_id), "benchmark") for workload_id in known]
+        return [workload_message(parts.workloads.get(workload_id), "benchmark") for workload_id in known]
 
     async with (
         open_journal(folder / "journal.db") as journal,
@@ -151,7 +150,7 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
         if parts.driver.unavailable_reason is not None:
             raise BenchmarkError(f"no usable CUDA driver: {parts.driver.unavailable_reason}")
         try:
-            carry_out = partial(operate, parts)
+            carry_out = parts.operations.perform
             driver_version = parts.inventory.versions.driver_version
             commands = Commands(carry_out, journal, told, driver_version, parts.nursery, lambda _: None)
             yield Worker(parts.inventory, parts.workloads, commands)

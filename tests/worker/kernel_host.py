@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -22,7 +21,6 @@ from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalAnswers
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.workloads.workload import ENDED
 
 from .kernel_programs import THREADS
@@ -134,11 +132,11 @@ async def open_served(folder: Path) -> AsyncIterator[Served]:
         open_parts(WorkerConfig(state_dir=folder), folder / "workloads", lambda _: None) as parts,
     ):
         commands = Commands(
-            partial(operate, parts), journal, lambda _: [], None, parts.nursery, lambda _: None
+            parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimTurns(parts)
-        claims = LocalClaims(parts, commands, journal, turns)
-        answers = LocalAnswers(parts, commands, turns, "worker")
+        turns = ClaimTurns(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
+        answers = LocalAnswers(parts.pool, parts.resources, parts.workloads, commands, turns, "worker")
         kernels = Kernels(parts.workloads, parts.nursery)
         with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
             world = Served(folder, parts, kernels, EnvelopeStore(folder / "images"))

@@ -18,7 +18,7 @@ from leasehold_worker.checkpoints.directory import SUSPENDING, CheckpointDisk
 from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import DiskSpace
+from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.session import checkpoint_query
 from leasehold_worker.session.checkpoint_query import answer_checkpoints

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.ledger import FORGET_AT_ONCE, Entry
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.session import channel_options
 from trio.testing import wait_all_tasks_blocked
 
@@ -56,7 +54,7 @@ async def open_commands(
         open_parts(config, path.parent / "workloads", lambda _: None) as parts,
     ):
         yield (
-            Commands(partial(operate, parts), journal, workloads_of, None, parts.nursery, observer),
+            Commands(parts.operations.perform, journal, workloads_of, None, parts.nursery, observer),
             journal,
         )
 

@@ -12,8 +12,8 @@ from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files import volume
-from leasehold_worker.files.volume import Volume
-from leasehold_worker.host.capacity import DiskSpace, HostLimits, disk_space
+from leasehold_worker.files.volume import DiskSpace, Volume, disk_space
+from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation

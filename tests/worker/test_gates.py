@@ -22,7 +22,7 @@ from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import identify
 from leasehold_worker.planning.driver_checks import Gates
-from leasehold_worker.planning.plan import Findings
+from leasehold_worker.planning.findings import Findings
 
 from .conftest import WorkerProcess
 from .counters import counter_run, wait_counting

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import errors_pb2
-from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, normalize_uuid, rebase_pairs
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, rebase_pairs
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.uuids import normalize_uuid
 
 A, B, C, D = (f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(4))
 H100 = dict.fromkeys([A, B, C, D], "H100")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.files.volume import DiskSpace
+from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.host_reservations import HostFigures, HostLedger, HostRequest, HostReservation
 
 GIB = 2**30

@@ -17,9 +17,9 @@ from leasehold_worker.applications.timeouts import KernelTimeouts
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify
 from leasehold_worker.local_api import service
-from leasehold_worker.local_api.unix_socket import Peer
 
 from .kernel_host import SIZE, Served, open_served
 from .kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE

@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.files.volume import DiskSpace
+from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest

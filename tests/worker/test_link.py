@@ -29,7 +29,6 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.session import session as link
 from leasehold_worker.session.outbox import FRAME_LIMIT
 from leasehold_worker.session.plan_query import Planning
@@ -70,14 +69,25 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
     ):
         identity = WorkerIdentity.of_this_start("worker-1", "alpha", {})
         commands = Commands(
-            partial(operate, parts),
+            parts.operations.perform,
             journal,
             lambda _: [],
             None,
             parts.nursery,
             lambda update: opened.send(ConnectRequest(command_update=update)),
         )
-        reporter = Reporter(identity, parts, commands, journal)
+        reporter = Reporter(
+            identity,
+            commands,
+            journal,
+            inventory=parts.inventory,
+            driver=parts.driver,
+            pool=parts.pool,
+            resources=parts.resources,
+            workloads=parts.workloads,
+            criu=parts.criu,
+            kernels=parts.kernels,
+        )
         opened = Link(
             coordinator.address,
             state,

@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import ProcessIdentity, identify, process_tree
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import PoolGpu
@@ -32,8 +32,6 @@ from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimTu
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalAnswers
 from leasehold_worker.local_api.service import Mailbox
-from leasehold_worker.local_api.unix_socket import Peer
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.workloads.workload import ENDED
 
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
@@ -111,11 +109,15 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
         open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
     ):
         commands = Commands(
-            partial(operate, parts), journal, lambda _: [], None, parts.nursery, lambda _: None
+            parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimTurns(parts)
-        claims = LocalClaims(parts, commands, journal, turns)
-        yield Local(parts, claims, LocalAnswers(parts, commands, turns, "worker"))
+        turns = ClaimTurns(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
+        yield Local(
+            parts,
+            claims,
+            LocalAnswers(parts.pool, parts.resources, parts.workloads, commands, turns, "worker"),
+        )
         claims.suspend_streams()
 
 

@@ -11,10 +11,10 @@ import pytest
 import trio
 from leasehold.v1 import errors_pb2, local_pb2
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify
 from leasehold_worker.local_api import service
 from leasehold_worker.local_api.call_limits import Places
-from leasehold_worker.local_api.unix_socket import Peer
 
 from .kernel_host import open_served
 

@@ -27,6 +27,7 @@ from leasehold.v1.local_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.file_descriptors import LIMIT
+from leasehold_worker.host.peers import Peer, by_credentials
 from leasehold_worker.host.processes import identify
 from leasehold_worker.local_api import unix_socket
 from leasehold_worker.local_api.service import CLAIMS_LIMIT, KERNELS_LIMIT, OTHER_CALLS_LIMIT, STREAMS_LIMIT
@@ -35,8 +36,6 @@ from leasehold_worker.local_api.unix_socket import (
     PATH_LIMIT,
     USER_CONNECTIONS_LIMIT,
     LocalSocket,
-    Peer,
-    by_credentials,
 )
 
 from .conftest import WorkerProcess

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.volume import disk_space
 from leasehold_worker.host import cgroups, processes
-from leasehold_worker.host.capacity import HostLimits, directory_bytes, disk_space, hard_limits, limits_within
+from leasehold_worker.host.capacity import HostLimits, directory_bytes, hard_limits, limits_within
 
 GIB = 2**30
 HOST = HostLimits(16_000, 64 * GIB)

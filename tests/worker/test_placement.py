@@ -2,10 +2,11 @@
 
 import pytest
 from leasehold.v1 import errors_pb2
+from leasehold_worker.driver.device_memory import check_memory
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.facts import Room
-from leasehold_worker.planning.placement import check_memory, choose_gpus
+from leasehold_worker.planning.destinations import choose_gpus
 
 CHIPS = {"a": "H100", "b": "H100", "c": "H100", "d": "L4"}
 

@@ -19,17 +19,17 @@ from leasehold_worker.driver.members import Member
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import process_readings, processes
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.process_readings import READING, USER_READERS, read_process
 from leasehold_worker.host.processes import Pid, ProcessIdentity
-from leasehold_worker.local_api.unix_socket import Peer
 from leasehold_worker.operations import image_checkpoint, kill
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.planning import driver_checks
+from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.driver_checks import Gates
-from leasehold_worker.planning.plan import Findings
+from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads import workload
-from leasehold_worker.workloads.trespass import find_displaced
 
 from .conftest import Counter
 from .test_local_claims import EXEC, open_local, running
@@ -175,7 +175,7 @@ async def test_a_look_for_what_an_image_can_not_hold_ends(
     try:
         with running("sleep", "1000") as peer:
             async with open_local(tmp_path) as local:
-                look = local.parts.imaging.obstacles
+                look = local.parts.criu.obstacles
                 assert await look([], suspended=True) == []
                 with trio.fail_after(10), pytest.raises(OperationError, match="can't be read within"):
                     await look([peer.identity], suspended=True)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.workloads.workload import CLAIM, UNKNOWN, Workload
 
 from .test_local_claims import running
@@ -72,7 +70,7 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
             open_journal(path) as journal,
             open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
         ):
-            carry_out = partial(operate, parts)
+            carry_out = parts.operations.perform
             commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
             recovery = Recovery(parts, journal, commands)
             recovery.rebuild()

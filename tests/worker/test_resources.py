@@ -9,7 +9,8 @@ import trio
 import trio.testing
 from leasehold.v1 import errors_pb2, gpu_pb2, machine_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.files.volume import DiskSpace
+from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation

@@ -5,7 +5,7 @@ from leasehold.v1.command_pb2 import CommandResult, MemberOutcome
 from leasehold.v1.errors_pb2 import Error
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import Member, Workload, WorkloadSpec, WorkloadStatus
-from leasehold_worker.wire import UPDATE_LIMIT_BYTES, fitting
+from leasehold_worker.commands.messages import UPDATE_LIMIT_BYTES, fitting
 
 
 def outcome(*, spec: int = 0, members: int = 0, member_outcomes: int = 0, message: int = 10) -> CommandUpdate:

@@ -12,9 +12,9 @@ from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
-from leasehold_worker import wire
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
+from leasehold_worker.agent.gpu_locks import hold_gpus
 from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
 from leasehold_worker.commands import journal_file
@@ -22,7 +22,6 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.gpus.locks import hold_gpus
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.leases import Standing
 from leasehold_worker.local_api.claim_waiting import ClaimTurns
@@ -31,13 +30,13 @@ from leasehold_worker.local_api.queries import LocalAnswers
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
 from leasehold_worker.operations.hook_retries import HookRetries
-from leasehold_worker.operations.operate import operate
 from leasehold_worker.operations.preemption import Arbiter
 from leasehold_worker.programs.output_bounds import bound_outputs, remove_folder
 from leasehold_worker.session.plan_query import Planning
 from leasehold_worker.session.queries import Questions
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
 from leasehold_worker.session.session import Link
+from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.workload import (
     ENDED,
     FAILED,
@@ -75,7 +74,7 @@ async def _run(
 
         # The observers reach the link, which is built from what they observe.
         def keep_workload(workload: Workload) -> None:
-            message = wire.workload(workload, identity.worker_id)
+            message = workload_message(workload, identity.worker_id)
             event = WorkloadEvent(kind=_event_kind(workload), workload=message)
             statements = journal_file.keep_workload(workload_record(workload, this_boot))
             key = ("workloads", workload.workload_id)
@@ -118,15 +117,25 @@ async def _run(
             if driver.unavailable_reason is not None:
                 logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
             commands = Commands(
-                partial(operate, parts),
+                parts.operations.perform,
                 journal,
                 workloads_of,
                 inventory.versions.driver_version,
                 nursery,
                 tell_command,
             )
-            parts.tiers.carry_out = commands.carry_out
-            reporter = Reporter(identity, parts, commands, journal)
+            reporter = Reporter(
+                identity,
+                commands,
+                journal,
+                inventory=parts.inventory,
+                driver=parts.driver,
+                pool=parts.pool,
+                resources=parts.resources,
+                workloads=parts.workloads,
+                criu=parts.criu,
+                kernels=parts.kernels,
+            )
             planning = Planning(parts.operations.preflight, parts.durations)
             questions = Questions(parts.workloads, planning, parts.disk, worker_id)
             link = Link(
@@ -138,10 +147,12 @@ async def _run(
                 questions,
                 journal,
             )
-            turns = ClaimTurns(parts)
-            claims = LocalClaims(parts, commands, journal, turns)
-            answers = LocalAnswers(parts, commands, turns, identity.worker_id)
-            arbiter = Arbiter(parts, commands, claims.ask_to_yield)
+            turns = ClaimTurns(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
+            answers = LocalAnswers(
+                parts.pool, parts.resources, parts.workloads, commands, turns, identity.worker_id
+            )
+            arbiter = Arbiter(pool, parts.workloads, commands, claims.ask_to_yield)
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)

@@ -21,6 +21,7 @@ from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.commands.progress import Report
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.installation import probe
+from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.driver.helper_pool import Driver, open_driver
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Proof
@@ -83,9 +84,9 @@ class Parts:
         hook_calls: What hooks are called with.
         kernels: Applications that save themselves.
         applications: Saves, stops and starts them again.
+        criu: The CRIU of this host.
         imaging: Writes processes to disk, and brings them back.
         disk: What is kept on disk.
-        tiers: Who makes room for what is to be parked.
         stopping: Stop.
         adopting: Adopt and release.
         readiness: Sees when workloads become ready.
@@ -108,9 +109,9 @@ class Parts:
     hook_calls: HookCalls
     kernels: Kernels
     applications: Applications
+    criu: CriuSupport
     imaging: Imaging
     disk: CheckpointDisk
-    tiers: Tiers
     stopping: Stopping
     adopting: Adopting
     readiness: Readiness
@@ -243,12 +244,14 @@ async def open_parts(
             expiry=timedelta(seconds=config.checkpoint_expiry_s),
             worker_id=worker_id,
         )
+        image_host = ImageHost(worker_id, inventory)
+        criu = CriuSupport(await probe(config.criu or None), images, host_memory, image_host)
         imaging = Imaging(
-            await probe(config.criu or None),
+            criu,
             images,
             disk,
             host_memory,
-            ImageHost(worker_id, inventory),
+            image_host,
             driver,
             pool,
             workloads,
@@ -260,7 +263,7 @@ async def open_parts(
         applications = Applications(
             pool, workloads, kernels, envelopes, disk, stopping, taking, nursery, timeouts
         )
-        tiers = Tiers(workloads, lambda: not imaging.unavailable_reason)
+        tiers = Tiers(workloads, lambda: not criu.unavailable_reason)
         preflight = Preflight(
             driver,
             inventory,
@@ -270,9 +273,13 @@ async def open_parts(
             host_memory,
             rates,
             proof,
-            PolicyChecks(resources, kernels, envelopes, disk, imaging),
+            PolicyChecks(resources, kernels, envelopes, disk, criu),
             tiers,
         )
+        adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
+        health = HealthMonitor(inventory, pool.slots.set_health)
+        servicing = Servicing(pool, health.look)
+        durations = Durations()
         operations = Operations(
             workloads,
             taking,
@@ -282,11 +289,12 @@ async def open_parts(
             sleeping=Sleeping(pool, workloads, hook_calls, moving, proof=proof, host_memory=host_memory),
             imaging=imaging,
             applications=applications,
-            tiers=tiers,
+            stopping=stopping,
+            adopting=adopting,
+            servicing=servicing,
+            disk=disk,
+            durations=durations,
         )
-        adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
-        health = HealthMonitor(inventory, pool.slots.set_health)
-        servicing = Servicing(pool, health.look)
         yield Parts(
             driver=driver,
             inventory=inventory,
@@ -296,16 +304,16 @@ async def open_parts(
             health=health,
             host_memory=host_memory,
             rates=rates,
-            durations=Durations(),
+            durations=durations,
             proof=proof,
             workloads=workloads,
             operations=operations,
             hook_calls=hook_calls,
             kernels=kernels,
             applications=applications,
+            criu=criu,
             imaging=imaging,
             disk=disk,
-            tiers=tiers,
             stopping=stopping,
             adopting=adopting,
             readiness=Readiness(workloads, foreign, hook_calls.probe),

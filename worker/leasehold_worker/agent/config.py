@@ -12,10 +12,10 @@ import msgspec
 
 from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.byte_sizes import parse_size
-from leasehold_worker.driver.gpu_pairs import normalize_uuid
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
 from leasehold_worker.driver.verification import DEFAULT_TIMEOUT_S
 from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 

@@ -10,10 +10,9 @@ from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
 
 from leasehold_worker.applications.application import ServedKernel
 from leasehold_worker.applications.stream import KernelSession, StreamLostError
-from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.errors import OperationError, defect, invalid
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
-from leasehold_worker.local_api.unix_socket import Peer
-from leasehold_worker.planning.workload_checks import invalid
 from leasehold_worker.workloads.foreign_processes import owner, read_mark
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import RUNNING, Workload

@@ -11,7 +11,7 @@ import trio
 from leasehold.v1.local_pb2 import ServeKernelRequest, ServeKernelResponse
 
 from leasehold_worker.errors import OperationError
-from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.host.peers import Peer
 
 QUEUE_LIMIT: Final = 4
 """Frames that wait, each way."""

@@ -1,15 +1,12 @@
 """Writing a checkpoint of an application, and reading it again. It blocks, and is called in a thread."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, final
 
-from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_worker.checkpoints.application_format import (
@@ -21,12 +18,10 @@ from leasehold_worker.checkpoints.application_format import (
     verify_payload,
     write_header,
 )
-from leasehold_worker.checkpoints.folders import remove_if_empty
-from leasehold_worker.errors import OperationError
+from leasehold_worker.checkpoints.folders import disk_errors, remove_if_empty
 
 SUFFIX: Final = ".checkpoint"
 PARTIAL_SUFFIX: Final = ".partial"
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +174,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Says what the kernel says of files as refusals.
-
-    Raises:
-        OperationError: INSUFFICIENT_DISK, or PERMISSION_OR_OS.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-                f"the disk of {folder} is full ({error.strerror}): delete checkpoints, or give the worker "
-                "another image directory",
-            ) from error
-        raise OperationError(
-            errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-            f"a checkpoint in {folder} can't be read or written ({error.strerror}): see to the disk and to "
-            "who owns the folder",
-        ) from error

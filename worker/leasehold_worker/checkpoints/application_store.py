@@ -24,14 +24,13 @@ from leasehold_worker.checkpoints.application_file import (
     EnvelopeReader,
     EnvelopeWriter,
     StoredCheckpoint,
-    disk_errors,
 )
 from leasehold_worker.checkpoints.application_format import corrupt, read_envelope, read_header
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
-from leasehold_worker.checkpoints.folders import make_inside, remove_if_empty
+from leasehold_worker.checkpoints.folders import disk_errors, make_inside, remove_if_empty
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.regular_files import open_regular
-from leasehold_worker.host.capacity import DiskSpace, disk_space
+from leasehold_worker.files.volume import DiskSpace, disk_space
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,14 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 
-from leasehold_worker.checkpoints.application_file import disk_errors
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
-from leasehold_worker.checkpoints.folders import FOLDER_MODE, make_inside, remove_if_empty
+from leasehold_worker.checkpoints.folders import (
+    FOLDER_MODE,
+    WORK_SUFFIX,
+    disk_errors,
+    make_inside,
+    remove_if_empty,
+)
 from leasehold_worker.checkpoints.image_digests import corrupt, digest_files, sync, verify_files
 from leasehold_worker.checkpoints.image_manifest import (
     MANIFEST_FILE,
@@ -34,7 +39,6 @@ from leasehold_worker.checkpoints.image_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from leasehold_worker.criu.working_directory import WORK_SUFFIX
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree, remove_tree
 from leasehold_worker.files.regular_files import open_regular

@@ -6,10 +6,10 @@ from typing import Final
 from leasehold.v1 import checkpoint_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 
-from leasehold_worker import wire
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.checkpoints.image_store import StoredImage
+from leasehold_worker.timestamps import timestamp
 
 PROBLEM_LIMIT: Final = 1024
 """Characters that are told of what is wrong with one."""
@@ -30,7 +30,7 @@ def of_image(image: StoredImage | DamagedCheckpoint, in_use: Container[str]) -> 
         kind=IMAGE,
         workload_id=manifest.subject.workload_id,
         workload_name=manifest.subject.workload_name,
-        create_time=wire.timestamp(manifest.create_time),
+        create_time=timestamp(manifest.create_time),
         size_bytes=manifest.size_bytes,
         in_use=manifest.image_id in in_use,
         owner_worker_id=manifest.subject.host.worker_id,
@@ -47,7 +47,7 @@ def of_envelope(saved: StoredCheckpoint | DamagedCheckpoint, in_use: Container[s
         kind=APPLICATION,
         workload_id=envelope.workload_id,
         workload_name=envelope.workload_name,
-        create_time=wire.timestamp(envelope.created),
+        create_time=timestamp(envelope.created),
         size_bytes=saved.file_bytes,
         kernel=envelope.kernel,
         in_use=envelope.checkpoint_id in in_use,
@@ -65,7 +65,7 @@ def _of_damaged(
         checkpoint_id=damaged.checkpoint_id,
         kind=kind,
         workload_id=damaged.workload_id,
-        create_time=wire.timestamp(written),
+        create_time=timestamp(written),
         size_bytes=size,
         in_use=damaged.checkpoint_id in in_use,
         problem=damaged.error.message[:PROBLEM_LIMIT],

@@ -6,10 +6,10 @@ What is to be done about each frame is decided in :mod:`leasehold_worker.command
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import trio
 from google.protobuf.duration_pb2 import Duration
@@ -17,7 +17,6 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 
-from leasehold_worker import wire
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
@@ -35,6 +34,7 @@ from leasehold_worker.commands.ledger import (
     is_local,
     workload_ids,
 )
+from leasehold_worker.commands.messages import fitting, result_message
 from leasehold_worker.commands.progress import Report
 from leasehold_worker.commands.states import (
     ACCEPTED,
@@ -48,7 +48,7 @@ from leasehold_worker.commands.states import (
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.host.stalls import Stalls
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +104,32 @@ BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "
 """Phases in which something is done to a workload without the driver."""
 
 
+class CarryOut(Protocol):
+    """Carries out a command of the worker's own."""
+
+    async def __call__(
+        self, workload_id: str, operation: Operation, expected_generation: int | None = None
+    ) -> CommandUpdate:
+        """Carries it out, if the workload has not changed, and returns its outcome."""
+
+
+class Perform(Protocol):
+    """Carries out what a command says, by commands of the worker's own where it has to."""
+
+    async def __call__(self, command: Command, report: Report, carry_out: CarryOut) -> None:
+        """Carries it out.
+
+        Raises:
+            OperationError: It failed, or was refused.
+        """
+
+
 @final
 class Commands:
     """The commands of one agent.
 
     Args:
-        operate: Carries out what a command says.
+        perform: Carries out what a command says.
         journal: Keeps them.
         workloads_of: The workloads with these ids as messages.
         driver_version: Named in results.
@@ -119,14 +139,14 @@ class Commands:
 
     def __init__(
         self,
-        operate: Callable[[Command, Report], Awaitable[None]],
+        perform: Perform,
         journal: Journal,
         workloads_of: Callable[[Iterable[str]], Iterable[workload_pb2.Workload]],
         driver_version: str | None,
         nursery: trio.Nursery,
         observer: Callable[[CommandUpdate], None],
     ) -> None:
-        self._operate = operate
+        self._perform = perform
         self._journal = journal
         self._workloads_of = workloads_of
         self._driver_version = driver_version
@@ -135,7 +155,7 @@ class Commands:
         self.stalls = Stalls()
         """Sees when this process did not run, while its ``run`` runs: commands may have waited then."""
         # An earlier version of the worker may have kept outcomes of any size.
-        entries = [replace(entry, update=wire.fitting(entry.update)) for entry in journal.contents.entries]
+        entries = [replace(entry, update=fitting(entry.update)) for entry in journal.contents.entries]
         self._ledger = CommandLedger(entries)
         self._unwritten: set[str] = set()
         """Ids of commands that have ended, and whose outcome is not on disk yet."""
@@ -327,7 +347,7 @@ class Commands:
             self._carry_out(self._ledger.progress(command.command_id, ""))
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                await self._operate(command, report)
+                await self._perform(command, report, self.carry_out)
             except OperationError as raised:
                 error = raised
             except Exception:
@@ -363,7 +383,7 @@ class Commands:
         update = CommandUpdate(
             command_id=command.command_id,
             state=state,
-            result=wire.command_result(report, duration_s, self._driver_version),
+            result=result_message(report, duration_s, self._driver_version),
             error=error.to_proto() if error else None,
             workloads=self._workloads_of(workload_ids(command)),
         )
@@ -373,7 +393,7 @@ class Commands:
             CommandState.Name(state).removeprefix("COMMAND_STATE_"),
             f": {error.message}" if error else "",
         )
-        self._carry_out(self._ledger.finish(wire.fitting(update)))
+        self._carry_out(self._ledger.finish(fitting(update)))
         self._finished.set()
         self._finished = trio.Event()
 

@@ -3,7 +3,7 @@
 import platform
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from leasehold_worker.checkpoints.image_manifest import (
@@ -15,10 +15,10 @@ from leasehold_worker.checkpoints.image_manifest import (
     check_compatible,
 )
 from leasehold_worker.criu.installation import CriuFacts
-from leasehold_worker.driver.members import bytes_by_gpu
+from leasehold_worker.driver.members import Member, bytes_by_gpu
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import ProcessIdentity, boot_id
-from leasehold_worker.planning.plan import Party
+from leasehold_worker.workloads.workload import Workload
 
 
 @final
@@ -29,19 +29,25 @@ class ImageHost:
         self._worker_id = worker_id
         self._inventory = inventory
 
-    def subject(self, party: Party, processes: Iterable[ProcessIdentity], criu: CriuFacts) -> ImageSubject:
-        """What an image of a parked workload is of."""
-        workload = party.workload
-        parked_bytes = bytes_by_gpu(party.members)
+    def subject(
+        self,
+        workload: Workload,
+        home: Sequence[str],
+        members: Sequence[Member],
+        processes: Iterable[ProcessIdentity],
+        criu: CriuFacts,
+    ) -> ImageSubject:
+        """The facts of a suspended workload that its image keeps."""
+        parked_bytes = bytes_by_gpu(members)
         return ImageSubject(
             workload_id=workload.workload_id,
             workload_name=workload.name,
             root_pid=workload.root.pid,
             processes=tuple(map(_process, processes)),
-            members=tuple(_process(member.identity) for member in party.members),
+            members=tuple(_process(member.identity) for member in members),
             gpus=tuple(
                 ImageGpu(gpu_uuid, self._inventory.chips.get(gpu_uuid, ""), parked_bytes.get(gpu_uuid))
-                for gpu_uuid in party.home
+                for gpu_uuid in home
             ),
             host=self._facts(criu),
         )

@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from leasehold_worker.checkpoints.folders import WORK_SUFFIX
 from leasehold_worker.criu.rpc import SwrkError
 
-WORK_SUFFIX: Final = ".work"
 ERRORS_FILE: Final = "stderr.log"
 """What CRIU says before it opens its log."""
 

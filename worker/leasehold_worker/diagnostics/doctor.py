@@ -21,7 +21,7 @@ from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredErro
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import StartError
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.planning.plan import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
+from leasehold_worker.planning.findings import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
 EXIT_FAILED: Final = 1
 

@@ -14,7 +14,7 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.criu.installation import CriuFacts
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.gpus.inventory import GpuFacts, Inventory
-from leasehold_worker.planning.plan import NOT_CHECKED, REFUSED, WARNING
+from leasehold_worker.planning.findings import NOT_CHECKED, REFUSED, WARNING
 
 
 class NotOkError(Exception):

@@ -19,9 +19,9 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.diagnostics.observer import ValidationError
 from leasehold_worker.diagnostics.validator import Step, UnknownGpuError, Validation, Validator, choose_gpu
-from leasehold_worker.driver.gpu_pairs import normalize_uuid
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory, SystemVersions
+from leasehold_worker.gpus.uuids import normalize_uuid
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

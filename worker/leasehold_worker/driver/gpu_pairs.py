@@ -5,7 +5,6 @@ The driver wants a pair for every GPU that the process could see when it initial
 to be written as a permutation of all GPUs of the host, within each chip.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
 
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
 
 @dataclass(frozen=True, slots=True)
 class GpuPair:
@@ -23,23 +20,6 @@ class GpuPair:
 
     old_uuid: str
     new_uuid: str
-
-
-def normalize_uuid(text: str) -> str:
-    """Brings a GPU's UUID into NVML's form; the prefix ``GPU-`` and the case don't matter.
-
-    Raises:
-        OperationError: INVALID_ARGUMENT, it is not a UUID.
-    """
-    bare = text.strip().lower().removeprefix("gpu-")
-    uuid = f"GPU-{bare}"
-    if not _UUID.fullmatch(uuid):
-        raise OperationError(
-            errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{text!r} is not a GPU's UUID: it looks like GPU-12345678-1234-1234-1234-123456789abc",
-            {"field": "gpu_uuid"},
-        )
-    return uuid
 
 
 def complete_pairs(pairs: Iterable[GpuPair], chips: Mapping[str, str]) -> tuple[GpuPair, ...]:

@@ -18,6 +18,7 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
+from leasehold_worker.driver.device_memory import check_memory
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.helper_protocol import DriverCall
@@ -39,7 +40,6 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import memory_bytes
-from leasehold_worker.planning.placement import check_memory
 
 logger = logging.getLogger(__name__)
 

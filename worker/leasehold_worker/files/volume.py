@@ -1,16 +1,39 @@
 """The room on a volume, measured beside the worker's loop: a volume that hangs blocks statvfs(3)."""
 
 import errno
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 import trio
 
-from leasehold_worker.host.capacity import DiskSpace, disk_space
-
 LOOK_INTERVAL_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
 """How long the volume may take to answer. After that, its room is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """A volume.
+
+    Attributes:
+        total_bytes: Its size.
+        available_bytes: What of it somebody who is not root may still write.
+    """
+
+    total_bytes: int
+    available_bytes: int
+
+
+def disk_space(directory: Path) -> DiskSpace:
+    """The volume that a directory is on, as statvfs(3) has it.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    facts = os.statvfs(directory)
+    return DiskSpace(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
 
 
 @final

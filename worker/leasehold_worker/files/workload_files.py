@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from leasehold_worker.planning.workload_checks import invalid
+from leasehold_worker.errors import invalid
 
 OUTPUT_FILE: Final = "output.log"
 WORKING_FOLDER: Final = "work"

@@ -32,9 +32,9 @@ from leasehold_worker.hooks.context import (
     goes_down,
     is_two_way,
     kind,
-    probes,
     timeout_s,
 )
+from leasehold_worker.workloads.probes import probes
 
 logger = logging.getLogger(__name__)
 

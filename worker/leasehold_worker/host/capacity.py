@@ -28,19 +28,6 @@ class HostLimits:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
-    """A volume.
-
-    Attributes:
-        total_bytes: Its size.
-        available_bytes: What of it somebody who is not root may still write.
-    """
-
-    total_bytes: int
-    available_bytes: int
-
-
 def hard_limits() -> HostLimits:
     """What the host has, or less where the worker's CPU set or control groups (either version) say so."""
     cpus = [len(os.sched_getaffinity(0)) * 1000]
@@ -74,16 +61,6 @@ def limits_within(hard: HostLimits, cpu_limit_millicores: int = 0, memory_limit_
             f"that this host and its control groups allow: give {hard.memory_bytes} at most, or 0 for all"
         )
     return HostLimits(cpu_limit_millicores or hard.cpu_millicores, memory_limit_bytes or hard.memory_bytes)
-
-
-def disk_space(directory: Path) -> DiskSpace:
-    """The volume that a directory is on, as statvfs(3) has it.
-
-    Raises:
-        OSError: It can't be read.
-    """
-    facts = os.statvfs(directory)
-    return DiskSpace(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
 
 
 def directory_bytes(directory: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Final, Literal, final, overload
 
 from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
 
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.host_reservations import NOTHING, HostLedger, HostRequest, HostReservation
 from leasehold_worker.leasing.leases import FREE, Lease
@@ -72,20 +72,20 @@ class AllocRequest:
             ("gpu_units", gpus.units),
         ):
             if number < 0:
-                raise _invalid(name, f"{name} {number} is negative: give 0 or more")
+                raise invalid(name, f"{name} {number} is negative: give 0 or more")
         wished = gpus.memory_bytes or gpus.units or gpus.name or gpus.gpu_uuids or gpus.acceptable_units
         if gpus.count == 0 and wished:
-            raise _invalid("gpu_count", "gpu_count is 0, though GPUs are described: ask for 1 or more")
+            raise invalid("gpu_count", "gpu_count is 0, though GPUs are described: ask for 1 or more")
         if any(units < 1 for units in gpus.acceptable_units):
-            raise _invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave out what is less")
+            raise invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave out what is less")
         if gpus.acceptable_units and gpus.units > gpus.count * max(gpus.acceptable_units):
-            raise _invalid(
+            raise invalid(
                 "gpu_units",
                 f"{gpus.units} units are wanted of {gpus.count} GPUs that have {max(gpus.acceptable_units)} "
                 "each at most: ask for more GPUs, or accept larger ones",
             )
         if gpus.gpu_uuids and len(set(gpus.gpu_uuids)) < gpus.count:
-            raise _invalid(
+            raise invalid(
                 "gpu_uuids",
                 f"{gpus.count} GPUs are wanted of {len(set(gpus.gpu_uuids))} that are named: name more",
             )
@@ -367,7 +367,3 @@ class Resources:
         except Exception as error:
             cause.add_note(f"and lease {lease.lease_id} was not given back cleanly: {error}")
             logger.exception("the rollback of an allocation went wrong")
-
-
-def _invalid(field: str, message: str) -> OperationError:
-    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field})

@@ -7,10 +7,10 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2
 
-from leasehold_worker.driver.gpu_pairs import normalize_uuid
+from leasehold_worker.errors import invalid
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.leases import Cordon
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.planning.workload_checks import invalid
 
 LOOK_TIMEOUT_S: Final = 12.0
 """How long a reset that is done waits for the look after it: longer than NVML is waited for."""

@@ -13,7 +13,8 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import DiskSpace, HostLimits
+from leasehold_worker.files.volume import DiskSpace
+from leasehold_worker.host.capacity import HostLimits
 
 KEPT_FREE_PERCENT: Final = 10
 """Share of the volume that nobody gets, however little is configured."""

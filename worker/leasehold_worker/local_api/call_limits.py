@@ -9,7 +9,7 @@ from typing import final
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
-from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.host.peers import Peer
 
 
 @final

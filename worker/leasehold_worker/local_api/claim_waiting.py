@@ -13,19 +13,18 @@ from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
 
-from leasehold_worker import wire
-from leasehold_worker.agent.assembly import Parts
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import lineage, process_tree
-from leasehold_worker.leasing.allocation import Allocation, AllocRequest
-from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
+from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.overlap import both
-from leasehold_worker.planning.workload_checks import invalid
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds, timestamp
 from leasehold_worker.workloads.eviction import resolve
-from leasehold_worker.workloads.foreign_processes import owner, read_mark
+from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner, read_mark
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import CLAIM, ENDED, EXEC, Workload
 
 HOOKS_LIMIT_BYTES: Final = 65_536
@@ -89,10 +88,22 @@ class Session:
 
 @final
 class ClaimTurns:
-    """The claims of one host that wait."""
+    """The claims of one host that wait.
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    Args:
+        pool: The GPUs.
+        resources: What workloads may have of the host.
+        workloads: The registry.
+        foreign: Finds other processes on the GPUs.
+    """
+
+    def __init__(
+        self, pool: GpuPool, resources: Resources, workloads: Workloads, foreign: ForeignWatch
+    ) -> None:
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
+        self._foreign = foreign
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
         self._waiting: dict[str, Session] = {}
@@ -117,7 +128,7 @@ class ClaimTurns:
         try:
             await both(
                 partial(self._check_descendants, session.peer),
-                partial(self._parts.foreign.look, self._parts.workloads),
+                partial(self._foreign.look, self._workloads),
             )
             yield name
         finally:
@@ -125,7 +136,7 @@ class ClaimTurns:
 
     def waiting(self) -> list[local_pb2.WaitingClaim]:
         """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
-        pool, resources = self._parts.pool, self._parts.resources
+        pool, resources = self._pool, self._resources
         return [
             local_pb2.WaitingClaim(
                 name=self._names.get(waiter.workload_id, waiter.workload_id),
@@ -134,7 +145,7 @@ class ClaimTurns:
                 gpu_count=waiter.request.count,
                 priority=waiter.priority,
                 helper=waiter.helper,
-                since=wire.timestamp(waiter.since),
+                since=timestamp(waiter.since),
                 reason=resources.what_lacks(
                     resources.waits_for(waiter.workload_id) or AllocRequest(waiter.request)
                 ),
@@ -152,7 +163,7 @@ class ClaimTurns:
                 f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
                 "'_' or '.', 63 in all",
             )
-        living = (workload.name for workload in self._parts.workloads.all() if workload.state not in ENDED)
+        living = (workload.name for workload in self._workloads.all() if workload.state not in ENDED)
         if wanted in living or wanted in self._names.values():
             raise OperationError(
                 errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
@@ -168,7 +179,7 @@ class ClaimTurns:
         if wanted.HasField("wait"):
             _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
         _check_helper(wanted.spec.helper)
-        _check_sizes(wanted.spec, self._parts.pool.capacity)
+        _check_sizes(wanted.spec, self._pool.capacity)
         self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "waits for a claim already: one at a time")
@@ -176,7 +187,7 @@ class ClaimTurns:
 
     def _check_number(self, peer: Peer) -> None:
         """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
-        granted = [each for each in self._parts.workloads.all() if each.state not in ENDED]
+        granted = [each for each in self._workloads.all() if each.state not in ENDED]
         claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
         mine = sum(each.uid == peer.uid for each in claimed)
         if len(claimed) >= CLAIMED_LIMIT:
@@ -197,7 +208,7 @@ class ClaimTurns:
         Raises:
             OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
         """
-        peer, workloads = session.peer, self._parts.workloads.all()
+        peer, workloads = session.peer, self._workloads.all()
         holder = owner(peer.identity.pid, workloads, session.marked_id)
         if holder is not None:
             raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
@@ -218,7 +229,7 @@ class ClaimTurns:
         Raises:
             OperationError: ALREADY_REGISTERED.
         """
-        workloads = self._parts.workloads.all()
+        workloads = self._workloads.all()
         pid = peer.identity.pid
         try:
             found = await read_process(pid, partial(_owned_below, peer, workloads))
@@ -235,11 +246,11 @@ class ClaimTurns:
             OperationError: It can't be had, or not in time.
         """
         spec = wanted.spec
-        request = AllocRequest.of(spec.resources, self._parts.workloads.last_gpus(name))
+        request = AllocRequest.of(spec.resources, self._workloads.last_gpus(name))
         wait_s = seconds(wanted.wait) if wanted.HasField("wait") else float("inf")
         request.validate()
         if request.gpus.count:
-            self._parts.pool.slots.check_possible(request.gpus)
+            self._pool.slots.check_possible(request.gpus)
         if wait_s <= 0:
             return self._take_at_once(workload_id, request, spec)
         granted: list[Allocation] = []
@@ -252,7 +263,7 @@ class ClaimTurns:
                         nursery.start_soon(self._tell_place, session, workload_id, request)
                     try:
                         granted.append(
-                            await self._parts.resources.claim(
+                            await self._resources.claim(
                                 workload_id, request, priority=spec.priority, helper=spec.HasField("helper")
                             )
                         )
@@ -267,7 +278,7 @@ class ClaimTurns:
             raise refusals[0]
         if granted:
             return granted[0]
-        refusal = self._parts.resources.why_not(request)
+        refusal = self._resources.why_not(request)
         raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
 
     def _take_at_once(
@@ -278,14 +289,14 @@ class ClaimTurns:
         Raises:
             OperationError: It can't be had now.
         """
-        pool = self._parts.pool
+        pool = self._pool
         if spec.HasField("helper") and request.gpus.count and pool.waiting:
-            raise self._parts.resources.why_not(request)
-        return self._parts.resources.alloc(workload_id, request, live=True, priority=spec.priority)
+            raise self._resources.why_not(request)
+        return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
 
     async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
         told = None
-        pool = self._parts.pool
+        pool = self._pool
         while True:
             waiting = pool.waiting
             ids = [waiter.workload_id for waiter in waiting]
@@ -293,7 +304,7 @@ class ClaimTurns:
                 message = local_pb2.ClaimWaiting(
                     position=ids.index(workload_id) + 1,
                     pending_claimers=len(waiting),
-                    reason=self._parts.resources.what_lacks(request),
+                    reason=self._resources.what_lacks(request),
                 )
                 if message != told:
                     session.tell(ClaimResponse(waiting=message))

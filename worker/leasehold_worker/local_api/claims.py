@@ -16,18 +16,18 @@ from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
 
-from leasehold_worker import wire
-from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.commands.states import SUCCEEDED
-from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.errors import OperationError, defect, invalid
 from leasehold_worker.files.workload_files import OUTPUT_FILE
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.allocation import Allocation
+from leasehold_worker.leasing.messages import lease_message
 from leasehold_worker.local_api.claim_waiting import ClaimTurns, Session
-from leasehold_worker.local_api.unix_socket import Peer
-from leasehold_worker.planning.workload_checks import invalid
+from leasehold_worker.timestamps import duration
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import (
     CLAIM,
     ENDED,
@@ -52,14 +52,23 @@ class LocalClaims:
     """The claims of one host.
 
     Args:
-        parts: What works on the GPUs.
+        workloads: The registry.
+        nursery: Where streams are served.
         commands: Lets workloads go.
         journal: A grant is told once it is on disk.
         turns: The claims that wait.
     """
 
-    def __init__(self, parts: Parts, commands: Commands, journal: Journal, turns: ClaimTurns) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        workloads: Workloads,
+        nursery: trio.Nursery,
+        commands: Commands,
+        journal: Journal,
+        turns: ClaimTurns,
+    ) -> None:
+        self._workloads = workloads
+        self._nursery = nursery
         self._turns = turns
         self._commands = commands
         self._journal = journal
@@ -71,7 +80,7 @@ class LocalClaims:
 
     def begin(self, session: Session) -> None:
         """Begins to serve a stream."""
-        self._parts.nursery.start_soon(self._serve, session)
+        self._nursery.start_soon(self._serve, session)
 
     def suspend_streams(self) -> None:
         """From now on, the end of a stream ends no lease: the worker stops, and its next start goes on."""
@@ -79,10 +88,10 @@ class LocalClaims:
 
     def expect_resumption(self) -> None:
         """After a start: ends the leases of those holders of claims that don't come back in time."""
-        for workload in self._parts.workloads.all():
+        for workload in self._workloads.all():
             if workload.origin in (CLAIM, EXEC) and workload.state not in ENDED:
                 self._inherited.add(workload.workload_id)
-                self._parts.nursery.start_soon(self._expect, workload)
+                self._nursery.start_soon(self._expect, workload)
 
     async def _expect(self, workload: Workload) -> None:
         await trio.sleep(RESUME_TIMEOUT_S)
@@ -94,7 +103,7 @@ class LocalClaims:
         """Tells a helper that holds on by a stream that somebody waits for its GPUs."""
         session = self._sessions.get(workload_id)
         if session is not None:
-            request = local_pb2.ClaimYield(grace=wire.duration(grace_s))
+            request = local_pb2.ClaimYield(grace=duration(grace_s))
             session.tell(ClaimResponse(yield_request=request))
 
     async def _serve(self, session: Session) -> None:
@@ -131,7 +140,7 @@ class LocalClaims:
     def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
         """What an earlier start of the worker granted to this very claim, which is made anew now."""
         origin, spec = _registration(wanted)
-        for workload in self._parts.workloads.all():
+        for workload in self._workloads.all():
             same = (workload.root, workload.origin, workload.spec) == (peer.identity, origin, spec)
             named = wanted.name in ("", workload.name)
             if same and named and workload.state not in ENDED and workload.workload_id in self._inherited:
@@ -161,7 +170,7 @@ class LocalClaims:
                 name,
                 spec,
                 peer.identity,
-                self._parts.workloads.folder(workload_id) / OUTPUT_FILE,
+                self._workloads.folder(workload_id) / OUTPUT_FILE,
                 datetime.now(UTC),
                 allocation.lease,
                 origin=origin,
@@ -175,7 +184,7 @@ class LocalClaims:
             allocation.release()
             raise
         allocation.hand_over_lease()
-        self._parts.workloads.add(workload, self._parts.nursery)
+        self._workloads.add(workload, self._nursery)
         return workload
 
     def _limit(self, workload: Workload) -> None:
@@ -184,7 +193,7 @@ class LocalClaims:
         A worker that isn't root may not move a process that it did not start: the promise is then kept in the
         ledger alone.
         """
-        limits, promised = self._parts.workloads.limits, workload.spec.resources
+        limits, promised = self._workloads.limits, workload.spec.resources
         if workload.origin != EXEC or not (promised.cpu_millicores or promised.memory_bytes):
             return
         group = None
@@ -210,13 +219,13 @@ class LocalClaims:
             if self._sessions.get(workload.workload_id) is session:
                 del self._sessions[workload.workload_id]
             if by_stream and not self._suspended and workload.state not in ENDED:
-                self._parts.nursery.start_soon(self._give_back, workload)
+                self._nursery.start_soon(self._give_back, workload)
 
     async def _tell_granted(self, session: Session, workload: Workload) -> None:
         with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
             await self._journal.wait_settled()
         if scope.cancelled_caught:
-            self._parts.nursery.start_soon(self._give_back, workload)
+            self._nursery.start_soon(self._give_back, workload)
             raise OperationError(
                 errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
                 "the grant can't be written down: look at the disk of the worker's state directory",
@@ -225,8 +234,8 @@ class LocalClaims:
         granted = local_pb2.ClaimGranted(
             workload_id=workload.workload_id,
             name=workload.name,
-            lease=wire.lease(lease) if lease else None,
-            environment=self._parts.workloads.variables(workload.workload_id, workload.name, lease),
+            lease=lease_message(lease) if lease else None,
+            environment=self._workloads.variables(workload.workload_id, workload.name, lease),
         )
         session.tell(ClaimResponse(granted=granted))
 
@@ -235,16 +244,16 @@ class LocalClaims:
         while workload.state not in ENDED:
             now = (workload.state, workload.lease)
             if now != told:
-                lease = wire.lease(workload.lease) if workload.lease else None
+                lease = lease_message(workload.lease) if workload.lease else None
                 changed = local_pb2.ClaimChanged(state=workload.state, lease=lease)
                 session.tell(ClaimResponse(changed=changed))
                 told = now
-            await self._parts.workloads.wait_changed()
+            await self._workloads.wait_changed()
         state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
         session.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason=f"the workload is {state}")))
 
     async def _resume(self, session: Session, workload_id: str) -> None:
-        workload = self._parts.workloads.get(workload_id)
+        workload = self._workloads.get(workload_id)
         if workload.origin != CLAIM or workload.root != session.peer.identity:
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED, f"claim {workload_id} is not one of this process"
@@ -264,7 +273,7 @@ class LocalClaims:
         """Lets a workload go. While something is done with it, or it is parked, that has to wait."""
         while workload.state not in ENDED and workload.workload_id not in self._sessions:
             if workload.state != RUNNING:
-                await self._parts.workloads.wait_changed()
+                await self._workloads.wait_changed()
                 continue
             operation = Operation(release=command_pb2.ReleaseOperation())
             outcome = await self._commands.carry_out(workload.workload_id, operation)

@@ -5,13 +5,16 @@ from typing import Final, final
 from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 
-from leasehold_worker import wire
-from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.leasing.allocation import Resources
+from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages
+from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api.claim_waiting import ClaimTurns
-from leasehold_worker.local_api.unix_socket import Peer
+from leasehold_worker.workloads.messages import workload_message
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import ENDED, Workload
 
 LIST_LIMIT_BYTES: Final = 3 * 2**20
@@ -23,31 +26,42 @@ class LocalAnswers:
     """Answers the processes of one host.
 
     Args:
-        parts: What works on the GPUs.
+        pool: The GPUs.
+        resources: What workloads may have of the host.
+        workloads: The registry.
         commands: Lets workloads go.
         turns: The claims that wait.
         worker_id: In workloads that are told.
     """
 
-    def __init__(self, parts: Parts, commands: Commands, turns: ClaimTurns, worker_id: str) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        pool: GpuPool,
+        resources: Resources,
+        workloads: Workloads,
+        commands: Commands,
+        turns: ClaimTurns,
+        worker_id: str,
+    ) -> None:
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
         self._commands = commands
         self._turns = turns
         self._worker_id = worker_id
 
     def list(self) -> local_pb2.ListResponse:
         """The GPUs, the workloads and the claims that wait. It always fits a message."""
-        parts = self._parts
         found = local_pb2.ListResponse(
-            gpus=wire.gpu_leases(parts.pool.snapshot_leases().slots, {}),
+            gpus=gpu_lease_messages(self._pool.snapshot_leases().slots, {}),
             workloads=[
-                wire.workload(workload, self._worker_id)
-                for workload in parts.workloads.all()
+                workload_message(workload, self._worker_id)
+                for workload in self._workloads.all()
                 if workload.state not in ENDED
             ],
             waiting=self._turns.waiting(),
-            resources=parts.resources.fetch_machine_resources(),
-            cordon=wire.cordon(parts.pool.slots.worker_cordon),
+            resources=self._resources.fetch_machine_resources(),
+            cordon=cordon_message(self._pool.slots.worker_cordon),
         )
         for workload in found.workloads:  # values may be secrets, and any user may list
             for name in workload.spec.environment:
@@ -80,10 +94,10 @@ class LocalAnswers:
         if outcome.state != SUCCEEDED:
             error = outcome.error
             raise OperationError(error.reason, error.message, dict(error.metadata))
-        return wire.workload(workload, self._worker_id)
+        return workload_message(workload, self._worker_id)
 
     def _find(self, name: str) -> Workload:
-        for workload in self._parts.workloads.all():
+        for workload in self._workloads.all():
             ids = (workload.workload_id, workload.name, workload.lease.lease_id if workload.lease else "")
             if workload.state not in ENDED and name in ids:
                 return workload

@@ -20,11 +20,12 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_worker.applications.registry import Kernels
 from leasehold_worker.applications.stream import KernelSession
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
 from leasehold_worker.local_api.call_limits import Places
 from leasehold_worker.local_api.claim_waiting import Session
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalAnswers
-from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket, Peer
+from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import grp
 import hashlib
 import logging
 import os
-import pwd
 import secrets
 import socket
 import stat
@@ -22,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -32,7 +30,8 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.file_descriptors import raise_limit
 from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.files.private_directories import require_private
-from leasehold_worker.host.processes import ProcessIdentity, has_ended, identify, user_id, user_name
+from leasehold_worker.host.peers import Peer, by_credentials, by_pidfd, group_ids
+from leasehold_worker.host.processes import ProcessIdentity, user_name
 
 logger = logging.getLogger(__name__)
 
@@ -63,35 +62,12 @@ LOOK_UPS_AT_ONCE: Final = 8
 
 CHUNK_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
-_INT: Final = struct.Struct("i")
 _BOOT: Final = time.CLOCK_BOOTTIME
 _SCHEME: Final = "unix-abstract:"
 
-SO_PEERPIDFD: Final = 77
-"""A pidfd of who connected, since Linux 6.5 (asm-generic/socket.h)."""
 
 _NOT_OURS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 """What accept(2) says of something that is no listener any more. All else passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a connection.
-
-    Attributes:
-        identity: The process that connected.
-        uid: Its effective user.
-        user: Its name.
-    """
-
-    identity: ProcessIdentity
-    uid: int
-    user: str
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether it is root, or the worker's own user."""
-        return self.uid in (0, os.geteuid())
 
 
 @final
@@ -226,7 +202,7 @@ class LocalSocket:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(data)
         try:
-            identity = _by_pidfd(connection)
+            identity = by_pidfd(connection)
         except OSError as error:
             if error.errno != errno.ENOPROTOOPT:
                 raise
@@ -251,50 +227,12 @@ class LocalSocket:
 
     def _admit(self, identity: ProcessIdentity, uid: int, gid: int) -> Peer | None:
         """Asks the host's directory of users, which may take long."""
-        if uid not in (0, os.geteuid()) and self._gid not in _groups(uid, gid):
+        if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
             logger.warning(
                 "process %d of user %s may not connect, and was refused", identity.pid, user_name(uid)
             )
             return None
         return Peer(identity, uid, user_name(uid))
-
-
-def _by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
-    """Who connected, by what the kernel holds of it: no other process is taken for it.
-
-    Raises:
-        OSError: ENOPROTOOPT: the kernel is too old.
-    """
-    try:
-        data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _INT.size)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):  # it has ended, by kernel
-            return None
-        raise
-    (pidfd,) = _INT.unpack(data)
-    try:
-        facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").split()
-        pid = int(facts[facts.index("Pid:") + 1])
-        # 0: it lives in a pid namespace that we can't see into; -1: it has ended.
-        identity = identify(pid) if pid > 0 else None
-        return None if has_ended(pidfd) else identity
-    finally:
-        os.close(pidfd)
-
-
-def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | None:
-    """Who connected, by its pid, which may mean another process by now. None: it does.
-
-    Args:
-        pid: Its pid.
-        uid: Its effective user.
-        taken_at: When its connection was taken, in seconds since boot. Younger processes did not make it.
-    """
-    identity = identify(pid) if pid > 0 else None
-    if identity is None or user_id(pid) != uid:
-        return None
-    started_at = identity.start_time_ticks / os.sysconf("SC_CLK_TCK")
-    return identity if started_at <= taken_at else None
 
 
 def _connections_limit(descriptors: int) -> int:
@@ -332,13 +270,6 @@ def _gid(group: str) -> int:
         raise StartError(
             f"socket_group {group!r} is no group of this host: create it, or name another"
         ) from None
-
-
-def _groups(uid: int, gid: int) -> set[int]:
-    try:
-        return {gid, *os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)}
-    except KeyError:
-        return {gid}
 
 
 def _listen(path: Path, gid: int) -> socket.socket:

@@ -9,9 +9,9 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 
-from leasehold_worker.driver.gpu_pairs import normalize_uuid
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.leases import Lease

@@ -12,10 +12,9 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold_worker.commands.progress import Report
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import search_members
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.hooks.context import probes
 from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.host.process_readings import READING, user_threads
 from leasehold_worker.host.processes import (
@@ -29,10 +28,11 @@ from leasehold_worker.host.processes import (
 )
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, Gates
-from leasehold_worker.planning.plan import Findings
-from leasehold_worker.planning.workload_checks import invalid, require_open
+from leasehold_worker.planning.findings import Findings
+from leasehold_worker.planning.workload_checks import require_open
 from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
+from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import (
     ADOPT,

@@ -44,10 +44,11 @@ from leasehold_worker.leasing.suspend_memory import HostMemory
 from leasehold_worker.operations.settlement import Kept, Settlement, settle_state, where_members_are
 from leasehold_worker.operations.workload_hooks import Beside, HookCalls
 from leasehold_worker.overlap import both
-from leasehold_worker.planning.plan import Findings, Plan
+from leasehold_worker.planning.displacement import find_displaced
+from leasehold_worker.planning.findings import Findings
+from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.trespass import find_displaced
 from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING

@@ -4,32 +4,39 @@ Each begins with its plan. How a workload is parked is its policy's; waking undo
 that was. Suspending releases the lease, restoring claims again, and the map follows from where it lands.
 """
 
+from functools import partial
 from typing import Final, final
 
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import ProcessStrategy
 
+from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.commands.executor import CarryOut
 from leasehold_worker.commands.intents import Intent, PartyIntent
 from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import require_folder_name
 from leasehold_worker.hooks.validation import check_hooks
+from leasehold_worker.leasing.cordons import Servicing
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Taking
+from leasehold_worker.operations.adoption import Adopting
 from leasehold_worker.operations.cuda_suspend import Moving
 from leasehold_worker.operations.image_checkpoint import Imaging
 from leasehold_worker.operations.keep_running import Sleeping
-from leasehold_worker.operations.stop_restart import Applications
+from leasehold_worker.operations.stop import Stopping
+from leasehold_worker.operations.stop_restart import STOP_POLICY, Applications
+from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
+from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.preflight import Preflight, lock_timeout_s
-from leasehold_worker.planning.tiers import Tiers
-from leasehold_worker.planning.workload_checks import invalid
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.trespass import CHILDREN_OF_MOVED
 from leasehold_worker.workloads.workload import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
 
 PLACEMENT_ATTEMPTS: Final = 3
@@ -63,7 +70,11 @@ class Operations:
         sleeping: Sleeping,
         imaging: Imaging,
         applications: Applications,
-        tiers: Tiers,
+        stopping: Stopping,
+        adopting: Adopting,
+        servicing: Servicing,
+        disk: CheckpointDisk,
+        durations: Durations,
     ) -> None:
         self._workloads = workloads
         self._taking = taking
@@ -72,9 +83,60 @@ class Operations:
         self._sleeping = sleeping
         self._imaging = imaging
         self._applications = applications
-        self._tiers = tiers
+        self._stopping = stopping
+        self._adopting = adopting
+        self._servicing = servicing
+        self._disk = disk
+        self._durations = durations
         self.preflight = preflight
         """Makes the plans that suspends, restores and remaps begin with."""
+
+    async def perform(self, command: Command, report: Report, carry_out: CarryOut) -> None:
+        """Carries out what a command says.
+
+        Raises:
+            OperationError: It failed, or was refused. UNSUPPORTED_CAPABILITY: this worker does not know it.
+        """
+        workload_id, operation = command.workload_id, command.operation
+        match operation.WhichOneof("kind"):
+            case "run":
+                await self.run(workload_id, operation.run, report)
+            case "suspend":
+                await self.suspend(workload_id, operation.suspend, report, carry_out)
+                self._durations.learn(workload_id, report.policy, Way.DOWN, report)
+            case "restore":
+                parked = self._workloads.get(workload_id).parked
+                await self.restore(workload_id, operation.restore, report)
+                self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, report)
+            case "remap":
+                await self.remap(operation.remap, report)
+            case "stop":
+                await self._stopping.stop(workload_id, operation.stop, report)
+                await self._disk.clean_up_in_time(self._workloads.get(workload_id))
+            case "adopt":
+                await self._adopting.adopt(workload_id, operation.adopt, report)
+            case "release":
+                await self._adopting.release(workload_id, report)
+            case "cordon":
+                await trio.lowlevel.checkpoint()
+                self._servicing.cordon(operation.cordon)
+            case "uncordon":
+                await trio.lowlevel.checkpoint()
+                self._servicing.uncordon(operation.uncordon)
+            case "checkpoint":
+                await self._applications.checkpoint(workload_id, report)
+                self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, report)
+            case "delete_checkpoints":
+                deletion = operation.delete_checkpoints
+                delete = partial(self._disk.delete, deletion.checkpoint_ids, force=deletion.force)
+                await trio.to_thread.run_sync(delete)
+            case "reset_gpu_health":
+                await self._servicing.reset_health(operation.reset_gpu_health)
+            case None:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                    "this worker is older than the coordinator and does not know the operation: update it",
+                )
 
     async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
         """Takes what the program needs, without waiting, and starts it.
@@ -123,9 +185,19 @@ class Operations:
             await self._applications.begin_with(workload, operation.checkpoint_id, report)
 
     async def suspend(
-        self, workload_id: str, operation: command_pb2.SuspendOperation, report: Report
+        self,
+        workload_id: str,
+        operation: command_pb2.SuspendOperation,
+        report: Report,
+        carry_out: CarryOut | None = None,
     ) -> None:
         """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
+
+        Args:
+            workload_id: The workload.
+            operation: How.
+            report: Gets what was done.
+            carry_out: Moves other workloads to a lower tier. None: no workload can be moved.
 
         Raises:
             OperationError: What the first one failed with; the report's warnings say the others.
@@ -142,7 +214,8 @@ class Operations:
             plan = await self.preflight.suspend(workload_id, operation, tried)
             try:
                 if plan.moves_down and not plan.refused:
-                    await self._tiers.make_room(plan, report)
+                    if carry_out is not None:
+                        await _make_room(plan, report, carry_out)
                     plan = await self.preflight.suspend(workload_id, operation, tried)
                     plan.require_room()
                 if not self._is_settled(plan, report):
@@ -278,3 +351,17 @@ def _warn_of_children(report: Report) -> None:
     """Says what a move can't change."""
     if report.applied_pairs:
         report.warnings.append(CHILDREN_OF_MOVED)
+
+
+async def _make_room(plan: Plan, report: Report, carry_out: CarryOut) -> None:
+    """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
+    for move in plan.moves_down:
+        report.enter("make_room")
+        operation = command_pb2.Operation(
+            suspend=command_pb2.SuspendOperation(policy=move.policy, force=True)
+        )
+        outcome = await carry_out(move.workload_id, operation, move.generation)
+        if outcome.state != SUCCEEDED:
+            report.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
+        else:
+            report.warnings.append(move.text)

@@ -5,7 +5,6 @@ were read. So an image holds everything, and wakes on any GPUs alike.
 """
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,19 +25,18 @@ from leasehold_worker.commands.progress import Report
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.dump import dump
-from leasehold_worker.criu.installation import CriuFacts
-from leasehold_worker.criu.obstacles import obstacles, outside_connections
+from leasehold_worker.criu.obstacles import outside_connections
 from leasehold_worker.criu.restore import new_identities, restore, taken_pids
+from leasehold_worker.criu.support import CriuSupport, image_memory
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
 from leasehold_worker.driver.members import Member, MemberOutcome, find_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree
-from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory, MemoryNeed
+from leasehold_worker.leasing.suspend_memory import HostMemory
 from leasehold_worker.operations.cuda_suspend import Moving, intent_of
 from leasehold_worker.operations.settlement import Kept, settle_state
 from leasehold_worker.operations.stop import Stopping
@@ -53,11 +51,6 @@ logger = logging.getLogger(__name__)
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 POLL_INTERVAL_S: Final = 0.01
-PASSING_S: Final = 2.0
-"""How long what stands against an image may take to pass, such as a connection that is closing."""
-
-PASSING_INTERVAL_S: Final = 0.05
-
 GONE_TIMEOUT_S: Final = 30.0
 """How long processes may take to be gone once CRIU has ended them."""
 
@@ -67,7 +60,7 @@ class Imaging:
     """Writes and brings back the processes of one host's workloads.
 
     Args:
-        criu: The CRIU that works here, or why there is none.
+        support: The CRIU of this host.
         store: Where images are kept.
         disk: Deletes those that nobody needs any more.
         host_memory: The ledger of promised host memory.
@@ -82,7 +75,7 @@ class Imaging:
 
     def __init__(
         self,
-        criu: CriuFacts | str,
+        support: CriuSupport,
         store: ImageStore,
         disk: CheckpointDisk,
         host_memory: HostMemory,
@@ -94,7 +87,7 @@ class Imaging:
         stopping: Stopping,
         nursery: trio.Nursery,
     ) -> None:
-        self._criu = criu
+        self._support = support
         self._store = store
         self._disk = disk
         self._host_memory = host_memory
@@ -106,57 +99,6 @@ class Imaging:
         self._stopping = stopping
         self._nursery = nursery
 
-    @property
-    def unavailable_reason(self) -> str:
-        """Why this worker writes no images. Empty: it does."""
-        return self._criu if isinstance(self._criu, str) else ""
-
-    def require_criu(self) -> CriuFacts:
-        """The CRIU that works here.
-
-        Raises:
-            OperationError: UNSUPPORTED_CAPABILITY: there is none.
-        """
-        if isinstance(self._criu, str):
-            raise OperationError(
-                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                f"this worker writes no images of processes: {self._criu}",
-                {"capability": "checkpoint_image"},
-            )
-        return self._criu
-
-    async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
-        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
-
-        What is passing has time to pass: a server closes a connection a moment after it has answered.
-
-        Raises:
-            OperationError: TARGET_NOT_RUNNABLE: they can't be read.
-        """
-        if not processes:
-            await trio.lowlevel.checkpoint()
-            return []
-        look = partial(obstacles, processes, suspended=suspended)
-        deadline = trio.current_time() + PASSING_S
-        while True:
-            found = await read_process(processes[0].pid, look, is_long=True)
-            if not found or trio.current_time() > deadline:
-                return found
-            await trio.sleep(PASSING_INTERVAL_S)
-
-    async def check_kept(self, image_id: str) -> None:
-        """Refuses an image that is gone or for another host. Its bytes are not read.
-
-        Raises:
-            OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
-        """
-        image = await trio.to_thread.run_sync(self._store.find, image_id)
-        self._host.check(image.manifest, self.require_criu())
-
-    def need(self, workload: Workload) -> MemoryNeed:
-        """What bringing a workload back takes of the host's memory: all of its image, until it is awake."""
-        return self._host_memory.need(_as_worker(workload), parks=False)
-
     async def keep(self, plan: Plan, report: Report) -> Kept:
         """Writes the parked processes of a workload to disk, and sees them end.
 
@@ -166,9 +108,9 @@ class Imaging:
             OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
         """
         workload = plan.party.workload
-        criu = self.require_criu()
+        criu = self._support.require_criu()
         processes = await workload.find_processes()
-        for obstacle in await self.obstacles(processes, suspended=True):
+        for obstacle in await self._support.obstacles(processes, suspended=True):
             raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
         needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
         with self._disk.room() as room:
@@ -180,7 +122,8 @@ class Imaging:
                 report.enter("image")
                 intent = intent_of("image", plan, {}, ())
                 await report.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
-                subject = self._host.subject(plan.party, processes, criu)
+                party = plan.party
+                subject = self._host.subject(workload, party.home, party.members, processes, criu)
                 kept = await self._write(workload, partial_image, subject, room, report)
             finally:
                 partial_image.close()
@@ -221,7 +164,9 @@ class Imaging:
 
         self._workloads.stop_watching(workload)
         try:
-            await dump(self.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress)
+            await dump(
+                self._support.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress
+            )
         except BaseException as error:
             if not kept:
                 self._workloads.watch_again(workload, self._nursery)
@@ -290,7 +235,7 @@ class Imaging:
         self._workloads.set_state(workload, RESTORING)
         try:
             self._workloads.take_host(workload)
-            with self._host_memory.charged(_as_worker(workload), parks=False):
+            with self._host_memory.charged(image_memory(workload), parks=False):
                 await self._resume(plan, parked, reserved, report)
             plan.party.wakes = True
             await self._moving.wake(plan, reserved, report)
@@ -306,7 +251,7 @@ class Imaging:
     async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""
         workload = plan.party.workload
-        criu = self.require_criu()
+        criu = self._support.require_criu()
         report.enter("verify")
         image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)
@@ -377,8 +322,3 @@ class Imaging:
         workload.members, workload.parked = members, replace(parked, policy=policy)
         workload.restored, workload.error = False, None
         self._workloads.set_state(workload, CHECKPOINTED)
-
-
-def _as_worker(workload: Workload) -> dict[int, int]:
-    """What an image takes of the host's memory, as if by this process: its control group is there already."""
-    return {os.getpid(): workload.parked.disk_bytes if workload.parked else 0}

@@ -15,7 +15,6 @@ import trio
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 
-from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.errors import OperationError
@@ -24,8 +23,9 @@ from leasehold_worker.leasing.claim_queue import Kept, kept_with
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, is_weaker
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import PARKED, RUNNING, Workload
 
 logger = logging.getLogger(__name__)
@@ -132,13 +132,21 @@ class Arbiter:
     """Looks after the helpers of one host.
 
     Args:
-        parts: What works on the GPUs.
+        pool: The GPUs.
+        workloads: The registry.
         commands: Suspends, stops and wakes helpers.
         ask: Tells a helper that holds on by a stream, by its workload's id, how long it has.
     """
 
-    def __init__(self, parts: Parts, commands: Commands, ask: Callable[[str, float], None]) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        pool: GpuPool,
+        workloads: Workloads,
+        commands: Commands,
+        ask: Callable[[str, float], None],
+    ) -> None:
+        self._pool = pool
+        self._workloads = workloads
         self._commands = commands
         self._ask = ask
         self._yielding: set[str] = set()
@@ -152,10 +160,10 @@ class Arbiter:
             while True:
                 self._make_room(nursery)
                 self._wake_some(nursery)
-                await self._parts.pool.wait_changed()
+                await self._pool.wait_changed()
 
     def _helpers(self) -> list[Workload]:
-        return [workload for workload in self._parts.workloads.all() if workload.spec.HasField("helper")]
+        return [workload for workload in self._workloads.all() if workload.spec.HasField("helper")]
 
     def _leases(self, *, without: str = "") -> list[HelperLease]:
         """What helpers hold; ``without`` counts as not asked."""
@@ -170,10 +178,10 @@ class Arbiter:
         ]
 
     def _make_room(self, nursery: trio.Nursery) -> None:
-        if not self._parts.pool.pending_claimers:
+        if not self._pool.pending_claimers:
             return
         holding = {helper.lease.lease_id: helper for helper in self._helpers() if helper.lease is not None}
-        for lease in helpers_to_ask(self._parts.pool, self._leases()):
+        for lease in helpers_to_ask(self._pool, self._leases()):
             helper = holding[lease.lease_id]
             self._yielding.add(helper.workload_id)
             nursery.start_soon(self._take_back, helper)
@@ -204,12 +212,12 @@ class Arbiter:
                 logger.warning("helper %s can't be signalled: %s", helper.name, error)
 
     async def _wait_given_back(self, helper: Workload) -> None:
-        while helper.lease is not None and self._parts.pool.pending_claimers:
-            await self._parts.pool.wait_changed()
+        while helper.lease is not None and self._pool.pending_claimers:
+            await self._pool.wait_changed()
 
     def _is_needed(self, helper: Workload) -> bool:
         """Whether a claim still waits for what the helper holds: the one that did may be gone."""
-        wanted = helpers_to_ask(self._parts.pool, self._leases(without=helper.workload_id))
+        wanted = helpers_to_ask(self._pool, self._leases(without=helper.workload_id))
         return helper.lease in wanted
 
     async def _take(self, helper: Workload) -> None:
@@ -222,13 +230,13 @@ class Arbiter:
         if outcome.state != SUCCEEDED:
             logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
             self._stubborn[helper.workload_id] = helper.generation
-            self._parts.pool.note_change()
+            self._pool.note_change()
             await trio.sleep(AGAIN_S)
-            self._parts.pool.note_change()
+            self._pool.note_change()
 
     def _wake_some(self, nursery: trio.Nursery) -> None:
         """Wakes parked helpers, the longest parked first, as many as there are GPUs for."""
-        spare = spare_gpus(self._parts.pool)
+        spare = spare_gpus(self._pool)
         parked = [
             (helper.parked.since, len(helper.parked.gpu_uuids), helper)
             for helper in self._helpers()
@@ -255,7 +263,7 @@ class Arbiter:
         finally:
             self._waking.discard(helper.workload_id)
         if helper.state != RUNNING:
-            self._parts.pool.note_change()
+            self._pool.note_change()
 
 
 def _grace_s(helper: Workload) -> float:

@@ -12,7 +12,7 @@ from leasehold_worker.commands.progress import Report
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import catches, send_signal, wait_ended
 from leasehold_worker.operations.kill import Killer
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import KILL_AGAIN_S, LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
 from leasehold_worker.workloads.workload import (
     AWAY,

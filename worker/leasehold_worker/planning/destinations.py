@@ -1,13 +1,14 @@
 """On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 
-from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, moved, normalize_uuid
+from leasehold_worker.driver.device_memory import check_memory, fits
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, moved
 from leasehold_worker.driver.members import (
     CHECKPOINTED,
     LOCKED,
@@ -16,12 +17,14 @@ from leasehold_worker.driver.members import (
     bytes_by_gpu,
     needed_by_gpu,
 )
-from leasehold_worker.gpus.inventory import Inventory, Room
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.gpus.facts import Room
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.driver_checks import Gates
-from leasehold_worker.planning.placement import check_memory, choose_gpus
 from leasehold_worker.planning.plan import Destination, Party, Plan
-from leasehold_worker.planning.workload_checks import invalid, parse_pairs
+from leasehold_worker.planning.workload_checks import parse_pairs
 
 UNKNOWN_FREE: Final = (
     "NVML does not tell how much memory {} has free: whether the workload fits there is not known"
@@ -163,3 +166,44 @@ def full_bytes(party: Party) -> dict[str, int]:
             present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
             full[gpu_uuid] = present + size
     return full
+
+
+def choose_gpus(
+    parked: Sequence[str],
+    free: Sequence[str],
+    chips: Mapping[str, str],
+    room: Room,
+    parked_bytes: Mapping[str, int],
+) -> tuple[GpuPair, ...]:
+    """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
+
+    Args:
+        parked: GPUs that the workload held, in its order.
+        free: GPUs that can be claimed, in slot order.
+        chips: Chip by UUID of every GPU of the host.
+        room: What NVML says of device memory.
+        parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
+
+    Raises:
+        OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
+            places are too small.
+    """
+    left = list(free)
+    chosen = {uuid: uuid for uuid in parked if uuid in left and fits(GpuPair(uuid, uuid), room, parked_bytes)}
+    left = [uuid for uuid in left if uuid not in chosen]
+    for uuid in parked:
+        if uuid in chosen:
+            continue
+        same_chip = [candidate for candidate in left if chips[candidate] == chips[uuid]]
+        if not same_chip:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NO_FREE_GPU,
+                f"no {chips[uuid]} is free to take the place of {uuid}: suspend or stop a workload first",
+                {"gpu_uuid": uuid},
+            )
+        fitting = [candidate for candidate in same_chip if fits(GpuPair(uuid, candidate), room, parked_bytes)]
+        if not fitting:
+            check_memory((GpuPair(uuid, same_chip[0]),), room, parked_bytes)
+        chosen[uuid] = fitting[0]
+        left.remove(fitting[0])
+    return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)

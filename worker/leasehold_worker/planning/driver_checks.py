@@ -25,7 +25,7 @@ from leasehold_worker.host.processes import (
 )
 from leasehold_worker.host.shared_libraries import LoadedLibrary, loaded_library
 from leasehold_worker.overlap import both
-from leasehold_worker.planning.plan import Findings
+from leasehold_worker.planning.findings import Findings
 
 SUSPEND_CUDA_VERSION: Final = 12080
 """The driver API for checkpoints came with CUDA 12.8 (driver 570)."""

@@ -13,13 +13,13 @@ from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_store import EnvelopeStore
 from leasehold_worker.checkpoints.directory import CheckpointDisk
 from leasehold_worker.criu.image_size import image_bytes
-from leasehold_worker.driver.gpu_pairs import normalize_uuid
+from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.hooks.validation import weights_hooks
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.leasing.allocation import AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest
-from leasehold_worker.operations.image_checkpoint import Imaging
 from leasehold_worker.planning.plan import Destination, Plan, TierNeed
 from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
@@ -58,13 +58,13 @@ class PolicyChecks:
         kernels: Kernels,
         envelopes: EnvelopeStore,
         disk: CheckpointDisk,
-        imaging: Imaging,
+        criu: CriuSupport,
     ) -> None:
         self._resources = resources
         self._kernels = kernels
         self._envelopes = envelopes
         self._disk = disk
-        self._imaging = imaging
+        self._criu = criu
 
     def check(self, plan: Plan, *, allowed: bool) -> None:
         """Refuses what frees nothing, loses something, or that nobody could do.
@@ -115,10 +115,10 @@ class PolicyChecks:
         findings, party = plan.findings, plan.party
         party.processes = party.processes or await party.workload.find_processes()
         with findings.check("criu", "works here"):
-            self._imaging.require_criu()
+            self._criu.require_criu()
         at_rest = party.workload.state == SUSPENDED
         try:
-            for obstacle in await self._imaging.obstacles(party.processes, suspended=at_rest):
+            for obstacle in await self._criu.obstacles(party.processes, suspended=at_rest):
                 error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
                 findings.refuse("processes", error)
             read = partial(image_bytes, party.processes)
@@ -172,13 +172,13 @@ class PolicyChecks:
         workload = plan.party.workload
         plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
         with plan.findings.check("criu", "works here"):
-            self._imaging.require_criu()
+            self._criu.require_criu()
         with plan.findings.check("image", f"{plan.checkpoint_id} is there, and for this host"):
-            await self._imaging.check_kept(plan.checkpoint_id)
+            await self._criu.check_kept(plan.checkpoint_id)
         with plan.findings.check("resources", "there"):
             host = AllocRequest.of(workload.spec.resources).host
             self._resources.alloc(workload.workload_id, AllocRequest(GpuRequest(0), host), live=False)
-        plan.host_memory = need = self._imaging.need(workload)
+        plan.host_memory = need = self._criu.need(workload)
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             need.check()
 

@@ -26,19 +26,20 @@ from leasehold_worker.driver.members import (
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Estimate, Rates
 from leasehold_worker.driver.verification import Proof, sized
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import is_alive, will_end
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import HostMemory
 from leasehold_worker.overlap import both
 from leasehold_worker.planning.destinations import Destinations, full_bytes, stay_at_home
+from leasehold_worker.planning.displacement import find_displaced, is_elsewhere
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
-from leasehold_worker.planning.plan import Findings, Party, Plan
+from leasehold_worker.planning.findings import Findings
+from leasehold_worker.planning.plan import Party, Plan
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.planning.workload_checks import (
-    invalid,
     is_sequential,
     parse_pairs,
     require_alive,
@@ -48,7 +49,7 @@ from leasehold_worker.planning.workload_checks import (
     require_ready,
     require_state,
 )
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import (
     DISCARD,
@@ -63,7 +64,6 @@ from leasehold_worker.workloads.eviction import (
 )
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.trespass import find_displaced, is_elsewhere
 from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workloads.workload import (
     PARKED,

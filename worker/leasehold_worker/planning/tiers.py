@@ -4,16 +4,12 @@ When one is full, the workload that was parked in it longest ago moves down, if 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
-from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Operation
+from leasehold.v1 import errors_pb2
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
-from leasehold_worker.commands.progress import Report
-from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.planning.plan import MoveDown, Plan
 from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
@@ -36,15 +32,6 @@ SHORTAGES: Final = {
     errors_pb2.ERROR_REASON_INSUFFICIENT_DISK: DISK,
 }
 """Refusals that others can help by moving down, with the tier that is full."""
-
-
-class CarryOut(Protocol):
-    """Carries out a command of the worker's own."""
-
-    async def __call__(
-        self, workload_id: str, operation: Operation, expected_generation: int | None = None
-    ) -> CommandUpdate:
-        """Carries it out, if the workload has not changed, and returns its outcome."""
 
 
 def choose(
@@ -90,7 +77,7 @@ def _move_down(
 
 @final
 class Tiers:
-    """Makes room for what is to be parked.
+    """Chooses the suspended workloads that move to a lower tier, so that another one can be suspended.
 
     Args:
         workloads: The registry.
@@ -100,14 +87,12 @@ class Tiers:
     def __init__(self, workloads: Workloads, has_images: Callable[[], bool]) -> None:
         self._workloads = workloads
         self._has_images = has_images
-        self.carry_out: CarryOut | None = None
-        """Moves workloads down; given by the agent. None: nobody can."""
 
     def excuse(self, plan: Plan) -> None:
         """Turns what a plan is refused for into what is done first, where others can make room for it."""
         for refusal in list(plan.findings.refusals):
             tier = SHORTAGES.get(refusal.reason)
-            if tier is None or self.carry_out is None:
+            if tier is None:
                 continue
             others = [each for each in self._workloads.all() if each is not plan.party.workload]
             missing = _missing(plan, tier)
@@ -115,19 +100,6 @@ class Tiers:
             if moves:
                 plan.findings.excuse(refusal, "; ".join(move.text for move in moves))
                 plan.moves_down += moves
-
-    async def make_room(self, plan: Plan, report: Report) -> None:
-        """Moves down who has to, one after the other. Who can't be moved is a warning."""
-        for move in plan.moves_down:
-            report.enter("make_room")
-            operation = Operation(suspend=command_pb2.SuspendOperation(policy=move.policy, force=True))
-            if self.carry_out is None:
-                return
-            outcome = await self.carry_out(move.workload_id, operation, move.generation)
-            if outcome.state != SUCCEEDED:
-                report.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
-            else:
-                report.warnings.append(move.text)
 
 
 def _missing(plan: Plan, tier: Tier.ValueType) -> int:

@@ -9,7 +9,7 @@ import trio
 from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from leasehold_worker.driver.gpu_pairs import GpuPair, normalize_uuid
+from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import (
     CHECKPOINTED,
     FAILED,
@@ -19,8 +19,9 @@ from leasehold_worker.driver.members import (
     Search,
     state_name,
 )
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.inventory import GpuUsage
+from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive, user_id
 from leasehold_worker.workloads.workload import ENDED, PARKED, WEDGED, Workload
@@ -39,11 +40,6 @@ _REMEDIES: Final = {
     **dict.fromkeys(ENDED, "run it again"),
 }
 """What leads out of a state that an operation can't begin in."""
-
-
-def invalid(field_name: str, message: str) -> OperationError:
-    """A field of a request breaks its rule."""
-    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})
 
 
 def require_state(workload: Workload, states: Collection[WorkloadState.ValueType], verb: str) -> None:

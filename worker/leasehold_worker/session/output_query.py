@@ -6,10 +6,9 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import OutputChunk, ReadOutput
 
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import read_kept
-from leasehold_worker.planning.workload_checks import invalid
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import ENDED, Workload
 

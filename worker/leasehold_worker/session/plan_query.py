@@ -6,9 +6,9 @@ from typing import final
 from leasehold.v1 import errors_pb2
 from leasehold.v1.worker_session_pb2 import PlanAnswer, PlanQuery
 
-from leasehold_worker import wire
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.planning.durations import Durations, Way
+from leasehold_worker.planning.messages import plan_message
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.preflight import Preflight
 
@@ -32,7 +32,7 @@ class Planning:
         except Exception:  # a question is no reason for the worker to end
             logger.exception("the plan of workload %s failed by a defect", query.workload_id)
             return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
-        return PlanAnswer(plan_id=query.plan_id, plan=wire.plan(plan))
+        return PlanAnswer(plan_id=query.plan_id, plan=plan_message(plan))
 
     async def _plan(self, query: PlanQuery) -> Plan:
         operation = query.operation

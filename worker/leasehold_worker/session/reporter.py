@@ -14,13 +14,21 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
 
-from leasehold_worker import __version__, wire
-from leasehold_worker.agent.assembly import Parts
+from leasehold_worker import __version__
+from leasehold_worker.applications.registry import Kernels
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
-from leasehold_worker.gpus.inventory import GpuReading
+from leasehold_worker.criu.support import CriuSupport
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.gpus.inventory import GpuReading, Inventory
 from leasehold_worker.host import processes
+from leasehold_worker.leasing.allocation import Resources
+from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages, gpu_message
+from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
+from leasehold_worker.timestamps import timestamp
+from leasehold_worker.workloads.messages import parked_workload_messages, workload_message
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import ENDED
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
@@ -59,18 +67,25 @@ class Reporter:
     def __init__(
         self,
         identity: WorkerIdentity,
-        parts: Parts,
         commands: Commands,
         journal: Journal,
+        *,
+        inventory: Inventory,
+        driver: Driver,
+        pool: GpuPool,
+        resources: Resources,
+        workloads: Workloads,
+        criu: CriuSupport,
+        kernels: Kernels,
     ) -> None:
         self._identity = identity
-        self._inventory = parts.inventory
-        self._driver = parts.driver
-        self._pool = parts.pool
-        self._resources = parts.resources
-        self._workloads = parts.workloads
-        self._imaging = parts.imaging
-        self._kernels = parts.kernels
+        self._inventory = inventory
+        self._driver = driver
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
+        self._criu = criu
+        self._kernels = kernels
         self._commands = commands
         self._journal = journal
         self._load_sequence = 0
@@ -83,7 +98,7 @@ class Reporter:
         """The workload as it is; none where the worker doesn't have it."""
         if workload_id not in self._workloads:
             return []
-        return [wire.workload(self._workloads.get(workload_id), self._identity.worker_id)]
+        return [workload_message(self._workloads.get(workload_id), self._identity.worker_id)]
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
         """Everything that the worker holds. Where it would not fit into a frame, specs are left out."""
@@ -103,14 +118,14 @@ class Reporter:
             labels=self._identity.labels,
             capabilities=self._capabilities(),
             gpu_pool=self._gpus(),
-            gpu_leases=wire.gpu_leases(self._pool.snapshot_leases().slots, readings),
+            gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
             workloads=[
-                wire.workload(workload, self._identity.worker_id) for workload in self._workloads.all()
+                workload_message(workload, self._identity.worker_id) for workload in self._workloads.all()
             ],
             commands_in_flight=self._commands.in_flight,
             commands_unacknowledged=[update.command_id for update in self._commands.unacknowledged],
             resources=self._resources.fetch_machine_resources(),
-            cordon=wire.cordon(self._pool.slots.worker_cordon),
+            cordon=cordon_message(self._pool.slots.worker_cordon),
         )
         if hello.ByteSize() > HELLO_LIMIT_BYTES:
             for workload in hello.workloads:
@@ -126,7 +141,9 @@ class Reporter:
 
     def _gpus(self) -> list[Gpu]:
         units = {gpu.uuid: gpu.units for gpu in self._pool.slots.gpus}
-        return [wire.gpu(facts, slot, units[facts.uuid]) for slot, facts in enumerate(self._inventory.gpus)]
+        return [
+            gpu_message(facts, slot, units[facts.uuid]) for slot, facts in enumerate(self._inventory.gpus)
+        ]
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
         """Who holds which GPU now, under the next sequence number."""
@@ -134,15 +151,15 @@ class Reporter:
         return WorkerLoad(
             session_id=session_id,
             sequence=self._load_sequence,
-            gpu_pool=wire.gpu_leases(self._pool.snapshot_leases().slots, readings),
+            gpu_pool=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
             pending_claimers=self._pool.pending_claimers,
-            parked=wire.parked_workloads(
+            parked=parked_workload_messages(
                 workload for workload in self._workloads.all() if workload.state not in ENDED
             ),
             host_memory_available_bytes=processes.memory_bytes("MemAvailable"),
-            sample_time=wire.timestamp(datetime.now(UTC)),
+            sample_time=timestamp(datetime.now(UTC)),
             resources=self._resources.fetch_machine_resources(),
-            cordon=wire.cordon(self._pool.slots.worker_cordon),
+            cordon=cordon_message(self._pool.slots.worker_cordon),
         )
 
     def _capabilities(self) -> list[Capability]:
@@ -152,8 +169,8 @@ class Reporter:
             self._driver_capability("gpu_remap", REMAP_CUDA_VERSION, mig),
             Capability(
                 name="checkpoint_image",
-                available=not self._imaging.unavailable_reason,
-                reason=self._imaging.unavailable_reason,
+                available=not self._criu.unavailable_reason,
+                reason=self._criu.unavailable_reason,
             ),
             Capability(name="application_checkpoint", available=True),
             Capability(

@@ -39,7 +39,7 @@ from leasehold_worker.session.grpc_bridge import (
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
 from leasehold_worker.session.queries import Questions
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
 

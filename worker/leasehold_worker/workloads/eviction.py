@@ -13,7 +13,7 @@ from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2
 from leasehold.v1.plan_pb2 import Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy, WorkloadState
 
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import invalid
 
 RETAIN: Final = workload_pb2.WEIGHT_STRATEGY_RETAIN
 OFFLOAD: Final = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
@@ -157,11 +157,11 @@ def resolve(asked: EvictionPolicy | None, declared: EvictionPolicy) -> EvictionP
         escalate_to=chosen.escalate_to,
     )
     if policy.weight_strategy not in WEIGHTS or policy.process_strategy not in STRENGTHS:
-        raise _invalid("policy", "the policy names a strategy that this worker does not know: update it")
+        raise invalid("policy", "the policy names a strategy that this worker does not know: update it")
     if policy.escalate_to and (
         policy.escalate_to not in STRENGTHS or is_weaker(policy.escalate_to, policy.process_strategy)
     ):
-        raise _invalid(
+        raise invalid(
             "policy.escalate_to",
             f"the ladder leads up from {process_text(policy.process_strategy)}: escalate to a stronger of "
             f"{', '.join(process_text(strategy) for strategy in STRENGTHS)}",
@@ -226,7 +226,3 @@ def process_text(strategy: ProcessStrategy.ValueType) -> str:
 def policy_text(policy: EvictionPolicy) -> str:
     """A policy as the command line has it, such as "offload+cuda_suspend"."""
     return f"{weights_text(policy.weight_strategy)}+{process_text(policy.process_strategy)}"
-
-
-def _invalid(field_name: str, message: str) -> OperationError:
-    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})

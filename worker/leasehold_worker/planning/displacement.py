@@ -18,7 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, variable_of
-from leasehold_worker.planning.plan import Findings
+from leasehold_worker.planning.findings import Findings
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

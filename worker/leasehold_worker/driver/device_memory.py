@@ -1,4 +1,4 @@
-"""On which GPUs a parked workload wakes. Pure."""
+"""Whether the content of a GPU fits on another. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,51 +8,6 @@ from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.facts import Room
-
-
-def choose_gpus(
-    parked: Sequence[str],
-    free: Sequence[str],
-    chips: Mapping[str, str],
-    room: Room,
-    parked_bytes: Mapping[str, int],
-) -> tuple[GpuPair, ...]:
-    """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
-
-    Args:
-        parked: GPUs that the workload held, in its order.
-        free: GPUs that can be claimed, in slot order.
-        chips: Chip by UUID of every GPU of the host.
-        room: What NVML says of device memory.
-        parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
-
-    Raises:
-        OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
-            places are too small.
-    """
-    left = list(free)
-    chosen = {
-        uuid: uuid for uuid in parked if uuid in left and _fits(GpuPair(uuid, uuid), room, parked_bytes)
-    }
-    left = [uuid for uuid in left if uuid not in chosen]
-    for uuid in parked:
-        if uuid in chosen:
-            continue
-        same_chip = [candidate for candidate in left if chips[candidate] == chips[uuid]]
-        if not same_chip:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"no {chips[uuid]} is free to take the place of {uuid}: suspend or stop a workload first",
-                {"gpu_uuid": uuid},
-            )
-        fitting = [
-            candidate for candidate in same_chip if _fits(GpuPair(uuid, candidate), room, parked_bytes)
-        ]
-        if not fitting:
-            check_memory((GpuPair(uuid, same_chip[0]),), room, parked_bytes)
-        chosen[uuid] = fitting[0]
-        left.remove(fitting[0])
-    return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)
 
 
 def check_memory(pairs: Sequence[GpuPair], room: Room, needed_bytes: Mapping[str, int]) -> None:
@@ -69,7 +24,7 @@ def check_memory(pairs: Sequence[GpuPair], room: Room, needed_bytes: Mapping[str
         OperationError: INSUFFICIENT_DEVICE_MEMORY.
     """
     for pair in pairs:
-        if _fits(pair, room, needed_bytes):
+        if fits(pair, room, needed_bytes):
             continue
         if pair.old_uuid not in needed_bytes:
             what = (
@@ -91,7 +46,8 @@ def check_memory(pairs: Sequence[GpuPair], room: Room, needed_bytes: Mapping[str
         )
 
 
-def _fits(pair: GpuPair, room: Room, needed_bytes: Mapping[str, int]) -> bool:
+def fits(pair: GpuPair, room: Room, needed_bytes: Mapping[str, int]) -> bool:
+    """Whether the content of the old GPU fits on the new one. An unknown need fits on an empty GPU only."""
     needed = needed_bytes.get(pair.old_uuid)
     if needed is None:
         return pair.new_uuid in room.empty

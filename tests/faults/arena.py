@@ -12,7 +12,7 @@ from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import (
     ENDED,
@@ -88,7 +88,7 @@ class Stage:
 class Outcome:
     """What an operation said that it did."""
 
-    report: Report
+    report: Progress
     error: OperationError | None
 
 
@@ -122,7 +122,7 @@ class Arena:
         )
         workload_id = f"{actor.name}-{actor.starts}"
         run = command_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
-        await self.operations.run(workload_id, run, Report(lambda _: None))
+        await self.operations.run(workload_id, run, Progress(lambda _: None))
         actor.workload = self.workloads.get(workload_id)
         await self._until(actor.members.is_ready, f"{workload_id} is ready")
 
@@ -131,7 +131,7 @@ class Arena:
         if workload.state not in ENDED:
             stop = command_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
-            await self.stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+            await self.stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
 
     async def end_all(self) -> None:
         """Ends every workload."""
@@ -218,8 +218,8 @@ class Arena:
         raise AssertionError(f"{what}: not within {SETUP_TIMEOUT_S:g} s")
 
 
-async def _attempted(operation: Callable[[Report], Awaitable[None]]) -> Outcome:
-    report = Report(lambda _: None)
+async def _attempted(operation: Callable[[Progress], Awaitable[None]]) -> Outcome:
+    report = Progress(lambda _: None)
     try:
         await operation(report)
     except OperationError as error:

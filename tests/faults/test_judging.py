@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
 from leasehold_worker.errors import OperationError
@@ -23,7 +23,7 @@ NOBODY = Stage([])
 
 
 def outcome(member: MemberOutcome, reason: errors_pb2.ErrorReason.ValueType | None = None) -> Outcome:
-    report = Report(lambda _: None)
+    report = Progress(lambda _: None)
     report.outcomes.append(("w", member))
     return Outcome(report, None if reason is None else OperationError(reason, "it failed"))
 

@@ -14,7 +14,7 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, RunOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_worker.commands import journal_file
-from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal_file import JournalFile, connect
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.commands.ledger import Entry
@@ -39,7 +39,7 @@ ODD: tuple[Any, ...] = (None, True, -1, 2**70, 0.5, [], {}, [[[]]], *TEXTS)
 
 def fill_journal(file: JournalFile) -> None:
     """Some of everything, in a few commits."""
-    party = PartyIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
+    party = WorkloadIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
     spec = fill(workload_pb2.WorkloadSpec, random.Random(1))
     workload = Workload("w-1", "one", spec, ROOT, Path("output.log"), NOW, LEASE, members=(MEMBER,))
     command = Command(command_id="c-1", workload_id="w-1")

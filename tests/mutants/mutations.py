@@ -12,9 +12,9 @@ from typing import Any
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import Member
 from leasehold_worker.driver.process import CheckpointProcess, RestoreOptions
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.leasing.slots import GpuSlots
-from leasehold_worker.operations.cuda_suspend import Moving
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.planning.plan import Plan
 
 
@@ -54,19 +54,21 @@ def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
             options = replace(options, gpu_pairs=first[0])
         await original(self, options)
 
-    async def prove_nothing(_self: Proof, _members: Sequence[Member], _pairs: Sequence[GpuPair]) -> None:
+    async def prove_nothing(
+        _self: Verification, _members: Sequence[Member], _pairs: Sequence[GpuPair]
+    ) -> None:
         pass
 
     CheckpointProcess.restore_with_options = restore  # type: ignore[method-assign]
-    Proof.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
+    Verification.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
 
 
 def _free_before_checkpoint() -> None:
     """Releases the leases before the members are locked. Switches off the search for foreign processes."""
-    original = Moving._park
+    original = CudaSuspend._park
     check_free = GpuSlots.check_free
 
-    async def park(self: Moving, plan: Plan, *arguments: Any) -> None:
+    async def park(self: CudaSuspend, plan: Plan, *arguments: Any) -> None:
         for party in plan.parties:
             if party.workload.lease is not None:
                 self._pool.release(party.workload.lease)
@@ -75,5 +77,5 @@ def _free_before_checkpoint() -> None:
     def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
         check_free(self, gpu_uuids, allow_foreign=True)
 
-    Moving._park = park  # type: ignore[assignment, method-assign]
+    CudaSuspend._park = park  # type: ignore[assignment, method-assign]
     GpuSlots.check_free = check_leases  # type: ignore[method-assign]

@@ -13,8 +13,8 @@ from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, RunOperation, Stop
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
 from leasehold_worker.checkpoints import ages, directory
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
-from leasehold_worker.checkpoints.directory import SUSPENDING, CheckpointDisk
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import SUSPENDING, CheckpointDirectory
 from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.errors import OperationError
@@ -73,10 +73,10 @@ class World:
         keep_images: bool = False,
         expiry: timedelta = timedelta(days=7),
         worker_id: str = HERE,
-    ) -> CheckpointDisk:
-        return CheckpointDisk(
+    ) -> CheckpointDirectory:
+        return CheckpointDirectory(
             ImageStore(self.root),
-            EnvelopeStore(self.root, worker_id),
+            ApplicationStore(self.root, worker_id),
             self.registry,  # type: ignore[arg-type]  # all() is all that is asked of it
             limit_bytes=limit,
             reserve_bytes=reserve,
@@ -111,7 +111,7 @@ class World:
 
     def saved(self, workload_id: str, size: int = 10, worker_id: str = HERE) -> str:
         kernel = Kernel(kernel_id="k", kind="test", version=1)
-        with EnvelopeStore(self.root, worker_id).begin(workload_id, workload_id, kernel) as writer:
+        with ApplicationStore(self.root, worker_id).begin(workload_id, workload_id, kernel) as writer:
             writer.write(b"x" * size)
             return writer.commit({"step": "7"}).checkpoint_id
 
@@ -128,7 +128,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "images")
 
 
-async def look(disk: CheckpointDisk, until: Callable[[], bool]) -> None:
+async def look(disk: CheckpointDirectory, until: Callable[[], bool]) -> None:
     """Has a disk look for what nobody needs, again and again, until something is so."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(disk.run)
@@ -138,7 +138,7 @@ async def look(disk: CheckpointDisk, until: Callable[[], bool]) -> None:
         nursery.cancel_scope.cancel()
 
 
-def hold(disk: CheckpointDisk, size_bytes: int) -> None:
+def hold(disk: CheckpointDirectory, size_bytes: int) -> None:
     """Makes room, and gives it back."""
     with disk.room() as room:
         room.hold(size_bytes)
@@ -150,7 +150,7 @@ def refusal(call: Callable[[], object]) -> str:
     return errors_pb2.ErrorReason.Name(refused.value.reason).removeprefix("ERROR_REASON_")
 
 
-def ids(disk: CheckpointDisk, workload_id: str = "") -> list[str]:
+def ids(disk: CheckpointDirectory, workload_id: str = "") -> list[str]:
     return [each.checkpoint_id for each in disk.checkpoints(workload_id)]
 
 
@@ -269,16 +269,16 @@ async def test_one_refused_delete_ends_nothing(
 ) -> None:
     vanished, refused, last = world.saved("a"), world.saved("b"), world.saved("c")
     disk = world.disk(expiry=timedelta(0))
-    delete = EnvelopeStore.delete
+    delete = ApplicationStore.delete
 
-    def fail(store: EnvelopeStore, checkpoint_id: str) -> None:
+    def fail(store: ApplicationStore, checkpoint_id: str) -> None:
         if checkpoint_id == vanished:
             delete(store, checkpoint_id)  # another worker does
         if checkpoint_id == refused:
             raise OperationError(errors_pb2.ERROR_REASON_PERMISSION_OR_OS, "no right to")
         delete(store, checkpoint_id)
 
-    monkeypatch.setattr(EnvelopeStore, "delete", fail)
+    monkeypatch.setattr(ApplicationStore, "delete", fail)
     await look(disk, lambda: ids(disk) == [refused])
     assert last not in ids(disk)
     assert [record.getMessage() for record in caplog.records] == [f"checkpoint {refused} stays: no right to"]
@@ -381,14 +381,14 @@ def test_two_that_are_written_at_once_do_not_get_the_same_room(world: World) -> 
 
 
 def test_the_disk_has_what_is_still_to_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EnvelopeStore, "disk_space", lambda _: DiskSpace(9 * MIB, 10 * MIB))
+    monkeypatch.setattr(ApplicationStore, "disk_space", lambda _: DiskSpace(9 * MIB, 10 * MIB))
     disk = world.disk(reserve=MIB)
     with disk.room() as room:
         room.hold(5 * MIB)
         assert disk.available_bytes() == 4 * MIB
         room.written_bytes = 2 * MIB
         assert disk.available_bytes() == 6 * MIB, "the disk says itself what is written"
-    monkeypatch.setattr(EnvelopeStore, "disk_space", lambda _: DiskSpace(50 * MIB, 10 * MIB))
+    monkeypatch.setattr(ApplicationStore, "disk_space", lambda _: DiskSpace(50 * MIB, 10 * MIB))
     assert disk.available_bytes() == 5 * MIB, "a tenth is always kept free"
 
 

@@ -12,14 +12,14 @@ from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.applications.checkpointing import save
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.commands.intents import Intent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.operations import image_checkpoint
-from leasehold_worker.operations.stop_restart import Applications
-from leasehold_worker.planning.plan import Party, Plan, TierNeed
+from leasehold_worker.operations.stop_restart import StopRestart
+from leasehold_worker.planning.plan import Plan, TierNeed, WorkloadPlan
 from leasehold_worker.workloads.eviction import DISK, RETAIN, STOP
 from leasehold_worker.workloads.workload import RUNNING, Workload
 
@@ -41,10 +41,10 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "images")
 
 
-def applications(served: Served, disk: CheckpointDisk) -> Applications:
+def applications(served: Served, disk: CheckpointDirectory) -> StopRestart:
     """Those of a worker, with another disk."""
     parts = served.parts
-    return Applications(
+    return StopRestart(
         parts.pool,
         parts.workloads,
         served.kernels,
@@ -56,7 +56,7 @@ def applications(served: Served, disk: CheckpointDisk) -> Applications:
     )
 
 
-def refusal_of(disk: CheckpointDisk, checkpoint_id: str) -> str:
+def refusal_of(disk: CheckpointDirectory, checkpoint_id: str) -> str:
     with pytest.raises(OperationError) as refused:
         disk.delete([checkpoint_id], force=False)
     return errors_pb2.ErrorReason.Name(refused.value.reason).removeprefix("ERROR_REASON_")
@@ -67,7 +67,7 @@ async def test_room_is_made_before_an_application_saves_itself(tmp_path: Path, w
         unneeded = world.image("gone", 3 * MIB)
         disk = world.disk(limit=5 * MIB, keep_images=True)
         _, kernel = await served.serve()
-        report = Report(_nobody)
+        report = Progress(_nobody)
         await applications(served, disk).checkpoint(kernel.workload.workload_id, report)
         assert ids(disk) == [report.checkpoint_id]
         assert unneeded not in ids(disk)
@@ -105,7 +105,7 @@ async def test_what_says_nothing_of_its_size_stays_within_the_budget(tmp_path: P
         with room:
             room.hold(2 * MIB - PAYLOAD_OFFSET - 1)
             with pytest.raises(OperationError) as refused:
-                await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+                await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
         assert disk.available_bytes() == 2 * MIB
 
@@ -120,9 +120,9 @@ async def test_what_an_application_saves_does_not_eat_what_an_image_was_promised
         with before:
             before.hold(3 * MIB)
             with pytest.raises(OperationError) as refused:
-                await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+                await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
-        await applications(served, disk).checkpoint(kernel.workload.workload_id, Report(_nobody))
+        await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert len(ids(disk)) == 1
 
 
@@ -140,9 +140,9 @@ async def test_what_a_workload_is_stopped_with_is_needed_while_it_ends(tmp_path:
                 raise OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "it can't be written down")
 
         policy = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
-        plan = Plan([Party(kernel.workload)], policy=policy, saves=True)
+        plan = Plan([WorkloadPlan(kernel.workload)], policy=policy, saves=True)
         with pytest.raises(OperationError, match="written down"):
-            await applications(served, disk).park(plan, Report(_nobody, intend))
+            await applications(served, disk).park(plan, Progress(_nobody, intend))
         assert seen == ["CHECKPOINT_IN_USE"]
         assert disk.in_use() == set(), "it runs on, and needs nothing"
 
@@ -177,8 +177,8 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
                 seen.append(intent.checkpoint_id in parts.disk.in_use())
                 seen.append(parts.disk.available_bytes() == MIB)
 
-            plan = Plan([Party(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
-            kept = await parts.imaging.keep(plan, Report(_nobody, intend))
+            plan = Plan([WorkloadPlan(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
+            kept = await parts.imaging.keep(plan, Progress(_nobody, intend))
             assert seen == [True, True]
             plugins = (tmp_path / "plugins").read_text().splitlines()[-1]
             assert plugins.endswith(f"{kept.checkpoint_id}.partial.work"), "where none is: none is loaded"

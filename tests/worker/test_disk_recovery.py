@@ -18,9 +18,9 @@ from leasehold_worker.agent import disk_recovery
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.disk_recovery import DiskRecovery
-from leasehold_worker.agent.member_recovery import Interrupted
-from leasehold_worker.commands.intents import Intent, PartyIntent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.agent.member_recovery import MemberRecovery
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import why_blocked
 from leasehold_worker.leasing.gpu_selection import PoolGpu
@@ -60,7 +60,7 @@ async def settled(
 ) -> tuple[str, int]:
     """What is said of a stop of a slow program, and the state of its workload."""
     spec = WorkloadSpec(arguments=["sh", "-c", script])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
     workload = parts.workloads.get("w")
     with trio.fail_after(20):
         while "up" not in workload.output_path.read_text():  # noqa: ASYNC110 - a file tells nobody
@@ -68,9 +68,9 @@ async def settled(
     parts.workloads.stop_watching(workload)  # as for workloads of which there is such an intent
     if phase == "ending":
         os.kill(workload.root.pid, signal.SIGTERM)
-    party = PartyIntent("w", (), (), (), parked=False)
+    party = WorkloadIntent("w", (), (), (), parked=False)
     intent = Intent(phase, (party,), policy=POLICY, checkpoint_id=checkpoint_id)
-    error, _ = await DiskRecovery(parts, Interrupted(parts)).settle(intent, parts.workloads)
+    error, _ = await DiskRecovery(parts, MemberRecovery(parts)).settle(intent, parts.workloads)
     state = workload.state
     await end(parts)
     return error.message if error else "", state
@@ -80,7 +80,7 @@ async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
     at_once = command_pb2.StopOperation(grace=Duration(seconds=0))
-    await parts.stopping.stop("w", at_once, Report(lambda _: None))
+    await parts.stopping.stop("w", at_once, Progress(lambda _: None))
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
             await trio.sleep(0.01)
@@ -111,7 +111,7 @@ async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_
 ) -> None:
     kill = Killer.kill
 
-    async def slow(killer: Killer, workload: Workload, report: Report) -> None:
+    async def slow(killer: Killer, workload: Workload, report: Progress) -> None:
         await trio.sleep(0.5)
         await kill(killer, workload, report)
 
@@ -124,7 +124,7 @@ async def test_gpus_of_what_can_not_be_ended_stay_leased(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
     workload = parts.workloads.get("w")
     parts.workloads.stop_watching(workload)
     pool = GpuPool([PoolGpu("GPU-0", "H100")])
@@ -135,9 +135,9 @@ async def test_gpus_of_what_can_not_be_ended_stay_leased(
 
     with monkeypatch.context() as patch:
         patch.setattr(parts.stopping, "end_processes", stuck)
-        intent = Intent("start", (PartyIntent("w", (), (), (), parked=True),), reserved=(lease,))
+        intent = Intent("start", (WorkloadIntent("w", (), (), (), parked=True),), reserved=(lease,))
         with_gpu = replace(parts, pool=pool)
-        error, _ = await DiskRecovery(with_gpu, Interrupted(with_gpu)).settle(intent, parts.workloads)
+        error, _ = await DiskRecovery(with_gpu, MemberRecovery(with_gpu)).settle(intent, parts.workloads)
     assert error is not None
     assert workload.state == UNKNOWN
     assert workload.lease is not None
@@ -150,15 +150,15 @@ async def test_what_criu_does_not_let_go_of_is_not_asked_of_the_driver(
 ) -> None:
     monkeypatch.setattr(disk_recovery, "FREED_TIMEOUT_S", 0.2)
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Report(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
     workload = parts.workloads.get("w")
     parts.workloads.stop_watching(workload)
     os.kill(workload.root.pid, signal.SIGSTOP)
     with trio.fail_after(20):
         while why_blocked(workload.root) is None:  # noqa: ASYNC110 - it stops a moment later
             await trio.sleep(0.01)
-    intent = Intent("image", (PartyIntent("w", (), (), (), parked=False),), policy=POLICY)
-    error, _ = await DiskRecovery(parts, Interrupted(parts)).settle(intent, parts.workloads)
+    intent = Intent("image", (WorkloadIntent("w", (), (), (), parked=False),), policy=POLICY)
+    error, _ = await DiskRecovery(parts, MemberRecovery(parts)).settle(intent, parts.workloads)
     assert error is not None
     assert "CRIU holds the processes" in error.message
     assert workload.state == UNKNOWN

@@ -16,7 +16,7 @@ from leasehold_worker.files.volume import DiskSpace, Volume, disk_space
 from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.leasing.allocation import AllocRequest
-from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.host_reservations import HostRequest, HostReservation, HostReservations
 from leasehold_worker.workloads import disk_usage
 from leasehold_worker.workloads.workload import Workload
 
@@ -28,11 +28,11 @@ async def test_the_ledger_is_told_what_lies_in_the_folders_of_workloads(
 ) -> None:
     told: list[tuple[str, int]] = []
 
-    def tell(_: HostLedger, reservation: HostReservation, written_bytes: int) -> None:
+    def tell(_: HostReservations, reservation: HostReservation, written_bytes: int) -> None:
         told.append((reservation.holder, written_bytes))
 
     monkeypatch.setattr(disk_usage, "LOOK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(HostLedger, "set_written", tell)
+    monkeypatch.setattr(HostReservations, "set_written", tell)
     async with open_parts(WorkerConfig(state_dir=tmp_path), tmp_path / "workloads", lambda _: None) as parts:
         for name, disk_bytes in (("writes", MIB), ("wants-none", 0)):
             request = AllocRequest(host=HostRequest(disk_bytes=disk_bytes))
@@ -73,7 +73,7 @@ async def test_a_volume_that_does_not_answer_holds_up_nobody(
         return disk_space(directory)
 
     monkeypatch.setattr(volume, "disk_space", hang)
-    ledger = HostLedger(HostLimits(1000, 1000), room.space)
+    ledger = HostReservations(HostLimits(1000, 1000), room.space)
     try:
         with trio.fail_after(5):
             for _ in range(2):

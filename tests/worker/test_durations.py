@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, WorkloadSpec
-from leasehold_worker.commands.progress import OperationPhase, Report
+from leasehold_worker.commands.progress import OperationPhase, Progress
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.planning.durations import REMEMBERED_LIMIT, Durations, Way
-from leasehold_worker.planning.plan import Party, Plan, TierNeed
+from leasehold_worker.planning.plan import Plan, TierNeed, WorkloadPlan
 from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
     CUDA_SUSPEND,
@@ -40,7 +40,7 @@ def plan_of(
         lease=None,
     )
     return Plan(
-        [Party(workload, full_bytes={"GPU-a": 8 * GB})],
+        [WorkloadPlan(workload, full_bytes={"GPU-a": 8 * GB})],
         policy=policy,
         tiers=[] if disk_bytes is None else [TierNeed(DISK, disk_bytes, None)],
         estimate=Estimate(driver_s, "H100: checkpoint of 4 GiB at 1 GiB/s (assumed)") if driver_s else None,
@@ -49,8 +49,8 @@ def plan_of(
     )
 
 
-def report_of(disk_bytes: int = 0, **phases: float) -> Report:
-    told = Report(lambda _: None, disk_bytes=disk_bytes)
+def report_of(disk_bytes: int = 0, **phases: float) -> Progress:
+    told = Progress(lambda _: None, disk_bytes=disk_bytes)
     told.phases = [OperationPhase(name, seconds) for name, seconds in phases.items()]
     return told
 

@@ -17,10 +17,10 @@ from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import (
     CUSTOM_LIMIT_BYTES,
     PAYLOAD_OFFSET,
-    Envelope,
+    ApplicationHeader,
     read_envelope,
 )
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.errors import OperationError
 
@@ -29,24 +29,24 @@ CORRUPT = errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> EnvelopeStore:
-    return EnvelopeStore(tmp_path / "images")
+def store(tmp_path: Path) -> ApplicationStore:
+    return ApplicationStore(tmp_path / "images")
 
 
-def keep(store: EnvelopeStore, data: bytes = b"weights", workload_id: str = "w-1") -> StoredCheckpoint:
+def keep(store: ApplicationStore, data: bytes = b"weights", workload_id: str = "w-1") -> StoredCheckpoint:
     with store.begin(workload_id, "train", KERNEL) as writer:
         writer.write(data[:3])
         writer.write(data[3:])
         return writer.commit({"step": "7"})
 
 
-def read(store: EnvelopeStore, checkpoint: StoredCheckpoint) -> bytes:
+def read(store: ApplicationStore, checkpoint: StoredCheckpoint) -> bytes:
     with store.opened(checkpoint) as reader:
         reader.verify()
         return b"".join(reader.pieces(4))
 
 
-def ids(store: EnvelopeStore, workload_id: str = "w-1") -> list[str]:
+def ids(store: ApplicationStore, workload_id: str = "w-1") -> list[str]:
     return [found.checkpoint_id for found in store.scan(workload_id)]
 
 
@@ -57,9 +57,11 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 9000], ids=["empty", "byte", "2 MB"])
-def test_what_was_kept_is_found_by_another_worker_with_the_folder(store: EnvelopeStore, data: bytes) -> None:
+def test_what_was_kept_is_found_by_another_worker_with_the_folder(
+    store: ApplicationStore, data: bytes
+) -> None:
     kept = keep(store, data)
-    other = EnvelopeStore(store.root)
+    other = ApplicationStore(store.root)
     found = other.find(kept.checkpoint_id)
     assert found == kept
     assert read(other, found) == data
@@ -70,26 +72,26 @@ def test_what_was_kept_is_found_by_another_worker_with_the_folder(store: Envelop
     assert other.scan_all() == [kept]
 
 
-def test_nobody_else_may_read_it(store: EnvelopeStore) -> None:
+def test_nobody_else_may_read_it(store: ApplicationStore) -> None:
     kept = keep(store)
     assert kept.path.stat().st_mode & 0o777 == 0o600
     assert kept.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_not_finished_leaves_nothing(store: EnvelopeStore) -> None:
+def test_what_is_not_finished_leaves_nothing(store: ApplicationStore) -> None:
     with store.begin("w-1", "train", KERNEL) as writer:
         writer.write(b"half")
         assert store.scan("w-1") == []
     assert list(store.root.iterdir()) == []
 
 
-def test_the_newest_is_first_by_number_and_not_by_letters(store: EnvelopeStore) -> None:
+def test_the_newest_is_first_by_number_and_not_by_letters(store: ApplicationStore) -> None:
     kept = [keep(store).checkpoint_id for _ in range(11)]
     assert ids(store) == kept[::-1]
     assert kept[-1].startswith("k-11-")
 
 
-def test_the_number_goes_on_after_the_last_one(store: EnvelopeStore) -> None:
+def test_the_number_goes_on_after_the_last_one(store: ApplicationStore) -> None:
     first, second = keep(store), keep(store)
     store.delete(first.checkpoint_id)
     assert keep(store).checkpoint_id.startswith("k-3-")
@@ -106,7 +108,7 @@ def alter(path: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 20, 60], ids=["magic", "digest", "header"])
-def test_an_altered_header_is_seen_at_once(store: EnvelopeStore, position: int) -> None:
+def test_an_altered_header_is_seen_at_once(store: ApplicationStore, position: int) -> None:
     kept = keep(store)
     alter(kept.path, position)
     assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_CORRUPT"
@@ -114,7 +116,7 @@ def test_an_altered_header_is_seen_at_once(store: EnvelopeStore, position: int) 
     assert refusal(lambda: read(store, kept)) == "CHECKPOINT_CORRUPT"
 
 
-def test_an_altered_payload_is_seen_when_it_is_verified(store: EnvelopeStore) -> None:
+def test_an_altered_payload_is_seen_when_it_is_verified(store: ApplicationStore) -> None:
     kept = keep(store)
     alter(kept.path, PAYLOAD_OFFSET)
     assert store.find(kept.checkpoint_id) == kept
@@ -122,25 +124,25 @@ def test_an_altered_payload_is_seen_when_it_is_verified(store: EnvelopeStore) ->
 
 
 @pytest.mark.parametrize("size", [0, 10, PAYLOAD_OFFSET, PAYLOAD_OFFSET + 6])
-def test_a_truncated_file_is_seen(store: EnvelopeStore, size: int) -> None:
+def test_a_truncated_file_is_seen(store: ApplicationStore, size: int) -> None:
     kept = keep(store)
     os.truncate(kept.path, size)
     assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_CORRUPT"
 
 
-def test_a_file_in_the_place_of_another_is_seen(store: EnvelopeStore) -> None:
+def test_a_file_in_the_place_of_another_is_seen(store: ApplicationStore) -> None:
     first, second = keep(store), keep(store, b"others")
     second.path.rename(first.path)
     assert refusal(lambda: store.find(first.checkpoint_id)) == "CHECKPOINT_CORRUPT"
 
 
-def test_a_format_of_a_later_release_is_not_taken_for_damage(store: EnvelopeStore) -> None:
+def test_a_format_of_a_later_release_is_not_taken_for_damage(store: ApplicationStore) -> None:
     kept = keep(store)
     alter(kept.path, 9)
     assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_INCOMPATIBLE"
 
 
-def test_the_last_ones_are_kept(store: EnvelopeStore) -> None:
+def test_the_last_ones_are_kept(store: ApplicationStore) -> None:
     kept = [keep(store).checkpoint_id for _ in range(5)]
     other = keep(store, workload_id="w-2").checkpoint_id
     assert store.keep_last("w-1", 2, in_use=[kept[0]]) == [kept[2], kept[1]]
@@ -150,19 +152,19 @@ def test_the_last_ones_are_kept(store: EnvelopeStore) -> None:
     assert ids(store, "w-2") == [other]
 
 
-def test_a_damaged_one_does_not_count_as_kept(store: EnvelopeStore) -> None:
+def test_a_damaged_one_does_not_count_as_kept(store: ApplicationStore) -> None:
     kept = [keep(store) for _ in range(3)]
     alter(kept[2].path, 60)
     store.keep_last("w-1", 1)
     assert ids(store) == [kept[2].checkpoint_id, kept[1].checkpoint_id]
 
 
-def test_only_what_nobody_writes_any_more_is_swept(store: EnvelopeStore) -> None:
+def test_only_what_nobody_writes_any_more_is_swept(store: ApplicationStore) -> None:
     kept = keep(store)
     left = kept.path.with_name("k-2-0123456789abcdef.partial")
     left.write_bytes(b"half")
     with store.begin("w-1", "train", KERNEL) as writer:
-        assert EnvelopeStore(store.root).sweep() == 1
+        assert ApplicationStore(store.root).sweep() == 1
         writer.write(b"more")
         written = writer.commit({})
     assert not left.exists()
@@ -171,7 +173,7 @@ def test_only_what_nobody_writes_any_more_is_swept(store: EnvelopeStore) -> None
 
 
 def test_folders_of_images_that_others_write_are_no_business_of_ours(
-    store: EnvelopeStore, caplog: pytest.LogCaptureFixture
+    store: ApplicationStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep(store)
     image = store.root / "w-1/i-20260101T000000000000Z-01234567.partial"
@@ -185,13 +187,13 @@ def test_folders_of_images_that_others_write_are_no_business_of_ours(
 
 
 def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
-    store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch
+    store: ApplicationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = keep(EnvelopeStore(store.root, "worker-1"))
+    kept = keep(ApplicationStore(store.root, "worker-1"))
     assert store.find(kept.checkpoint_id).envelope.worker_id == "worker-1"
 
     class Older:
-        def encode(self, header: Envelope) -> bytes:
+        def encode(self, header: ApplicationHeader) -> bytes:
             fields = msgspec.structs.asdict(header)
             del fields["worker_id"]
             return msgspec.json.encode(fields)
@@ -203,14 +205,14 @@ def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
     assert read(store, found) == b"older"
 
 
-def test_a_time_without_a_zone_is_no_header(store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_without_a_zone_is_no_header(store: ApplicationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application_file, "now", lambda: datetime(2026, 1, 1))  # noqa: DTZ001 - that is it
     kept = keep(store)
     assert refusal(lambda: store.find(kept.checkpoint_id)) == "CHECKPOINT_CORRUPT"
 
 
 @pytest.mark.parametrize("name", ["../w-1", "", "a/b", ".", "..", "w\0", "x" * 200])
-def test_tricks_with_ids_are_refused(store: EnvelopeStore, name: str) -> None:
+def test_tricks_with_ids_are_refused(store: ApplicationStore, name: str) -> None:
     keep(store)
     assert refusal(lambda: store.begin(name, "", KERNEL)) == "INVALID_ARGUMENT"
     assert refusal(lambda: store.scan(name)) == "INVALID_ARGUMENT"
@@ -218,7 +220,7 @@ def test_tricks_with_ids_are_refused(store: EnvelopeStore, name: str) -> None:
     assert refusal(lambda: store.delete(name)) == "UNKNOWN_CHECKPOINT"
 
 
-def test_an_application_may_not_say_too_much(store: EnvelopeStore) -> None:
+def test_an_application_may_not_say_too_much(store: ApplicationStore) -> None:
     with store.begin("w-1", "train", KERNEL) as writer:
         assert refusal(lambda: writer.commit({"x": "y" * CUSTOM_LIMIT_BYTES})) == "KERNEL_FAILED"
         assert refusal(lambda: writer.commit({str(n): "" for n in range(65)})) == "KERNEL_FAILED"
@@ -227,7 +229,7 @@ def test_an_application_may_not_say_too_much(store: EnvelopeStore) -> None:
         assert read_envelope(writer.commit(worst).path).custom == worst
 
 
-def test_a_full_disk_is_said_to_be_one(store: EnvelopeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_to_be_one(store: ApplicationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -239,13 +241,13 @@ def test_a_full_disk_is_said_to_be_one(store: EnvelopeStore, monkeypatch: pytest
 
 def test_a_folder_that_is_a_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "images").write_text("")
-    store = EnvelopeStore(tmp_path / "images")
+    store = ApplicationStore(tmp_path / "images")
     assert refusal(lambda: store.begin("w-1", "", KERNEL)) == "PERMISSION_OR_OS"
     assert store.scan_all() == []
     assert store.disk_space().available_bytes > 0
 
 
-def test_a_writer_holds_its_file(store: EnvelopeStore) -> None:
+def test_a_writer_holds_its_file(store: ApplicationStore) -> None:
     with store.begin("w-1", "train", KERNEL) as writer:
         descriptor = os.open(writer.path, os.O_RDWR)
         with pytest.raises(BlockingIOError):

@@ -21,7 +21,7 @@ from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import identify
-from leasehold_worker.planning.driver_checks import Gates
+from leasehold_worker.planning.driver_checks import DriverChecks
 from leasehold_worker.planning.findings import Findings
 
 from .conftest import WorkerProcess
@@ -356,5 +356,5 @@ async def test_a_question_for_the_permission_that_is_not_answered_is_no_lack_of_
     identity = identify(os.getpid())
     assert identity is not None
     findings = Findings()
-    await Gates(Driver(), Inventory()).members(findings, [Member(identity, RUNNING)])
+    await DriverChecks(Driver(), Inventory()).members(findings, [Member(identity, RUNNING)])
     assert [refusal.reason for refusal in findings.refusals] == [reason]

@@ -29,7 +29,7 @@ from leasehold_worker.driver.members import (
 )
 from leasehold_worker.driver.process import CheckpointProcess, ProcessState
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.facts import GpuFacts
 from leasehold_worker.gpus.inventory import Inventory
@@ -51,7 +51,7 @@ async def start_members(driver: Driver, start_counter: StartCounter, count: int 
 
 async def members_of(driver: Driver, counters: Sequence[Counter]) -> tuple[Member, ...]:
     found = await find_members(driver, [counter.identity for counter in counters])
-    return await Proof(Inventory()).measured(found)
+    return await Verification(Inventory()).measured(found)
 
 
 def make_group(driver: Driver, members: Sequence[Member], *, sequential: bool = False) -> Group:

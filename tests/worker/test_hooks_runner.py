@@ -26,7 +26,7 @@ def server() -> Iterator[ScriptedServer]:
         yield started
 
 
-class Application:
+class ServingProgram:
     """An application that serves a kernel."""
 
     def __init__(self, failure: OperationError | None = None) -> None:
@@ -64,7 +64,7 @@ async def test_the_order_of_all_ways(server: ScriptedServer, tmp_path: Path) -> 
             drained,
             Hook(name="kernel", kernel=KernelHook()),
         ]
-        application = Application()
+        application = ServingProgram()
         used = context(hooks, tmp_path, kernel=application)
         await runner.down(used)
         down = [
@@ -188,7 +188,7 @@ async def test_memory_of_other_hooks_is_checked_where_they_say_so(
 
 
 async def test_a_kernel_that_is_not_ready_says_so_itself(tmp_path: Path) -> None:
-    application = Application(
+    application = ServingProgram(
         OperationError(errors_pb2.ERROR_REASON_KERNEL_NOT_READY, "in the middle of a step")
     )
     hook = Hook(name="kernel", kernel=KernelHook())
@@ -206,7 +206,7 @@ async def test_a_kernel_that_nobody_serves_is_refused(tmp_path: Path) -> None:
 async def test_a_defect_on_the_way_back_does_not_keep_others_from_it(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    class Broken(Application):
+    class Broken(ServingProgram):
         async def cancel(self, timeout_s: float) -> None:
             raise RuntimeError("nobody thought of this")
 

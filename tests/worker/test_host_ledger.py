@@ -8,7 +8,12 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
-from leasehold_worker.leasing.host_reservations import HostFigures, HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.host_reservations import (
+    HostFigures,
+    HostRequest,
+    HostReservation,
+    HostReservations,
+)
 
 GIB = 2**30
 LIMITS = HostLimits(16_000, 64 * GIB)
@@ -26,8 +31,8 @@ class Host:
             raise self.volume
         return self.volume
 
-    def ledger(self, disk_reserve_bytes: int = 0) -> HostLedger:
-        return HostLedger(
+    def ledger(self, disk_reserve_bytes: int = 0) -> HostReservations:
+        return HostReservations(
             LIMITS,
             self.disk,
             disk_reserve_bytes=disk_reserve_bytes,

@@ -9,7 +9,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroups
 from leasehold_worker.host.cgroups import MemoryLimit, is_frozen, memory_groups, memory_limits
 from leasehold_worker.leasing import suspend_memory
-from leasehold_worker.leasing.suspend_memory import HostMemory
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
 
 GIB = 2**30
 
@@ -85,7 +85,7 @@ def test_two_suspends_can_not_both_have_the_same_memory(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have_available(monkeypatch, 10 * GIB)
-    ledger = HostMemory(reserve_bytes=2 * GIB)
+    ledger = SuspendMemory(reserve_bytes=2 * GIB)
     with ledger.charged({10: 5 * GIB}):
         assert ledger.promised_bytes == 5 * GIB
         assert ledger.need({12: 0}).available_bytes == 3 * GIB
@@ -100,7 +100,7 @@ def test_two_suspends_can_not_both_have_the_same_memory(
 
 def test_a_failed_operation_gives_its_memory_back(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     have_available(monkeypatch, 10 * GIB)
-    ledger = HostMemory(0)
+    ledger = SuspendMemory(0)
     with pytest.raises(RuntimeError), ledger.charged({10: GIB}):
         raise RuntimeError
     assert ledger.promised_bytes == 0
@@ -110,7 +110,7 @@ def test_the_tightest_group_decides(groups: Path, monkeypatch: pytest.MonkeyPatc
     have_available(monkeypatch, 100 * GIB)
     limit(groups / "outer", 10 * GIB, 4 * GIB)
     limit(groups / "outer/inner", 5 * GIB, GIB)
-    ledger = HostMemory(0)
+    ledger = SuspendMemory(0)
     need = ledger.need({10: 2 * GIB, 11: 2 * GIB, 12: GIB})
     assert need.cgroup == MemoryLimit(groups / "outer/inner", 4 * GIB)
     need.check()
@@ -123,4 +123,4 @@ def test_the_tightest_group_decides(groups: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_unknown_host_is_not_refused(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     have_available(monkeypatch, None)
-    HostMemory().need({10: 2**50}).check()
+    SuspendMemory().need({10: 2**50}).check()

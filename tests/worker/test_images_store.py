@@ -26,7 +26,7 @@ from leasehold_worker.checkpoints.image_manifest import (
     encode_manifest,
 )
 from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
-from leasehold_worker.checkpoints.retention import KeptImage, make_room
+from leasehold_worker.checkpoints.retention import StoredItem, make_room
 from leasehold_worker.errors import OperationError
 
 from .criu_cases import HOST, subject
@@ -356,8 +356,8 @@ def test_what_fits_is_not_refused() -> None:
 NOW = datetime(2026, 1, 10, tzinfo=UTC)
 
 
-def kept(number: int, size: int = 10, workload_id: str = "w-1") -> KeptImage:
-    return KeptImage(f"i-{number}", workload_id, NOW - timedelta(days=10 - number), size)
+def kept(number: int, size: int = 10, workload_id: str = "w-1") -> StoredItem:
+    return StoredItem(f"i-{number}", workload_id, NOW - timedelta(days=10 - number), size)
 
 
 @pytest.mark.parametrize(

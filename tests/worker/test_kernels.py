@@ -12,8 +12,8 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelRequest
 from leasehold_worker.applications import registry as kernels_module
 from leasehold_worker.applications.checkpointing import restore, save
-from leasehold_worker.applications.stream import KernelSession
-from leasehold_worker.applications.timeouts import KernelTimeouts
+from leasehold_worker.applications.stream import ApplicationStream
+from leasehold_worker.applications.timeouts import ApplicationTimeouts
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
 from leasehold_worker.errors import OperationError
@@ -24,14 +24,17 @@ from leasehold_worker.local_api import service
 from .kernel_host import SIZE, Served, open_served
 from .kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
 
-RESTLESS = KernelTimeouts(quiescence_s=0.5)
+RESTLESS = ApplicationTimeouts(quiescence_s=0.5)
 # Of each step that hangs. Where the one before shares its deadline, that has time to answer.
 HANGING = {
-    "can_checkpoint": (KernelTimeouts(answer_s=0.2), "did not say whether it can save itself within 0.2 s"),
-    "estimate": (KernelTimeouts(answer_s=1.0), "did not estimate its size within 1 s"),
-    "prepare": (KernelTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not come to rest within 0.2 s"),
-    "is_quiescent": (KernelTimeouts(quiescence_s=1.0, cancel_s=0.2), "did not come to rest within 1 s"),
-    "checkpoint": (KernelTimeouts(checkpoint_s=0.2, cancel_s=0.2), "did not save itself within 0.2 s"),
+    "can_checkpoint": (
+        ApplicationTimeouts(answer_s=0.2),
+        "did not say whether it can save itself within 0.2 s",
+    ),
+    "estimate": (ApplicationTimeouts(answer_s=1.0), "did not estimate its size within 1 s"),
+    "prepare": (ApplicationTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not come to rest within 0.2 s"),
+    "is_quiescent": (ApplicationTimeouts(quiescence_s=1.0, cancel_s=0.2), "did not come to rest within 1 s"),
+    "checkpoint": (ApplicationTimeouts(checkpoint_s=0.2, cancel_s=0.2), "did not save itself within 0.2 s"),
 }
 
 
@@ -111,7 +114,7 @@ async def test_what_goes_wrong_is_undone(
     served: Served, mode: str, reason: str, match: str, cancelled: bool
 ) -> None:
     application, kernel = await served.serve(mode)
-    timeouts = RESTLESS if mode == "restless" else KernelTimeouts()
+    timeouts = RESTLESS if mode == "restless" else ApplicationTimeouts()
     error = await refused(lambda: save(kernel, served.store, resume=False, timeouts=timeouts))
     assert name(error) == reason
     assert match in error.message
@@ -137,7 +140,7 @@ async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: 
 
 async def test_one_that_stalls_while_it_saves_goes_on(served: Served) -> None:
     application, kernel = await served.serve("stalls-in-the-middle")
-    timeouts = KernelTimeouts(checkpoint_s=0.5, cancel_s=0.2)
+    timeouts = ApplicationTimeouts(checkpoint_s=0.5, cancel_s=0.2)
     error = await refused(lambda: save(kernel, served.store, resume=False, timeouts=timeouts))
     assert "did not save itself within 0.5 s" in error.message
     assert served.files() == []
@@ -292,7 +295,7 @@ async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: 
 async def test_a_restore_has_a_deadline(served: Served) -> None:
     older, _ = await saved_twice(served, size=1000)
     successor, kernel = await served.restored("hangs-in-restore")
-    timeouts = KernelTimeouts(restore_s=1.0)
+    timeouts = ApplicationTimeouts(restore_s=1.0)
     workload_id = older.envelope.workload_id
     newest = partial(restore, kernel, served.store, workload_id=workload_id, timeouts=timeouts)
     error = await refused(newest)
@@ -393,7 +396,7 @@ async def test_another_user_can_not_speak_for_a_workload(served: Served) -> None
     application, kernel = await served.serve()
     identity = identify(application.process.pid)
     assert identity is not None
-    session = KernelSession(Peer(identity, 65534, "nobody"))
+    session = ApplicationStream(Peer(identity, 65534, "nobody"))
     served.kernels.begin(session)
     await session.take_in(ServeKernelRequest(hello=KernelHello(kernel=kernel.facts)))
     with trio.fail_after(5):

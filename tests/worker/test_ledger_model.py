@@ -16,7 +16,7 @@ from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
-from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest
+from leasehold_worker.leasing.host_reservations import HostRequest, HostReservations
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 
@@ -56,7 +56,7 @@ class Ledger(RuleBasedStateMachine):
         self.parked = 0
         self.known: list[Held] = []
         self.pool = GpuPool([PoolGpu(f"GPU-{slot}") for slot in range(GPUS)])
-        self.ledger = HostLedger(
+        self.ledger = HostReservations(
             HostLimits(CPU, MEMORY), self.read_volume, disk_reserve_bytes=7, parked_bytes=lambda: self.parked
         )
         self.resources = Resources(self.pool, self.ledger)

@@ -31,10 +31,10 @@ from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session import session as link
 from leasehold_worker.session.outbox import FRAME_LIMIT
-from leasehold_worker.session.plan_query import Planning
-from leasehold_worker.session.queries import Questions
+from leasehold_worker.session.plan_query import PlanQueries
+from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
-from leasehold_worker.session.session import QUESTIONS_LIMIT, Link
+from leasehold_worker.session.session import QUESTIONS_LIMIT, CoordinatorSession
 
 from .scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session, make_command
 
@@ -61,7 +61,7 @@ def state_path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> AsyncIterator[Link]:
+async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> AsyncIterator[CoordinatorSession]:
     state = StateDirectory(state_path)
     async with (
         open_journal(state.journal_path) as journal,
@@ -88,14 +88,17 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             criu=parts.criu,
             kernels=parts.kernels,
         )
-        opened = Link(
+        opened = CoordinatorSession(
             coordinator.address,
             state,
             reporter,
             commands,
             parts.pool,
-            Questions(
-                parts.workloads, Planning(parts.operations.preflight, parts.durations), parts.disk, "worker-1"
+            Queries(
+                parts.workloads,
+                PlanQueries(parts.operations.preflight, parts.durations),
+                parts.disk,
+                "worker-1",
             ),
             journal,
         )

@@ -18,7 +18,7 @@ from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.peers import Peer
@@ -28,9 +28,9 @@ from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api import claim_waiting
 from leasehold_worker.local_api import claims as local_claims
-from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimTurns, Session
+from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimStream, ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
-from leasehold_worker.local_api.queries import LocalAnswers
+from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
 from leasehold_worker.workloads.workload import ENDED
 
@@ -67,11 +67,11 @@ class Local:
 
     parts: Parts
     claims: LocalClaims
-    answers: LocalAnswers
+    answers: LocalQueries
 
-    def begin(self, peer: Peer, request: ClaimRequest) -> tuple[Session, Stream]:
+    def begin(self, peer: Peer, request: ClaimRequest) -> tuple[ClaimStream, Stream]:
         stream = Stream()
-        session = Session(peer, request, stream.tell)
+        session = ClaimStream(peer, request, stream.tell)
         self.claims.begin(session)
         return session, stream
 
@@ -84,7 +84,7 @@ class Local:
         (refusal,) = stream.refusals
         return refusal
 
-    async def grant(self, peer: Peer, wanted: ClaimOpen) -> tuple[Session, str]:
+    async def grant(self, peer: Peer, wanted: ClaimOpen) -> tuple[ClaimStream, str]:
         session, stream = self.begin(peer, ClaimRequest(open=wanted))
         with trio.fail_after(10):
             while not stream.granted():
@@ -111,12 +111,12 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
         commands = Commands(
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimTurns(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        turns = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
         claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
         yield Local(
             parts,
             claims,
-            LocalAnswers(parts.pool, parts.resources, parts.workloads, commands, turns, "worker"),
+            LocalQueries(parts.pool, parts.resources, parts.workloads, commands, turns, "worker"),
         )
         claims.suspend_streams()
 
@@ -265,7 +265,7 @@ async def test_a_run_under_the_id_of_a_workload_leaves_that_as_it_is(local: Loca
         name="two", spec=workload_pb2.WorkloadSpec(arguments=["sleep", "1000"], resources=resources)
     )
     with pytest.raises(OperationError, match="run it under a new id"):
-        await local.parts.operations.run(workload_id, run, Report(lambda _: None))
+        await local.parts.operations.run(workload_id, run, Progress(lambda _: None))
     assert [workload.root for workload in local.parts.workloads.all()] == [peer.identity]
     leases = [slot.lease for slot in local.parts.pool.snapshot_leases().slots]
     assert sum(lease is not None for lease in leases) == 1
@@ -278,7 +278,7 @@ async def test_an_adopted_process_gets_no_folder_of_others(
     """The folder of an ended workload is removed, and "" names that of all workloads."""
     adopt = AdoptOperation(pid=peer.identity.pid)
     with pytest.raises(OperationError, match="invalid workload id"):
-        await local.parts.adopting.adopt(workload_id, adopt, Report(lambda _: None))
+        await local.parts.adopting.adopt(workload_id, adopt, Progress(lambda _: None))
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ async def test_a_claimant_that_leaves_as_it_is_granted_leaves_nothing_behind(
     local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Resources.claim
-    sessions: list[Session] = []
+    sessions: list[ClaimStream] = []
 
     async def claim_and_leave(
         resources: Resources,
@@ -343,15 +343,17 @@ async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_beh
     if after == 0:
         monkeypatch.setattr(local_claims, "is_alive", fail)
     else:
-        check, calls = ClaimTurns.check_unowned, iter((check_once, fail))
+        check, calls = ClaimWaiting.check_unowned, iter((check_once, fail))
         monkeypatch.setattr(
-            ClaimTurns, "check_unowned", lambda turns, session: next(calls)(check, turns, session)
+            ClaimWaiting, "check_unowned", lambda turns, session: next(calls)(check, turns, session)
         )
     refusal = await local.refused(peer, wanted())
     assert refusal.reason == errors_pb2.ERROR_REASON_INTERNAL
 
 
-def check_once(check: Callable[[ClaimTurns, Session], None], turns: ClaimTurns, session: Session) -> None:
+def check_once(
+    check: Callable[[ClaimWaiting, ClaimStream], None], turns: ClaimWaiting, session: ClaimStream
+) -> None:
     check(turns, session)
 
 

@@ -14,7 +14,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify
 from leasehold_worker.local_api import service
-from leasehold_worker.local_api.call_limits import Places
+from leasehold_worker.local_api.call_limits import CallLimits
 
 from .kernel_host import open_served
 
@@ -26,7 +26,7 @@ def peer(uid: int) -> Peer:
 
 
 def test_a_user_has_half_of_the_places_and_some_are_kept_for_root() -> None:
-    places = Places(16, "calls")
+    places = CallLimits(16, "calls")
     stranger, another, third = (peer(os.geteuid() + 1 + number) for number in range(3))
     with contextlib.ExitStack() as held:
         for _ in range(8):

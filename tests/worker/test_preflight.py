@@ -17,7 +17,7 @@ from leasehold.v1.command_pb2 import RemapOperation, RestoreOperation, StopOpera
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.planning.plan import Plan
 
@@ -48,8 +48,8 @@ async def opened(host: SimulatedHost, folder: Path, *names: str) -> AsyncIterato
                 await parts.stopping.stop(workload.workload_id, StopOperation(force=True), report())
 
 
-def report() -> Report:
-    return Report(lambda _: None)
+def report() -> Progress:
+    return Progress(lambda _: None)
 
 
 def reasons(plan: Plan) -> list[int]:

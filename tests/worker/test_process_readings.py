@@ -13,7 +13,7 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
 from leasehold_worker.agent import assembly
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.members import RUNNING as MEMBER_RUNNING
 from leasehold_worker.driver.members import Member
 from leasehold_worker.driver.transfer_rates import Rates
@@ -26,7 +26,7 @@ from leasehold_worker.operations import image_checkpoint, kill
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.planning import driver_checks
 from leasehold_worker.planning.displacement import find_displaced
-from leasehold_worker.planning.driver_checks import Gates
+from leasehold_worker.planning.driver_checks import DriverChecks
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads import workload
@@ -74,7 +74,9 @@ async def test_no_plan_reads_processes_on_the_loop(
         plan = await preflight.suspend(workload_id, command_pb2.SuspendOperation())
         assert [member.identity for member in plan.members] == [counter.identity]
         assert {"runnable", "libcuda", "trace_permission"} <= {check.name for check in plan.findings.checks}
-        await Gates(local.parts.driver, local.parts.inventory).device_nodes(plan.findings, plan.members, [])
+        await DriverChecks(local.parts.driver, local.parts.inventory).device_nodes(
+            plan.findings, plan.members, []
+        )
 
 
 @pytest.fixture
@@ -159,7 +161,7 @@ async def test_kills_that_hang_at_a_user_s_process_hold_up_no_other_user(
             patch.setattr(workload, "MARKS_TIMEOUT_S", 0.02)
             patch.setattr(kill, "CHASE_S", 0.02)
             for number in range(2 * USER_READERS):
-                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Report(lambda _: None))
+                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Progress(lambda _: None))
         assert default.borrowed_tokens == 0, "one for each kill: no thread would be left to the worker"
     await make("w-mine", gone, "LEASEHOLD_WORKLOAD_ID=w-mine").find_tree()
     assert "workload w-0: the search for marked processes hangs" in caplog.text

@@ -11,12 +11,12 @@ from leasehold.v1.command_pb2 import Command, Operation, SuspendOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.agent.member_recovery import Interrupted
+from leasehold_worker.agent.member_recovery import MemberRecovery
 from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
-from leasehold_worker.commands.intents import Intent, PartyIntent
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.commands.ledger import Entry
@@ -39,7 +39,7 @@ def leave_halfway(journal: Journal, workload: Workload, command_id: str) -> None
         command_id=command_id, workload_id=workload_id, operation=Operation(suspend=SuspendOperation())
     )
     running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)
-    intent = Intent("lock", (PartyIntent(workload_id, (), (), (), parked=False),))
+    intent = Intent("lock", (WorkloadIntent(workload_id, (), (), (), parked=False),))
     for key, statements in (
         (("workloads", workload_id), journal_file.keep_workload(workload_record(workload, boot_id()))),
         (("commands", command_id), journal_file.keep_command(Entry(command, 1, 0.0, running_update))),
@@ -64,7 +64,7 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
             leave_halfway(journal, one, "c1")
             if fails == "look_at":
                 journal.put(("intents", "c1"), journal_file.forget_command("c1"))
-        monkeypatch.setattr(Interrupted, fails, fail)
+        monkeypatch.setattr(MemberRecovery, fails, fail)
         updates: list[CommandUpdate] = []
         async with (
             open_journal(path) as journal,

@@ -13,7 +13,7 @@ from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Preview, Resources
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
-from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.host_reservations import HostRequest, HostReservation, HostReservations
 from leasehold_worker.leasing.leases import Cordon, ForeignProcess
 from leasehold_worker.leasing.pool import GpuPool
 
@@ -29,7 +29,7 @@ class Host:
             [PoolGpu(f"GPU-{slot}", "P40", (slot + 1) * 10 * GIB, of) for slot, of in enumerate(units)]
         )
         self.disk = DiskSpace(100 * GIB, 100 * GIB)
-        self.ledger = HostLedger(HostLimits(16_000, 64 * GIB), lambda: self.disk)
+        self.ledger = HostReservations(HostLimits(16_000, 64 * GIB), lambda: self.disk)
         self.resources = Resources(self.pool, self.ledger)
 
     def take(self, request: AllocRequest, name: str = "w") -> Allocation:

@@ -10,7 +10,7 @@ import trio
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.applications.checkpointing import save
 
-from .kernel_host import Application, open_served
+from .kernel_host import ServingProgram, open_served
 
 TRAINING = Path(__file__).resolve().parents[2] / "examples/training.py"
 STEPS = 60
@@ -28,7 +28,7 @@ def losses(said: list[str]) -> dict[int, str]:
     return {int(step): loss for step, loss in found}
 
 
-async def ended(application: Application) -> dict[int, str]:
+async def ended(application: ServingProgram) -> dict[int, str]:
     with trio.fail_after(40):
         code = await trio.to_thread.run_sync(application.process.wait, abandon_on_cancel=True)
     assert code == 0, application.said()

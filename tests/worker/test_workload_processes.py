@@ -14,7 +14,7 @@ import trio
 from leasehold.v1 import workload_pb2
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.host import process_readings, processes
 from leasehold_worker.host.processes import (
@@ -159,7 +159,7 @@ async def test_a_workload_within_another_s_tree_is_left_out_and_outlives_it(
         assert pids(within) == {middle, inner}
         killer = Killer(parts.driver, parts.inventory, Rates())
         with trio.fail_after(10):
-            await killer.kill(around, Report(lambda _: None))
+            await killer.kill(around, Progress(lambda _: None))
             await around.ended.wait()
         assert pids(within) == {middle, inner}
 
@@ -227,7 +227,7 @@ async def test_a_process_of_another_user_with_the_mark_is_not_killed(
         mine = make("w-strangers", root, f"{WORKLOAD_ID_VARIABLE}=w-strangers")
         parts.workloads.add(mine, parts.nursery)
         with trio.fail_after(10):
-            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Report(lambda _: None))
+            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress(lambda _: None))
             await mine.ended.wait()
     assert is_alive(stranger)
 

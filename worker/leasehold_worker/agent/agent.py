@@ -24,18 +24,18 @@ from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.leases import Standing
-from leasehold_worker.local_api.claim_waiting import ClaimTurns
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
-from leasehold_worker.local_api.queries import LocalAnswers
+from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
 from leasehold_worker.operations.hook_retries import HookRetries
-from leasehold_worker.operations.preemption import Arbiter
+from leasehold_worker.operations.preemption import Preemption
 from leasehold_worker.programs.output_bounds import bound_outputs, remove_folder
-from leasehold_worker.session.plan_query import Planning
-from leasehold_worker.session.queries import Questions
+from leasehold_worker.session.plan_query import PlanQueries
+from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
-from leasehold_worker.session.session import Link
+from leasehold_worker.session.session import CoordinatorSession
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.workload import (
     ENDED,
@@ -136,9 +136,9 @@ async def _run(
                 criu=parts.criu,
                 kernels=parts.kernels,
             )
-            planning = Planning(parts.operations.preflight, parts.durations)
-            questions = Questions(parts.workloads, planning, parts.disk, worker_id)
-            link = Link(
+            planning = PlanQueries(parts.operations.preflight, parts.durations)
+            questions = Queries(parts.workloads, planning, parts.disk, worker_id)
+            link = CoordinatorSession(
                 config.coordinator,
                 state_directory,
                 reporter,
@@ -147,12 +147,12 @@ async def _run(
                 questions,
                 journal,
             )
-            turns = ClaimTurns(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            turns = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
             claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
-            answers = LocalAnswers(
+            answers = LocalQueries(
                 parts.pool, parts.resources, parts.workloads, commands, turns, identity.worker_id
             )
-            arbiter = Arbiter(pool, parts.workloads, commands, claims.ask_to_yield)
+            arbiter = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)

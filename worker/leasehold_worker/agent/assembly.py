@@ -13,18 +13,18 @@ from typing import Final
 import trio
 
 from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.applications.registry import Kernels
-from leasehold_worker.applications.timeouts import KernelTimeouts
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.applications.timeouts import ApplicationTimeouts
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.installation import probe
 from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.driver.helper_pool import Driver, open_driver
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.volume import Volume
 from leasehold_worker.gpus.health_monitor import HealthMonitor
@@ -34,22 +34,22 @@ from leasehold_worker.host.capacity import hard_limits, limits_within
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import user_name
 from leasehold_worker.leasing.allocation import Resources
-from leasehold_worker.leasing.cordons import Servicing
+from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.gpu_selection import PoolGpu
-from leasehold_worker.leasing.host_reservations import HostLedger
+from leasehold_worker.leasing.host_reservations import HostReservations
 from leasehold_worker.leasing.leases import Standing
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory
-from leasehold_worker.operations.acquisition import Taking
-from leasehold_worker.operations.adoption import Adopting
-from leasehold_worker.operations.cuda_suspend import Moving
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.adoption import Adoption
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.handler import Operations
-from leasehold_worker.operations.image_checkpoint import Imaging
-from leasehold_worker.operations.keep_running import Sleeping
+from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
+from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.kill import Killer
-from leasehold_worker.operations.stop import Stopping
-from leasehold_worker.operations.stop_restart import Applications
-from leasehold_worker.operations.workload_hooks import HookCalls
+from leasehold_worker.operations.stop import Stop
+from leasehold_worker.operations.stop_restart import StopRestart
+from leasehold_worker.operations.workload_hooks import HookFactory
 from leasehold_worker.planning.durations import Durations
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.preflight import Preflight
@@ -100,22 +100,22 @@ class Parts:
     resources: Resources
     foreign: ForeignWatch
     health: HealthMonitor
-    host_memory: HostMemory
+    host_memory: SuspendMemory
     rates: Rates
     durations: Durations
-    proof: Proof
+    proof: Verification
     workloads: Workloads
     operations: Operations
-    hook_calls: HookCalls
-    kernels: Kernels
-    applications: Applications
+    hook_calls: HookFactory
+    kernels: ApplicationRegistry
+    applications: StopRestart
     criu: CriuSupport
-    imaging: Imaging
-    disk: CheckpointDisk
-    stopping: Stopping
-    adopting: Adopting
+    imaging: ImageCheckpoint
+    disk: CheckpointDirectory
+    stopping: Stop
+    adopting: Adoption
     readiness: Readiness
-    servicing: Servicing
+    servicing: Cordons
     nursery: trio.Nursery
 
 
@@ -181,7 +181,7 @@ async def open_parts(
         killer = Killer(driver, inventory, rates, enforced.kill)
 
         async def kill(workload: Workload) -> None:
-            await killer.kill(workload, Report(lambda _: None))
+            await killer.kill(workload, Progress(lambda _: None))
 
         async def look_without(workload: Workload) -> None:
             await foreign.look(workloads, leaving=workload)
@@ -190,7 +190,7 @@ async def open_parts(
         volume = Volume(workloads_path)
         await volume.look()
         nursery.start_soon(volume.run)
-        ledger = HostLedger(
+        ledger = HostReservations(
             limits,
             volume.space,
             disk_reserve_bytes=config.disk_reserve_bytes,
@@ -211,18 +211,18 @@ async def open_parts(
         )
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)
-        host_memory = HostMemory(
+        host_memory = SuspendMemory(
             config.host_memory_reserve_bytes,
             enforced.owns,
             config.parked_memory_limit_bytes,
             lambda: sum(map(parked_bytes, workloads.all())),
         )
-        proof = Proof(inventory, config.proof_timeout_s)
-        taking = Taking(inventory, pool, resources, workloads, foreign)
-        stopping = Stopping(workloads, killer)
-        kernels = Kernels(workloads, nursery)
-        hook_calls = HookCalls(workloads, proof, kernels.of, written)
-        moving = Moving(
+        proof = Verification(inventory, config.proof_timeout_s)
+        taking = Acquisition(inventory, pool, resources, workloads, foreign)
+        stopping = Stop(workloads, killer)
+        kernels = ApplicationRegistry(workloads, nursery)
+        hook_calls = HookFactory(workloads, proof, kernels.of, written)
+        moving = CudaSuspend(
             driver,
             inventory,
             pool,
@@ -233,8 +233,8 @@ async def open_parts(
             proof=proof,
         )
         images = ImageStore(config.image_path)
-        envelopes = EnvelopeStore(config.image_path, worker_id)
-        disk = CheckpointDisk(
+        envelopes = ApplicationStore(config.image_path, worker_id)
+        disk = CheckpointDirectory(
             images,
             envelopes,
             workloads,
@@ -246,7 +246,7 @@ async def open_parts(
         )
         image_host = ImageHost(worker_id, inventory)
         criu = CriuSupport(await probe(config.criu or None), images, host_memory, image_host)
-        imaging = Imaging(
+        imaging = ImageCheckpoint(
             criu,
             images,
             disk,
@@ -259,8 +259,8 @@ async def open_parts(
             stopping,
             nursery,
         )
-        timeouts = KernelTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
-        applications = Applications(
+        timeouts = ApplicationTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
+        applications = StopRestart(
             pool, workloads, kernels, envelopes, disk, stopping, taking, nursery, timeouts
         )
         tiers = Tiers(workloads, lambda: not criu.unavailable_reason)
@@ -276,9 +276,9 @@ async def open_parts(
             PolicyChecks(resources, kernels, envelopes, disk, criu),
             tiers,
         )
-        adopting = Adopting(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
+        adopting = Adoption(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
         health = HealthMonitor(inventory, pool.slots.set_health)
-        servicing = Servicing(pool, health.look)
+        servicing = Cordons(pool, health.look)
         durations = Durations()
         operations = Operations(
             workloads,
@@ -286,7 +286,7 @@ async def open_parts(
             nursery,
             preflight=preflight,
             moving=moving,
-            sleeping=Sleeping(pool, workloads, hook_calls, moving, proof=proof, host_memory=host_memory),
+            sleeping=KeepRunning(pool, workloads, hook_calls, moving, proof=proof, host_memory=host_memory),
             imaging=imaging,
             applications=applications,
             stopping=stopping,

@@ -14,16 +14,16 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.agent.assembly import Parts
-from leasehold_worker.agent.member_recovery import Interrupted
+from leasehold_worker.agent.member_recovery import MemberRecovery
 from leasehold_worker.commands.intents import Intent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.rpc import forbid_writing
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import is_alive, tracer, wait_ended
 from leasehold_worker.operations.settlement import PROCESS_STRATEGIES
 from leasehold_worker.operations.stop import DEFAULT_GRACE_S
 from leasehold_worker.planning.driver_checks import blocked_among
-from leasehold_worker.planning.plan import Party
+from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import (
@@ -51,7 +51,7 @@ POLL_INTERVAL_S: Final = 0.05
 class DiskRecovery:
     """Settles operations that were under way with images and saved applications."""
 
-    def __init__(self, parts: Parts, interrupted: Interrupted) -> None:
+    def __init__(self, parts: Parts, interrupted: MemberRecovery) -> None:
         self._parts = parts
         self._interrupted = interrupted
 
@@ -101,13 +101,13 @@ class DiskRecovery:
                 self._go_on(workload, before)
                 return _interrupted(f"workload {workload.name} goes on"), ""
         try:
-            await parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
+            await parts.stopping.end_processes(workload, Progress(lambda _: None), parked=True)
         except OperationError as error:
             self._go_on(workload, before)
             return error, ""
         saved = await parts.applications.find(intent.checkpoint_id)
-        ended = Party(workload, home=party.home)
-        parts.applications.settle_stopped(ended, intent.policy, saved, Report(lambda _: None))
+        ended = WorkloadPlan(workload, home=party.home)
+        parts.applications.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
         await parts.disk.clean_up_in_time(workload)
         return None, "the worker restarted meanwhile, and ended its processes then"
 
@@ -124,7 +124,7 @@ class DiskRecovery:
             if who is not None and is_alive(who.program):
                 workload.root, workload.absent = who.program, False
         try:
-            await self._parts.stopping.end_processes(workload, Report(lambda _: None), parked=True)
+            await self._parts.stopping.end_processes(workload, Progress(lambda _: None), parked=True)
         except OperationError as error:
             workload.error = error
             gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
@@ -188,7 +188,7 @@ class DiskRecovery:
         """
         if await self._parts.imaging.find_kept(parked.checkpoint_id) is None:
             return None  # its processes are all that there is of it
-        report = Report(lambda _: None)
+        report = Progress(lambda _: None)
         await self._parts.imaging.put_back(workload, parked, workload.members, report)
         return _interrupted(f"workload {workload.name} is parked as before")
 
@@ -223,8 +223,8 @@ class DiskRecovery:
         for workload in workloads:
             if workload.state != RUNNING or workload.hooked is None:
                 continue
-            report = Report(lambda _: None)
-            party = Party(workload, members=workload.members)
+            report = Progress(lambda _: None)
+            party = WorkloadPlan(workload, members=workload.members)
             beside = self._parts.hook_calls.beside([party], None, report)
             try:
                 await (beside.up() if kind == "restore" else beside.back())

@@ -12,7 +12,7 @@ from leasehold.v1.workload_pb2 import MemberState, WorkloadState
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.remap_recovery import RemapRecovery
 from leasehold_worker.commands.intents import Intent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.group import Group
@@ -34,7 +34,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.settlement import Settlement, settle_state, where_members_are
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND
 from leasehold_worker.workloads.workload import (
@@ -67,7 +67,7 @@ ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
 
 
 @final
-class Interrupted:
+class MemberRecovery:
     """Finds out where members are, and brings those that were left halfway to one side."""
 
     def __init__(self, parts: Parts) -> None:
@@ -93,7 +93,9 @@ class Interrupted:
         before = _standing(workload)
         held = workload.lease.gpu_uuids if workload.lease is not None else home
         destination = () if workload.parked else held
-        plan = Plan([party := Party(workload, members=workload.members, home=home, destination=destination)])
+        plan = Plan(
+            [party := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
+        )
         # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
         holds = workload.lease is not None and workload.lease.gpu_uuids == home
         left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
@@ -156,7 +158,7 @@ class Interrupted:
             Why the operation did not succeed, or None; and what to say beside that.
         """
         parties = [
-            Party(
+            WorkloadPlan(
                 workload,
                 members=party.members,
                 home=party.home,
@@ -204,7 +206,7 @@ class Interrupted:
             return None, "the worker restarted meanwhile, and found it done"
         return _interruption(kind, workloads, problem), ""
 
-    async def _observe(self, party: Party, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
+    async def _observe(self, party: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
         """Where the members are now, those that joined since included.
 
         Args:
@@ -326,7 +328,7 @@ class Interrupted:
 
         ``keep`` leaves workloads that stay parked the GPUs that they hold.
         """
-        pool, report = self._parts.pool, Report(lambda _: None)
+        pool, report = self._parts.pool, Progress(lambda _: None)
         settlement = Settlement(pool, plan, outcomes, reserved)
         if error is None:
             settlement.done(report)

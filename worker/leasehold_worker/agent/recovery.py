@@ -17,14 +17,14 @@ from leasehold.v1 import command_pb2, errors_pb2
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.disk_recovery import DiskRecovery
-from leasehold_worker.agent.member_recovery import SETTLED, Interrupted
+from leasehold_worker.agent.member_recovery import SETTLED, MemberRecovery
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.commands.journal_records import WorkloadRecord
 from leasehold_worker.commands.ledger import Entry
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, StartError, defect
 from leasehold_worker.files.workload_files import OUTPUT_FILE
@@ -75,7 +75,7 @@ class Recovery:
         self._parts = parts
         self._commands = commands
         self._contents = journal.contents
-        self._interrupted = Interrupted(parts)
+        self._interrupted = MemberRecovery(parts)
         self._on_disk = DiskRecovery(parts, self._interrupted)
         self._from_image = {each.workload_id for each in self._contents.workloads if _is_from_image(each)}
 
@@ -292,7 +292,7 @@ class Recovery:
             return None, FOUND_RUNNING
         try:
             stop = command_pb2.StopOperation()
-            await self._parts.stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+            await self._parts.stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
         except OperationError as error:
             return error, ""
         finally:
@@ -308,7 +308,9 @@ class Recovery:
         if party.workload_id in self._parts.workloads:
             workload, stop = self._parts.workloads.get(party.workload_id), entry.command.operation.stop
             try:
-                await self._parts.stopping.resume(workload, stop, Report(lambda _: None), parked=party.parked)
+                await self._parts.stopping.resume(
+                    workload, stop, Progress(lambda _: None), parked=party.parked
+                )
             except OperationError as error:
                 return error, ""
         return None, "the worker restarted meanwhile, and ended it then"

@@ -14,7 +14,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.driver.gpu_pairs import GpuPair, moved
 from leasehold_worker.driver.group import Group
 from leasehold_worker.driver.members import CHECKPOINTED, GONE
-from leasehold_worker.driver.verification import Proof, placed
+from leasehold_worker.driver.verification import Verification, placed
 from leasehold_worker.errors import OperationError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RemapRecovery:
         group: The members, all of them parked.
     """
 
-    def __init__(self, proof: Proof, group: Group) -> None:
+    def __init__(self, proof: Verification, group: Group) -> None:
         self._proof = proof
         self._group = group
 

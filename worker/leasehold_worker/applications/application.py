@@ -20,7 +20,7 @@ from leasehold.v1.local_pb2 import (
     ServeKernelResponse,
 )
 
-from leasehold_worker.applications.stream import KernelSession, StreamLostError
+from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import Workload
@@ -59,7 +59,7 @@ Source = Callable[[], Awaitable[bytes]]
 
 
 @final
-class ServedKernel:
+class Application:
     """A registered application. Methods raise :class:`OperationError` where it fails or does not answer.
 
     It answers one call after the other: a call waits for its turn within its own deadline. What comes of a
@@ -70,7 +70,7 @@ class ServedKernel:
         facts: Which application it is.
     """
 
-    def __init__(self, session: KernelSession, workload: Workload, hello: KernelHello) -> None:
+    def __init__(self, session: ApplicationStream, workload: Workload, hello: KernelHello) -> None:
         self.workload = workload
         self.facts = hello.kernel
         self._session = session

@@ -14,14 +14,18 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Kernel
 
-from leasehold_worker.applications.application import CHUNK_BYTES, TEXT_LIMIT, ServedKernel
-from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, KernelTimeouts
+from leasehold_worker.applications.application import CHUNK_BYTES, TEXT_LIMIT, Application
+from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, ApplicationTimeouts
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.checkpoints.application_file import EnvelopeReader, EnvelopeWriter, StoredCheckpoint
+from leasehold_worker.checkpoints.application_file import (
+    ApplicationReader,
+    ApplicationWriter,
+    StoredCheckpoint,
+)
 from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
-from leasehold_worker.checkpoints.disk_reservations import Room
+from leasehold_worker.checkpoints.disk_reservations import DiskReservation
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.workload import Workload
 
@@ -62,13 +66,13 @@ def _tell_nobody(_step: str, _size: int) -> None:
 
 
 async def save(
-    kernel: ServedKernel,
-    store: EnvelopeStore,
+    kernel: Application,
+    store: ApplicationStore,
     *,
     available_bytes: int | None = None,
-    room: Room | None = None,
+    room: DiskReservation | None = None,
     resume: bool,
-    timeouts: KernelTimeouts = DEFAULT_TIMEOUTS,
+    timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     progress: Progress = _tell_nobody,
 ) -> Saved:
     """Has an application save itself into the store.
@@ -114,12 +118,12 @@ async def save(
 
 
 async def restore(
-    kernel: ServedKernel,
-    store: EnvelopeStore,
+    kernel: Application,
+    store: ApplicationStore,
     *,
     workload_id: str,
     checkpoint_id: str | None = None,
-    timeouts: KernelTimeouts = DEFAULT_TIMEOUTS,
+    timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     progress: Progress = _tell_nobody,
 ) -> Restored:
     """Restores an application that has not begun.
@@ -144,10 +148,10 @@ async def restore(
 
 
 async def _restore_newest(
-    kernel: ServedKernel,
-    store: EnvelopeStore,
+    kernel: Application,
+    store: ApplicationStore,
     candidates: Sequence[StoredCheckpoint | DamagedCheckpoint],
-    timeouts: KernelTimeouts,
+    timeouts: ApplicationTimeouts,
     progress: Progress,
 ) -> Restored:
     refusals: list[OperationError] = []
@@ -182,7 +186,7 @@ def no_kernel(workload: Workload) -> OperationError:
     )
 
 
-async def _require_readiness(kernel: ServedKernel, timeouts: KernelTimeouts) -> None:
+async def _require_readiness(kernel: Application, timeouts: ApplicationTimeouts) -> None:
     readiness = await kernel.can_checkpoint(timeouts.answer_s)
     if not readiness.ready:
         raise OperationError(
@@ -194,11 +198,11 @@ async def _require_readiness(kernel: ServedKernel, timeouts: KernelTimeouts) -> 
 
 
 async def _write(
-    kernel: ServedKernel,
-    store: EnvelopeStore,
+    kernel: Application,
+    store: ApplicationStore,
     available_bytes: int,
-    room: Room | None,
-    timeouts: KernelTimeouts,
+    room: DiskReservation | None,
+    timeouts: ApplicationTimeouts,
     progress: Progress,
 ) -> StoredCheckpoint:
     """Writes what the application saves. It is there in the end, or nothing is."""
@@ -217,10 +221,10 @@ async def _write(
 
 
 async def _keep(
-    kernel: ServedKernel,
-    writer: EnvelopeWriter,
+    kernel: Application,
+    writer: ApplicationWriter,
     available_bytes: int,
-    room: Room | None,
+    room: DiskReservation | None,
     progress: Progress,
     piece: bytes,
 ) -> None:
@@ -231,13 +235,13 @@ async def _keep(
     progress("checkpoint", writer.size_bytes)
 
 
-def _write_piece(writer: EnvelopeWriter, room: Room | None, piece: bytes) -> None:
+def _write_piece(writer: ApplicationWriter, room: DiskReservation | None, piece: bytes) -> None:
     if room is not None:
         room.extend(PAYLOAD_OFFSET + writer.size_bytes + len(piece))
     writer.write(piece)
 
 
-def _no_room(kernel: ServedKernel, how: str, available_bytes: int) -> OperationError:
+def _no_room(kernel: Application, how: str, available_bytes: int) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
         f"the application of workload {kernel.workload.name} {how}, and {size_text(available_bytes)} are "
@@ -247,10 +251,10 @@ def _no_room(kernel: ServedKernel, how: str, available_bytes: int) -> OperationE
 
 
 async def _restore_one(
-    kernel: ServedKernel,
-    store: EnvelopeStore,
+    kernel: Application,
+    store: ApplicationStore,
     candidate: StoredCheckpoint | DamagedCheckpoint,
-    timeouts: KernelTimeouts,
+    timeouts: ApplicationTimeouts,
     progress: Progress,
 ) -> StoredCheckpoint:
     if isinstance(candidate, DamagedCheckpoint):
@@ -268,10 +272,10 @@ async def _restore_one(
 
 
 async def _give(
-    kernel: ServedKernel,
+    kernel: Application,
     checkpoint: StoredCheckpoint,
-    reader: EnvelopeReader,
-    timeouts: KernelTimeouts,
+    reader: ApplicationReader,
+    timeouts: ApplicationTimeouts,
     progress: Progress,
 ) -> None:
     pieces = reader.pieces(CHUNK_BYTES)

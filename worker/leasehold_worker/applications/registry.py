@@ -8,8 +8,8 @@ import trio
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
 from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
 
-from leasehold_worker.applications.application import ServedKernel
-from leasehold_worker.applications.stream import KernelSession, StreamLostError
+from leasehold_worker.applications.application import Application
+from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
 from leasehold_worker.errors import OperationError, defect, invalid
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
@@ -32,7 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]*", re.ASCII)
 
 
 @final
-class Kernels:
+class ApplicationRegistry:
     """The registry. A workload has one application that saves it, which comes and goes with its stream.
 
     Args:
@@ -43,26 +43,26 @@ class Kernels:
     def __init__(self, workloads: Workloads, nursery: trio.Nursery) -> None:
         self._workloads = workloads
         self._nursery = nursery
-        self._served: dict[str, ServedKernel] = {}
+        self._served: dict[str, Application] = {}
         self._peers: dict[str, Peer] = {}
-        self._sessions: set[KernelSession] = set()
+        self._sessions: set[ApplicationStream] = set()
         self._expected: set[str] = set()
         self._changed = trio.Event()
 
-    def of(self, workload_id: str) -> ServedKernel | None:
+    def of(self, workload_id: str) -> Application | None:
         """The application that saves a workload. None: it has none now."""
         kernel = self._served.get(workload_id)
         if kernel is None or kernel.is_gone or not is_alive(self._peers[workload_id].identity):
             return None  # the end of a process is seen before that of its stream
         return kernel
 
-    async def wait_served(self, workload_id: str, timeout_s: float) -> ServedKernel:
+    async def wait_served(self, workload_id: str, timeout_s: float) -> Application:
         """Waits until a workload has an application that saves it.
 
         Raises:
             OperationError: KERNEL_NOT_READY: it has not registered in time, or the workload has ended.
         """
-        found: list[ServedKernel] = []
+        found: list[Application] = []
         workload = self._workloads.get(workload_id)
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ class Kernels:
         """Nothing is to be restored any more. Whoever waits for that still is ended."""
         self._expected.discard(workload_id)
 
-    def begin(self, session: KernelSession) -> None:
+    def begin(self, session: ApplicationStream) -> None:
         """Begins to look after a stream."""
         self._sessions.add(session)
         self._nursery.start_soon(self._serve, session)
@@ -100,7 +100,7 @@ class Kernels:
         for session in tuple(self._sessions):
             session.close()
 
-    async def _serve(self, session: KernelSession) -> None:
+    async def _serve(self, session: ApplicationStream) -> None:
         try:
             await self._answer(session)
         except OperationError as error:
@@ -114,12 +114,12 @@ class Kernels:
             self._sessions.discard(session)
             session.close()
 
-    async def _answer(self, session: KernelSession) -> None:
+    async def _answer(self, session: ApplicationStream) -> None:
         hello = await _receive_hello(session)
         workload = await self._admit(session.peer, hello)
         workload_id = workload.workload_id
         pending = workload_id in self._expected and not hello.begun
-        kernel = ServedKernel(session, workload, hello)
+        kernel = Application(session, workload, hello)
         welcome = local_pb2.KernelWelcome(workload_id=workload_id, restore_pending=pending)
         self._served[workload_id], self._peers[workload_id] = kernel, session.peer
         try:
@@ -137,7 +137,7 @@ class Kernels:
                 self._workloads.set_kernel(workload, None)
             self._tell()
 
-    async def _follow_health(self, kernel: ServedKernel) -> None:
+    async def _follow_health(self, kernel: Application) -> None:
         """Asks an application how it is, now and then while its workload runs, and tells that."""
         while True:
             await trio.sleep(HEALTH_INTERVAL_S)
@@ -196,7 +196,7 @@ async def _cancel_at_end(workload: Workload, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _receive_hello(session: KernelSession) -> KernelHello:
+async def _receive_hello(session: ApplicationStream) -> KernelHello:
     with trio.move_on_after(HELLO_TIMEOUT_S):
         frame = await session.receive()
         if frame.WhichOneof("frame") == "hello":

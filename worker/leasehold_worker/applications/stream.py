@@ -22,7 +22,7 @@ class StreamLostError(Exception):
 
 
 @final
-class KernelSession:
+class ApplicationStream:
     """A stream. It is closed by either side, and stays so.
 
     Attributes:

@@ -7,7 +7,7 @@ START_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTimeouts:
+class ApplicationTimeouts:
     """How long an application may take.
 
     Attributes:
@@ -27,4 +27,4 @@ class KernelTimeouts:
     start_s: float = START_TIMEOUT_S
 
 
-DEFAULT_TIMEOUTS: Final = KernelTimeouts()
+DEFAULT_TIMEOUTS: Final = ApplicationTimeouts()

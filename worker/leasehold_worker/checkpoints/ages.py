@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Final, final
 
-from leasehold_worker.checkpoints.retention import KeptImage
+from leasehold_worker.checkpoints.retention import StoredItem
 
 SEEN_FOR: Final = timedelta(days=1)
 """Time for an operator to notice a wrong date."""
@@ -34,7 +34,7 @@ class Ages:
         """By id: when it was seen first, and its age then."""
 
     def expired(
-        self, kept: Collection[KeptImage], in_use: Collection[str], *, now: datetime, keep_for: timedelta
+        self, kept: Collection[StoredItem], in_use: Collection[str], *, now: datetime, keep_for: timedelta
     ) -> list[str]:
         """Chooses what is deleted by its age, whether or not there is room.
 

@@ -11,7 +11,7 @@ from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_worker.checkpoints.application_format import (
     PAYLOAD_OFFSET,
-    Envelope,
+    ApplicationHeader,
     check_custom,
     now,
     read_payload,
@@ -34,7 +34,7 @@ class StoredCheckpoint:
     """
 
     path: Path
-    envelope: Envelope
+    envelope: ApplicationHeader
 
     @property
     def checkpoint_id(self) -> str:
@@ -48,7 +48,7 @@ class StoredCheckpoint:
 
 
 @final
-class EnvelopeWriter:
+class ApplicationWriter:
     """A checkpoint that is being written. Left without :meth:`commit`, it leaves nothing behind.
 
     Args:
@@ -106,7 +106,7 @@ class EnvelopeWriter:
             OperationError: It can't be, and is not there.
         """
         check_custom(custom)
-        envelope = Envelope(
+        envelope = ApplicationHeader(
             checkpoint_id=self.path.stem,
             workload_id=self._workload_id,
             workload_name=self._workload_name,
@@ -142,7 +142,7 @@ class EnvelopeWriter:
 
 
 @final
-class EnvelopeReader:
+class ApplicationReader:
     """An open checkpoint."""
 
     def __init__(self, descriptor: int, checkpoint: StoredCheckpoint) -> None:

@@ -46,7 +46,7 @@ _PREFIX: Final = struct.Struct("<8sII32s")
 _HEADER_LIMIT: Final = PAYLOAD_OFFSET - _PREFIX.size
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class ApplicationHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What the header says.
 
     Attributes:
@@ -82,7 +82,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(Envelope)
+_decoder: Final = msgspec.json.Decoder(ApplicationHeader)
 
 
 def corrupt(checkpoint_id: str, how: str) -> OperationError:
@@ -110,7 +110,7 @@ def check_custom(custom: Mapping[str, str]) -> None:
         )
 
 
-def write_header(descriptor: int, envelope: Envelope) -> None:
+def write_header(descriptor: int, envelope: ApplicationHeader) -> None:
     """Writes all that comes before the payload.
 
     What may be in it always fits: JSON makes six bytes of a character at most.
@@ -127,7 +127,7 @@ def write_header(descriptor: int, envelope: Envelope) -> None:
         raise OSError("the header was written in part only")
 
 
-def read_envelope(path: Path) -> Envelope:
+def read_envelope(path: Path) -> ApplicationHeader:
     """Reads a header. The payload is looked at for its size alone.
 
     Raises:
@@ -138,7 +138,7 @@ def read_envelope(path: Path) -> Envelope:
         return read_header(descriptor, path)
 
 
-def read_header(descriptor: int, path: Path) -> Envelope:
+def read_header(descriptor: int, path: Path) -> ApplicationHeader:
     """As :func:`read_envelope`, of an open file."""
     checkpoint_id = path.stem
     room = _read_all(descriptor, PAYLOAD_OFFSET)
@@ -170,7 +170,9 @@ def read_header(descriptor: int, path: Path) -> Envelope:
     return envelope
 
 
-def read_payload(descriptor: int, envelope: Envelope, piece_bytes: int = READ_BYTES) -> Iterator[bytes]:
+def read_payload(
+    descriptor: int, envelope: ApplicationHeader, piece_bytes: int = READ_BYTES
+) -> Iterator[bytes]:
     """Reads the payload from its begin, piece by piece.
 
     Raises:
@@ -187,7 +189,7 @@ def read_payload(descriptor: int, envelope: Envelope, piece_bytes: int = READ_BY
         yield piece
 
 
-def verify_payload(descriptor: int, envelope: Envelope) -> None:
+def verify_payload(descriptor: int, envelope: ApplicationHeader) -> None:
     """Reads the whole payload, and compares its digest.
 
     Raises:

@@ -21,8 +21,8 @@ from leasehold.v1.workload_pb2 import Kernel
 from leasehold_worker.checkpoints.application_file import (
     PARTIAL_SUFFIX,
     SUFFIX,
-    EnvelopeReader,
-    EnvelopeWriter,
+    ApplicationReader,
+    ApplicationWriter,
     StoredCheckpoint,
 )
 from leasehold_worker.checkpoints.application_format import corrupt, read_envelope, read_header
@@ -43,7 +43,7 @@ _WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 
 
 @final
-class EnvelopeStore:
+class ApplicationStore:
     """The checkpoints below a folder.
 
     Args:
@@ -67,7 +67,7 @@ class EnvelopeStore:
                 folder = folder.parent
             return disk_space(folder)
 
-    def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> EnvelopeWriter:
+    def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> ApplicationWriter:
         """Begins a checkpoint. While it is being written, it is locked against :meth:`sweep`.
 
         Raises:
@@ -81,7 +81,7 @@ class EnvelopeStore:
         with disk_errors(folder):
             descriptor = make_inside(folder, lambda: os.open(path, flags, _FILE_MODE))
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return EnvelopeWriter(workload_id, workload_name, kernel, self._worker_id, path, descriptor)
+        return ApplicationWriter(workload_id, workload_name, kernel, self._worker_id, path, descriptor)
 
     def scan(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
         """All checkpoints of a workload, newest first, by their numbers."""
@@ -109,7 +109,7 @@ class EnvelopeStore:
         return found
 
     @contextmanager
-    def opened(self, checkpoint: StoredCheckpoint) -> Iterator["EnvelopeReader"]:
+    def opened(self, checkpoint: StoredCheckpoint) -> Iterator["ApplicationReader"]:
         """Opens a checkpoint, and compares its header once more.
 
         Raises:
@@ -125,7 +125,7 @@ class EnvelopeStore:
             with disk_errors(checkpoint.path.parent):
                 if read_header(descriptor, checkpoint.path) != checkpoint.envelope:
                     raise corrupt(checkpoint.checkpoint_id, "has another header than before")
-            yield EnvelopeReader(descriptor, checkpoint)
+            yield ApplicationReader(descriptor, checkpoint)
 
     def delete(self, checkpoint_id: str) -> None:
         """Deletes a checkpoint, damaged or not.

@@ -18,12 +18,12 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold_worker.checkpoints import retention
 from leasehold_worker.checkpoints.ages import Ages
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
+from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
-from leasehold_worker.checkpoints.disk_reservations import Room, Rooms
+from leasehold_worker.checkpoints.disk_reservations import DiskReservation, DiskReservations
 from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
 from leasehold_worker.checkpoints.messages import IMAGE, of_envelope, of_image
-from leasehold_worker.checkpoints.retention import KeptImage
+from leasehold_worker.checkpoints.retention import StoredItem
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.capacity import directory_bytes
 from leasehold_worker.leasing.host_reservations import KEPT_FREE_PERCENT
@@ -51,7 +51,7 @@ SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
 
 @final
-class CheckpointDisk:
+class CheckpointDirectory:
     """What is kept on disk for this worker's workloads.
 
     Args:
@@ -68,7 +68,7 @@ class CheckpointDisk:
     def __init__(
         self,
         images: ImageStore,
-        envelopes: EnvelopeStore,
+        envelopes: ApplicationStore,
         workloads: Workloads,
         *,
         limit_bytes: int,
@@ -85,7 +85,7 @@ class CheckpointDisk:
         self._keep_images = keep_images
         self._expiry = expiry
         self._worker_id = worker_id
-        self._rooms = Rooms()
+        self._rooms = DiskReservations()
         self._expected: dict[str, Workload] = {}
         self._told: set[str] = set()
         self._clean_ups = trio.CapacityLimiter(CLEAN_UPS_AT_ONCE)
@@ -102,7 +102,7 @@ class CheckpointDisk:
             left = min(left, self._limit_bytes - self.used_bytes() - self._rooms.held_bytes)
         return max(0, left + sum(each.size_bytes for each in self._spare_images()))
 
-    def room(self) -> Room:
+    def room(self) -> DiskReservation:
         """Room for something that is to be written, of no bytes yet: a context, at whose end it is free.
 
         Holding more deletes the oldest images that nobody needs, as few as serve.
@@ -140,7 +140,7 @@ class CheckpointDisk:
     def _is_own(self, worker_id: str) -> bool:
         return worker_id == self._worker_id
 
-    def _spare_images(self) -> list[KeptImage]:
+    def _spare_images(self) -> list[StoredItem]:
         """This worker's images that nobody needs."""
         images = self._own_images()
         in_use = self.in_use()  # asked after them: a new one is expected before it is there
@@ -317,14 +317,14 @@ class CheckpointDisk:
         for checkpoint_id in self._saved_ages.expired(old, in_use, now=now, keep_for=self._expiry):
             self._delete_saved(checkpoint_id)
 
-    def _kept_envelope(self, saved: StoredCheckpoint | DamagedCheckpoint) -> KeptImage | None:
+    def _kept_envelope(self, saved: StoredCheckpoint | DamagedCheckpoint) -> StoredItem | None:
         """What this worker deletes once it is old: its own, and what is damaged. None: it does not."""
         if isinstance(saved, DamagedCheckpoint):
             return _kept_damaged(saved)
         envelope = saved.envelope
         if not envelope.worker_id or not self._is_own(envelope.worker_id):
             return None
-        return KeptImage(saved.checkpoint_id, envelope.workload_id, envelope.created, saved.file_bytes)
+        return StoredItem(saved.checkpoint_id, envelope.workload_id, envelope.created, saved.file_bytes)
 
     def _delete_image(self, image_id: str) -> bool:
         """Deletes an image, and says whether it is gone."""
@@ -351,16 +351,16 @@ class CheckpointDisk:
                 logger.warning("%s", each.error.message)
 
 
-def _kept_image(image: StoredImage) -> KeptImage:
+def _kept_image(image: StoredImage) -> StoredItem:
     manifest = image.manifest
-    return KeptImage(
+    return StoredItem(
         manifest.image_id, manifest.subject.workload_id, manifest.create_time, directory_bytes(image.path)
     )
 
 
-def _kept_damaged(found: StoredImage | StoredCheckpoint | DamagedCheckpoint) -> KeptImage | None:
+def _kept_damaged(found: StoredImage | StoredCheckpoint | DamagedCheckpoint) -> StoredItem | None:
     """What will never serve, by its place and age. None: it may."""
     if not isinstance(found, DamagedCheckpoint) or not found.is_corrupt:
         return None
     written, size = found.age()
-    return KeptImage(found.checkpoint_id, found.workload_id, written, size)
+    return StoredItem(found.checkpoint_id, found.workload_id, written, size)

@@ -11,7 +11,7 @@ STEP_BYTES: Final = 64 << 20
 
 
 @final
-class Room:
+class DiskReservation:
     """Room for one thing that is being written. It is given back at the end of the context.
 
     Args:
@@ -19,7 +19,7 @@ class Room:
         make: Sees to it that so many bytes more fit, or raises. It blocks.
     """
 
-    def __init__(self, rooms: "Rooms", make: Callable[[int], None]) -> None:
+    def __init__(self, rooms: "DiskReservations", make: Callable[[int], None]) -> None:
         self._rooms = rooms
         self._make = make
         self.held_bytes = 0
@@ -57,21 +57,21 @@ class Room:
 
 
 @final
-class Rooms:
+class DiskReservations:
     """The rooms that are held. Any thread may ask."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held by whoever makes room."""
-        self._rooms: set[Room] = set()
+        self._rooms: set[DiskReservation] = set()
 
-    def open(self, make: Callable[[int], None]) -> Room:
+    def open(self, make: Callable[[int], None]) -> DiskReservation:
         """A room of no bytes."""
-        room = Room(self, make)
+        room = DiskReservation(self, make)
         self._rooms.add(room)
         return room
 
-    def remove(self, room: Room) -> None:
+    def remove(self, room: DiskReservation) -> None:
         """Gives a room back. Repeating does nothing."""
         self._rooms.discard(room)
 

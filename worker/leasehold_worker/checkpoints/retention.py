@@ -11,7 +11,7 @@ from leasehold_worker.errors import OperationError
 
 
 @dataclass(frozen=True, slots=True)
-class KeptImage:
+class StoredItem:
     """What deciding needs of an image, or of whatever else shares the budget with images.
 
     Attributes:
@@ -28,7 +28,7 @@ class KeptImage:
 
 
 def make_room(
-    spare: Collection[KeptImage],
+    spare: Collection[StoredItem],
     *,
     need_bytes: int,
     used_bytes: int,
@@ -74,5 +74,5 @@ def make_room(
     )
 
 
-def _age(image: KeptImage) -> tuple[datetime, str]:
+def _age(image: StoredItem) -> tuple[datetime, str]:
     return image.create_time, image.image_id

@@ -35,7 +35,7 @@ from leasehold_worker.commands.ledger import (
     workload_ids,
 )
 from leasehold_worker.commands.messages import fitting, result_message
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import (
     ACCEPTED,
     CANCELLED,
@@ -116,7 +116,7 @@ class CarryOut(Protocol):
 class Perform(Protocol):
     """Carries out what a command says, by commands of the worker's own where it has to."""
 
-    async def __call__(self, command: Command, report: Report, carry_out: CarryOut) -> None:
+    async def __call__(self, command: Command, report: Progress, carry_out: CarryOut) -> None:
         """Carries it out.
 
         Raises:
@@ -254,7 +254,7 @@ class Commands:
             error: Why it did not succeed. None: it did.
             warning: What is said beside that. Empty: nothing.
         """
-        report = Report(lambda _: None, warnings=[warning] if warning else [])
+        report = Progress(lambda _: None, warnings=[warning] if warning else [])
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, report, 0.0)
@@ -340,7 +340,7 @@ class Commands:
     async def _execute(self, execution: "_Execution") -> None:
         command = execution.entry.command
         started = time.monotonic()
-        report = Report(partial(self._enter, command), partial(self._intend, command))
+        report = Progress(partial(self._enter, command), partial(self._intend, command))
         error: OperationError | None = None
         execution.begin()
         with execution.scope:
@@ -377,7 +377,7 @@ class Commands:
         command: Command,
         state: CommandState.ValueType,
         error: OperationError | None,
-        report: Report,
+        report: Progress,
         duration_s: float,
     ) -> None:
         update = CommandUpdate(
@@ -421,7 +421,7 @@ class _Execution:
         self._cancelled = True
         self.scope.cancel()
 
-    def why_undone(self, report: Report) -> OperationError:
+    def why_undone(self, report: Progress) -> OperationError:
         """Why an operation ended that was cancelled or timed out before its point of no return."""
         for _, outcome in report.outcomes:
             if outcome.rolled_back is False and outcome.error is not None:
@@ -444,7 +444,7 @@ class _Execution:
         return None
 
 
-def _outcome(error: OperationError | None, report: Report) -> CommandState.ValueType:
+def _outcome(error: OperationError | None, report: Progress) -> CommandState.ValueType:
     if error is None:
         return SUCCEEDED
     if error.reason == errors_pb2.ERROR_REASON_CANCELLED:
@@ -456,6 +456,6 @@ def _outcome(error: OperationError | None, report: Report) -> CommandState.Value
     return REJECTED if error.reason in REASONS_OF_REFUSAL else FAILED
 
 
-def _has_called(report: Report) -> bool:
+def _has_called(report: Progress) -> bool:
     called = any(outcome.phases for _, outcome in report.outcomes)
     return called or any(phase.name in BEGUN for phase in report.phases)

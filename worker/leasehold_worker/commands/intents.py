@@ -8,7 +8,7 @@ from leasehold_worker.driver.members import Member
 from leasehold_worker.leasing.leases import Lease
 
 
-class PartyIntent(msgspec.Struct, frozen=True):
+class WorkloadIntent(msgspec.Struct, frozen=True):
     """A workload of an operation that is about to change something.
 
     Attributes:
@@ -42,7 +42,7 @@ class Intent(msgspec.Struct, frozen=True):
     """
 
     phase: str
-    parties: tuple[PartyIntent, ...]
+    parties: tuple[WorkloadIntent, ...]
     pairs: tuple[GpuPair, ...] = ()
     reserved: tuple[Lease, ...] = ()
     policy: EvictionPolicy | None = None

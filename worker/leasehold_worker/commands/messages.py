@@ -5,7 +5,7 @@ from typing import Final
 
 from leasehold.v1 import command_pb2, worker_session_pb2
 
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.members import MemberOutcome
 from leasehold_worker.driver.messages import pair_messages
 from leasehold_worker.timestamps import duration
@@ -18,7 +18,7 @@ MESSAGE_LIMIT: Final = 1024
 
 
 def result_message(
-    report: Report, duration_s: float, driver_version: str | None
+    report: Progress, duration_s: float, driver_version: str | None
 ) -> command_pb2.CommandResult:
     """What a command did."""
     return command_pb2.CommandResult(

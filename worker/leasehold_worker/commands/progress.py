@@ -31,7 +31,7 @@ async def _forget(_: Intent) -> None:
 
 
 @dataclass(slots=True)
-class Report:
+class Progress:
     """The report of one operation.
 
     Attributes:

@@ -15,7 +15,7 @@ from leasehold_worker.criu.obstacles import obstacles
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity
-from leasehold_worker.leasing.suspend_memory import HostMemory, MemoryNeed
+from leasehold_worker.leasing.suspend_memory import MemoryNeed, SuspendMemory
 from leasehold_worker.workloads.workload import Workload
 
 PASSING_S: Final = 2.0
@@ -36,7 +36,7 @@ class CriuSupport:
     """
 
     def __init__(
-        self, criu: CriuFacts | str, store: ImageStore, host_memory: HostMemory, host: ImageHost
+        self, criu: CriuFacts | str, store: ImageStore, host_memory: SuspendMemory, host: ImageHost
     ) -> None:
         self._criu = criu
         self._store = store

@@ -15,7 +15,7 @@ from leasehold.v1.plan_pb2 import CheckResult
 from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.criu.installation import probe
 from leasehold_worker.diagnostics.checks import CHECKS
-from leasehold_worker.diagnostics.examination import Look, NotOkError, Patient
+from leasehold_worker.diagnostics.examination import Examination, Look, NotOkError
 from leasehold_worker.driver.errors import DriverError
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.driver.process import CheckpointProcess
@@ -62,7 +62,7 @@ async def examine(config: WorkerConfig, config_error: str | None, timeout_s: flo
         await _probe(driver, timeout_s)
         asked, obstacle = await _trace_obstacle(driver)
         criu = await probe(config.criu or None, timeout_s=timeout_s)
-        patient = Patient(config, config_error, driver, inventory, asked, obstacle, criu)
+        patient = Examination(config, config_error, driver, inventory, asked, obstacle, criu)
         return [await _look(name, look, patient, timeout_s) for name, look in CHECKS.items()]
     finally:
         await driver.close()
@@ -78,7 +78,7 @@ async def _probe(driver: Driver, timeout_s: float) -> None:
         driver.unavailable_reason = f"cuInit did not return within {timeout_s:g} s"
 
 
-async def _look(name: str, look: Look, patient: Patient, timeout_s: float) -> Check:
+async def _look(name: str, look: Look, patient: Examination, timeout_s: float) -> Check:
     def outcome() -> Check:
         try:
             return Check(name, PASSED, look(patient))

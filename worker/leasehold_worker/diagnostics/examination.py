@@ -45,7 +45,7 @@ def not_checked(detail: str) -> NotOkError:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class Examination:
     """What was found out about the host before the checks.
 
     Attributes:
@@ -79,5 +79,5 @@ class Patient:
         return self.nvml().gpus
 
 
-Look: TypeAlias = Callable[[Patient], str]
+Look: TypeAlias = Callable[[Examination], str]
 """A check."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.diagnostics.examination import Patient, failed, not_checked, warning
+from leasehold_worker.diagnostics.examination import Examination, failed, not_checked, warning
 from leasehold_worker.planning.driver_checks import (
     REMAP_CUDA_VERSION,
     SUSPEND_CUDA_VERSION,
@@ -29,7 +29,7 @@ _REMEDIES: Final = {
 _PROC: Final = Path("/proc")
 
 
-def libcuda(patient: Patient) -> str:
+def libcuda(patient: Examination) -> str:
     """Whether libcuda loads in the driver helper, and cuInit works there."""
     driver = patient.driver
     reason = driver.unavailable_reason
@@ -47,17 +47,17 @@ def libcuda(patient: Patient) -> str:
     )
 
 
-def driver(patient: Patient) -> str:
+def driver(patient: Examination) -> str:
     """Whether the driver has the checkpoint API."""
     return _version(patient, SUSPEND_CUDA_VERSION, "suspend and restore")
 
 
-def driver_remap(patient: Patient) -> str:
+def driver_remap(patient: Examination) -> str:
     """Whether the driver can restore on other GPUs."""
     return _version(patient, REMAP_CUDA_VERSION, "moves to other GPUs")
 
 
-def _version(patient: Patient, needed: int, what: str) -> str:
+def _version(patient: Examination, needed: int, what: str) -> str:
     if patient.driver.unavailable_reason is not None:
         raise not_checked("libcuda can't be used")
     if reason := why_unsupported(patient.driver, needed):
@@ -65,7 +65,7 @@ def _version(patient: Patient, needed: int, what: str) -> str:
     return f"CUDA {version_text(patient.driver.cuda_version)}: {what}"
 
 
-def bindings(patient: Patient) -> str:
+def bindings(patient: Examination) -> str:
     """cuda-bindings, which must know the driver's states."""
     try:
         found = version("cuda-bindings")
@@ -77,7 +77,7 @@ def bindings(patient: Patient) -> str:
     return f"cuda-bindings {found}"
 
 
-def nvml(patient: Patient) -> str:
+def nvml(patient: Examination) -> str:
     """Whether NVML loads and answers."""
     inventory = patient.inventory
     if inventory is None:
@@ -87,7 +87,7 @@ def nvml(patient: Patient) -> str:
     return f"NVML {inventory.versions.nvml_version}, driver {inventory.versions.driver_version}"
 
 
-def driver_match(patient: Patient) -> str:
+def driver_match(patient: Examination) -> str:
     """Whether libcuda is of the same driver as the kernel module."""
     kernel_module = patient.nvml().versions.driver_version
     library = patient.driver.libcuda
@@ -104,7 +104,7 @@ def driver_match(patient: Patient) -> str:
     return f"libcuda and the kernel module are both {user_mode}"
 
 
-def gpus(patient: Patient) -> str:
+def gpus(patient: Examination) -> str:
     """That there are GPUs, and all answer."""
     inventory = patient.nvml()
     if inventory.left_out:
@@ -127,7 +127,7 @@ def gpus(patient: Patient) -> str:
     return "; ".join(f"{count} x {kind}" for kind, count in memory.items())
 
 
-def mig(patient: Patient) -> str:
+def mig(patient: Examination) -> str:
     """That MIG is off."""
     patient.gpus()
     if enabled := sorted(patient.nvml().mig_enabled()):
@@ -135,7 +135,7 @@ def mig(patient: Patient) -> str:
     return "off"
 
 
-def mps(patient: Patient) -> str:
+def mps(patient: Examination) -> str:
     """That nothing computes through MPS, nor would."""
     patient.gpus()
     if clients := sorted(patient.nvml().mps_pids()):
@@ -163,7 +163,7 @@ def mps_daemons(proc: Path) -> list[int]:
     return sorted(found)
 
 
-def persistence_mode(patient: Patient) -> str:
+def persistence_mode(patient: Examination) -> str:
     """That the driver stays loaded while nobody uses a GPU."""
     off = [gpu.uuid for gpu in patient.gpus() if gpu.persistence_mode is False]
     if off:
@@ -173,7 +173,7 @@ def persistence_mode(patient: Patient) -> str:
     return "on"
 
 
-def device_nodes(patient: Patient) -> str:
+def device_nodes(patient: Examination) -> str:
     """That each GPU has its device node."""
     patient.gpus()
     nodes = [Path(f"/dev/nvidia{minor}") for minor in patient.nvml().minors.values()]

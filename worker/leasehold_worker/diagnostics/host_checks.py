@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.diagnostics.examination import Patient, failed, not_checked, warning
+from leasehold_worker.diagnostics.examination import Examination, failed, not_checked, warning
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host import cgroups, processes
@@ -20,7 +20,7 @@ _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def kernel(patient: Patient) -> str:
+def kernel(patient: Examination) -> str:
     """Linux with pidfds."""
     name = f"{platform.system()} {platform.release()}"
     try:
@@ -30,7 +30,7 @@ def kernel(patient: Patient) -> str:
     return name
 
 
-def proc(patient: Patient) -> str:
+def proc(patient: Examination) -> str:
     """A /proc that shows the processes of others."""
     try:
         Path("/proc/1/stat").read_bytes()
@@ -42,7 +42,7 @@ def proc(patient: Patient) -> str:
     return "shows the processes of all users"
 
 
-def architecture(patient: Patient) -> str:
+def architecture(patient: Examination) -> str:
     """The processor."""
     machine = platform.machine()
     if machine != PROVEN_ARCHITECTURE:
@@ -52,7 +52,7 @@ def architecture(patient: Patient) -> str:
     return machine
 
 
-def trace_permission(patient: Patient) -> str:
+def trace_permission(patient: Examination) -> str:
     """Whether the driver's calls may reach into a workload, as measured on a child of the doctor's."""
     scope = _first_line(_YAMA) or "none"
     capability = "with" if _has_capability(CAP_SYS_PTRACE) else "without"
@@ -75,7 +75,7 @@ def _has_capability(number: int) -> bool:
     return False
 
 
-def host_memory(patient: Patient) -> str:
+def host_memory(patient: Examination) -> str:
     """Whether the host could hold what a full GPU holds."""
     available = processes.memory_bytes("MemAvailable")
     if available is None:
@@ -90,7 +90,7 @@ def host_memory(patient: Patient) -> str:
     return f"{size_text(left)} free beyond the reserve"
 
 
-def cgroup_memory(patient: Patient) -> str:
+def cgroup_memory(patient: Examination) -> str:
     """Whether the control group that workloads are started in could hold what a full GPU holds."""
     limits = cgroups.memory_limits(cgroups.memory_groups(os.getpid()))
     if not limits:
@@ -105,7 +105,7 @@ def cgroup_memory(patient: Patient) -> str:
     return f"{size_text(left)} left in {tightest.path}"
 
 
-def _largest_gpu_bytes(patient: Patient) -> int:
+def _largest_gpu_bytes(patient: Examination) -> int:
     """The memory of the largest GPU, of those whose memory NVML tells."""
     gpus = patient.gpus()
     known = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
@@ -114,7 +114,7 @@ def _largest_gpu_bytes(patient: Patient) -> int:
     return max(known, default=0)
 
 
-def swap(patient: Patient) -> str:
+def swap(patient: Examination) -> str:
     """That no memory is swapped out, since parked memory would be next."""
     total, free = processes.memory_bytes("SwapTotal") or 0, processes.memory_bytes("SwapFree") or 0
     if total > free:
@@ -125,7 +125,7 @@ def swap(patient: Patient) -> str:
     return "not in use" if total else "none"
 
 
-def huge_pages(patient: Patient) -> str:
+def huge_pages(patient: Examination) -> str:
     """How transparent huge pages are set, which parking is quicker with."""
     setting = _first_line(_HUGE_PAGES)
     if setting is None:
@@ -133,21 +133,21 @@ def huge_pages(patient: Patient) -> str:
     return setting.partition("[")[2].partition("]")[0] or setting
 
 
-def criu(patient: Patient) -> str:
+def criu(patient: Examination) -> str:
     """Whether processes can be written to disk, which is optional."""
     if isinstance(patient.criu, str):
         raise warning(f"no images of processes can be written, and all else works: {patient.criu}")
     return f"{patient.criu.path} {patient.criu.version}"
 
 
-def configuration(patient: Patient) -> str:
+def configuration(patient: Examination) -> str:
     """Whether the worker's configuration is valid."""
     if patient.config_error is not None:
         raise failed(patient.config_error)
     return f"worker {patient.config.name}"
 
 
-def state_directory(patient: Patient) -> str:
+def state_directory(patient: Examination) -> str:
     """Whether the worker can keep its state. Nothing is made, and a lock is not kept."""
     if patient.config_error is not None:
         raise not_checked("the configuration is not valid")
@@ -177,7 +177,7 @@ def state_directory(patient: Patient) -> str:
     return f"{path}, writable, and no worker uses it now"
 
 
-def coordinator(patient: Patient) -> str:
+def coordinator(patient: Examination) -> str:
     """Whether something accepts connections at the coordinator's address."""
     if patient.config_error is not None:
         raise not_checked("the configuration is not valid")

@@ -37,7 +37,7 @@ class ValidationError(Exception):
 
 
 @final
-class Witness:
+class Observer:
     """Looks at the program of one validation.
 
     Args:

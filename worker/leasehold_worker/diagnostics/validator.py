@@ -16,8 +16,8 @@ from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.commands.progress import Report
-from leasehold_worker.diagnostics.observer import ValidationError, Witness
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.diagnostics.observer import Observer, ValidationError
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuFacts
@@ -78,7 +78,7 @@ class Validator:
         self._parts = parts
         self._file = folder / "sighting.json"
         self._validation = validation
-        self._witness = Witness(parts, self._file, validation.size_bytes, validation.note)
+        self._witness = Observer(parts, self._file, validation.size_bytes, validation.note)
 
     async def run(self) -> None:
         """Starts the program, takes it through everything, and ends it.
@@ -112,7 +112,7 @@ class Validator:
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
         run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
         before, began = await self._witness.usage(), time.monotonic()
-        await self._parts.operations.run(TARGET, run, Report(lambda _: None))
+        await self._parts.operations.run(TARGET, run, Progress(lambda _: None))
         workload = self._parts.workloads.get(TARGET)
         await self._witness.see_running(workload, gpu_uuid)
         duration_s = time.monotonic() - began
@@ -168,8 +168,8 @@ class Validator:
         self._validation.note(f"not moved: no other {gpu.name} has {size_text(needed)} free")
         return None
 
-    async def _do(self, operation: Callable[[Report], Awaitable[None]]) -> Report:
-        report = Report(lambda _: None)
+    async def _do(self, operation: Callable[[Progress], Awaitable[None]]) -> Progress:
+        report = Progress(lambda _: None)
         await operation(report)
         report.close(failed=False)
         for warning in report.warnings:
@@ -190,12 +190,12 @@ class Validator:
         stop = command_pb2.StopOperation()
         stop.grace.FromSeconds(END_S)
         try:
-            await self._parts.stopping.stop(TARGET, stop, Report(lambda _: None))
+            await self._parts.stopping.stop(TARGET, stop, Progress(lambda _: None))
         except OperationError as error:
             pid = self._parts.workloads.get(TARGET).root.pid
             self._validation.note(f"the program, process {pid}, could not be ended: {error.message}")
 
-    def _done(self, name: str, report: Report, proved: str) -> None:
+    def _done(self, name: str, report: Progress, proved: str) -> None:
         rates: dict[str, float] = {}
         for _, outcome in report.outcomes:
             for phase in outcome.phases:

@@ -7,10 +7,10 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.errors import OperationError
-from leasehold_worker.gpus.facts import Room
+from leasehold_worker.gpus.facts import FreeMemory
 
 
-def check_memory(pairs: Sequence[GpuPair], room: Room, needed_bytes: Mapping[str, int]) -> None:
+def check_memory(pairs: Sequence[GpuPair], room: FreeMemory, needed_bytes: Mapping[str, int]) -> None:
     """Refuses destinations with too little free memory, or where that is unknown and others may use them.
 
     A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
@@ -46,7 +46,7 @@ def check_memory(pairs: Sequence[GpuPair], room: Room, needed_bytes: Mapping[str
         )
 
 
-def fits(pair: GpuPair, room: Room, needed_bytes: Mapping[str, int]) -> bool:
+def fits(pair: GpuPair, room: FreeMemory, needed_bytes: Mapping[str, int]) -> bool:
     """Whether the content of the old GPU fits on the new one. An unknown need fits on an empty GPU only."""
     needed = needed_bytes.get(pair.old_uuid)
     if needed is None:

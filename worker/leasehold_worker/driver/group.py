@@ -22,7 +22,7 @@ from leasehold_worker.driver.device_memory import check_memory
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.helper_protocol import DriverCall
-from leasehold_worker.driver.member_calls import TRANSFERS, CallNotMadeError, Step, Stepper
+from leasehold_worker.driver.member_calls import TRANSFERS, CallNotMadeError, DriverStep, MemberCaller
 from leasehold_worker.driver.members import (
     CHECKPOINTED,
     GONE,
@@ -74,7 +74,7 @@ class Group:
     ) -> None:
         self._inventory = inventory
         self._rates = rates
-        self._stepper = Stepper(driver, inventory, rates)
+        self._stepper = MemberCaller(driver, inventory, rates)
         self._on_phase = on_phase
         self._lanes = [[MemberOutcome.of(member) for member in lane] for lane in lanes]
         self.outcomes = [outcome for lane in self._lanes for outcome in lane]
@@ -99,11 +99,11 @@ class Group:
         self._begin()
         try:
             with trio.CancelScope(shield=True):
-                await self._step(Step(DriverCall.LOCK, lock_timeout_s), RUNNING)
+                await self._step(DriverStep(DriverCall.LOCK, lock_timeout_s), RUNNING)
                 self.refuse_newcomers(await rescan(), "locked")
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
-                await self._step(Step(DriverCall.CHECKPOINT), LOCKED)
+                await self._step(DriverStep(DriverCall.CHECKPOINT), LOCKED)
                 self._require_all(CHECKPOINTED)
         except BaseException:
             await self.roll_back()
@@ -120,8 +120,8 @@ class Group:
         self._begin()
         try:
             with trio.CancelScope(shield=True):
-                await self._step(Step(DriverCall.RESTORE, gpu_pairs=gpu_pairs), CHECKPOINTED)
-                await self._step(Step(DriverCall.UNLOCK), LOCKED)
+                await self._step(DriverStep(DriverCall.RESTORE, gpu_pairs=gpu_pairs), CHECKPOINTED)
+                await self._step(DriverStep(DriverCall.UNLOCK), LOCKED)
                 self._require_all(RUNNING)
         except BaseException:
             await self.roll_back()
@@ -164,12 +164,12 @@ class Group:
     async def _take_back(self, call: DriverCall, concerned: Sequence[MemberOutcome]) -> None:
         """Makes one call of a rollback. A restore leads to the GPUs where the member was at the begin."""
         if call is not DriverCall.RESTORE:
-            await self._take(Step(call, rollback=True), concerned)
+            await self._take(DriverStep(call, rollback=True), concerned)
             return
         places = {id(outcome): self._at_begin[id(outcome)][1] for outcome in concerned}
         for pairs in dict.fromkeys(places.values()):
             there = [outcome for outcome in concerned if places[id(outcome)] == pairs]
-            await self._take(Step(call, gpu_pairs=pairs, rollback=True), there)
+            await self._take(DriverStep(call, gpu_pairs=pairs, rollback=True), there)
 
     async def _left_behind(self, *, held_up: bool) -> list[MemberOutcome]:
         """Members for which a rollback goes round once more.
@@ -240,13 +240,13 @@ class Group:
                     {"pid": str(member.identity.pid)},
                 )
 
-    async def _step(self, step: Step, source: MemberState.ValueType) -> None:
+    async def _step(self, step: DriverStep, source: MemberState.ValueType) -> None:
         self._on_phase(str(step.call))
         failures = await self._take(step, [o for o in self.outcomes if o.state_after == source])
         if failures:
             raise failures[0]
 
-    async def _take(self, step: Step, concerned: Sequence[MemberOutcome]) -> list[OperationError]:
+    async def _take(self, step: DriverStep, concerned: Sequence[MemberOutcome]) -> list[OperationError]:
         """Makes one call on some members. After a failure no further one is begun, but in a rollback all.
 
         Whatever goes wrong with one member is its failure: it must not cancel the calls on the others.
@@ -284,7 +284,7 @@ class Group:
                 nursery.start_soon(go, mine[::-1] if step.rollback else mine)
         return failures
 
-    async def _prepared(self, step: Step, concerned: Sequence[MemberOutcome]) -> Step:
+    async def _prepared(self, step: DriverStep, concerned: Sequence[MemberOutcome]) -> DriverStep:
         """The step with time for its bytes, once there is room for them.
 
         Raises:

@@ -70,7 +70,7 @@ class CallNotMadeError(OperationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DriverStep:
     """One driver call, as it is to be made on some members.
 
     Attributes:
@@ -89,7 +89,7 @@ class Step:
 
 
 @final
-class Stepper:
+class MemberCaller:
     """Makes calls on members."""
 
     def __init__(self, driver: Driver, inventory: Inventory, rates: Rates) -> None:
@@ -97,7 +97,7 @@ class Stepper:
         self._inventory = inventory
         self._rates = rates
 
-    async def take(self, step: Step, outcome: MemberOutcome) -> None:
+    async def take(self, step: DriverStep, outcome: MemberOutcome) -> None:
         """Makes the call, and notes in the outcome what became of the member.
 
         Raises:
@@ -150,7 +150,7 @@ class Stepper:
             if error is None or error.reason not in _ENDS:
                 outcome.error = _gone(identity, outcome.phases[-1].call if outcome.phases else None)
 
-    async def _take_held(self, step: Step, outcome: MemberOutcome, pidfd: int) -> None:
+    async def _take_held(self, step: DriverStep, outcome: MemberOutcome, pidfd: int) -> None:
         process = _process(self._driver, outcome.member.identity)
         try:
             await _call(process, step, outcome)
@@ -184,7 +184,7 @@ class Stepper:
     async def _after_silence(
         self,
         process: CheckpointProcess,
-        step: Step,
+        step: DriverStep,
         outcome: MemberOutcome,
         pidfd: int,
         error: DriverCallUnansweredError,
@@ -204,7 +204,12 @@ class Stepper:
         raise unanswered(error, process.pid, step.call) from error
 
     async def _after_error(
-        self, process: CheckpointProcess, step: Step, outcome: MemberOutcome, pidfd: int, error: DriverError
+        self,
+        process: CheckpointProcess,
+        step: DriverStep,
+        outcome: MemberOutcome,
+        pidfd: int,
+        error: DriverError,
     ) -> None:
         """Looks where the member is after the driver refused a call.
 
@@ -225,7 +230,7 @@ class Stepper:
             observed_state=state_name(outcome.state_after), alive=outcome.state_after != GONE
         ) from error
 
-    async def _find_displacement(self, step: Step, outcome: MemberOutcome) -> None:
+    async def _find_displacement(self, step: DriverStep, outcome: MemberOutcome) -> None:
         """Asks NVML where a member is whose restore went wrong: the driver may have moved it after all."""
         if step.call is not DriverCall.RESTORE:
             return
@@ -252,7 +257,7 @@ def _held(identity: ProcessIdentity) -> Iterator[int | None]:
         yield pidfd
 
 
-async def _call(process: CheckpointProcess, step: Step, outcome: MemberOutcome) -> None:
+async def _call(process: CheckpointProcess, step: DriverStep, outcome: MemberOutcome) -> None:
     match step.call:
         case DriverCall.LOCK:
             await process.lock(LockOptions(step.lock_timeout_s))

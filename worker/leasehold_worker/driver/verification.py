@@ -55,7 +55,7 @@ class Occupancy:
 
 
 @final
-class Proof:
+class Verification:
     """Looks into NVML until it agrees with the driver, or the time is over."""
 
     def __init__(self, inventory: Inventory, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

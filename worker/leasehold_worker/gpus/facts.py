@@ -73,7 +73,7 @@ class GpuUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeMemory:
     """The device memory that a restore may take, from one reading of NVML.
 
     Attributes:

@@ -16,19 +16,19 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus import nvml
-from leasehold_worker.gpus.facts import GpuFacts, GpuReading, GpuUsage, Room, SystemVersions
+from leasehold_worker.gpus.facts import FreeMemory, GpuFacts, GpuReading, GpuUsage, SystemVersions
 from leasehold_worker.gpus.health import HealthReading
 from leasehold_worker.gpus.nvml import Handle, XidWait
 
 __all__ = [
     "ANSWER_TIMEOUT_S",
     "SHARED_MARGIN_BYTES",
+    "FreeMemory",
     "GpuFacts",
     "GpuReading",
     "GpuUsage",
     "HealthReading",
     "Inventory",
-    "Room",
     "SystemVersions",
     "XidWait",
 ]
@@ -142,7 +142,7 @@ class Inventory:
             return frozenset()
         return frozenset(uuid for uuid, lost in found.items() if lost)
 
-    def room(self, own_pids: Collection[int]) -> Room:
+    def room(self, own_pids: Collection[int]) -> FreeMemory:
         """The device memory that is free for some processes.
 
         Raises:
@@ -150,7 +150,7 @@ class Inventory:
         """
         usage, free = self._ask(self._free)
         others = {uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids)}
-        return Room(
+        return FreeMemory(
             {
                 uuid: max(0, free_bytes - SHARED_MARGIN_BYTES) if uuid in others else free_bytes
                 for uuid, free_bytes in free.items()

@@ -14,7 +14,7 @@ from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.leasing.gpu_selection import GpuRequest
-from leasehold_worker.leasing.host_reservations import NOTHING, HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.host_reservations import NOTHING, HostRequest, HostReservation, HostReservations
 from leasehold_worker.leasing.leases import FREE, Lease
 from leasehold_worker.leasing.pool import GpuPool
 
@@ -114,7 +114,12 @@ class Allocation:
     """
 
     def __init__(
-        self, workload_id: str, lease: Lease | None, host: HostReservation, pool: GpuPool, ledger: HostLedger
+        self,
+        workload_id: str,
+        lease: Lease | None,
+        host: HostReservation,
+        pool: GpuPool,
+        ledger: HostReservations,
     ) -> None:
         self.workload_id = workload_id
         self.host = host
@@ -177,7 +182,7 @@ class Resources:
         ledger: CPU time, memory and disk.
     """
 
-    def __init__(self, pool: GpuPool, ledger: HostLedger) -> None:
+    def __init__(self, pool: GpuPool, ledger: HostReservations) -> None:
         self._pool = pool
         self._ledger = ledger
         self._claims: dict[str, AllocRequest] = {}

@@ -20,7 +20,7 @@ REASON_LIMIT: Final = 256
 
 
 @final
-class Servicing:
+class Cordons:
     """The operations cordon, uncordon and reset_gpu_health. Each names its GPUs, all of which must be there.
 
     Args:

@@ -129,7 +129,7 @@ class _Want:
 
 
 @final
-class HostLedger:
+class HostReservations:
     """The ledger. It belongs to one thread, and nothing of it waits.
 
     Args:

@@ -77,7 +77,7 @@ class _Charge:
 
 
 @final
-class HostMemory:
+class SuspendMemory:
     """The ledger of host memory that operations under way were promised.
 
     Args:

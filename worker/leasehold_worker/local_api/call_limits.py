@@ -13,7 +13,7 @@ from leasehold_worker.host.peers import Peer
 
 
 @final
-class Places:
+class CallLimits:
     """Places that threads take. One user has half at most; an eighth is kept for root and the worker's user.
 
     Args:

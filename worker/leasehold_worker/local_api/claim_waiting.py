@@ -59,7 +59,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
 @final
-class Session:
+class ClaimStream:
     """One stream of a claimant.
 
     Args:
@@ -87,7 +87,7 @@ class Session:
 
 
 @final
-class ClaimTurns:
+class ClaimWaiting:
     """The claims of one host that wait.
 
     Args:
@@ -106,10 +106,10 @@ class ClaimTurns:
         self._foreign = foreign
         self._names: dict[str, str] = {}
         """By workload that is not granted yet: its name, which nobody else may take."""
-        self._waiting: dict[str, Session] = {}
+        self._waiting: dict[str, ClaimStream] = {}
 
     @asynccontextmanager
-    async def entered(self, session: Session, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
+    async def entered(self, session: ClaimStream, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
         """Lets a claim in, under a name that nobody else has while it waits.
 
         The look at who is on the GPUs, without which nothing is granted, runs beside the last check.
@@ -172,7 +172,7 @@ class ClaimTurns:
             )
         return wanted
 
-    def _check(self, claimant: Session, wanted: ClaimOpen) -> None:
+    def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
         peer = claimant.peer
         _check_hooks(wanted.spec.hooks, peer)
         resolve(None, wanted.spec.eviction)
@@ -200,7 +200,7 @@ class ClaimTurns:
             errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
         )
 
-    def check_unowned(self, session: Session) -> None:
+    def check_unowned(self, session: ClaimStream) -> None:
         """Refuses a process that belongs to a workload, or that has the first process of one below it.
 
         It reads no more than ancestors, however many processes are below.
@@ -239,7 +239,9 @@ class ClaimTurns:
         if found is not None:
             raise _has_below(peer, *found)
 
-    async def wait_turn(self, session: Session, workload_id: str, name: str, wanted: ClaimOpen) -> Allocation:
+    async def wait_turn(
+        self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen
+    ) -> Allocation:
         """Waits for what is wanted, and tells how it stands meanwhile. The claim was let in just before.
 
         Raises:
@@ -294,7 +296,7 @@ class ClaimTurns:
             raise self._resources.why_not(request)
         return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
 
-    async def _tell_place(self, session: Session, workload_id: str, request: AllocRequest) -> None:
+    async def _tell_place(self, session: ClaimStream, workload_id: str, request: AllocRequest) -> None:
         told = None
         pool = self._pool
         while True:

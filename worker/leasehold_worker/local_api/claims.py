@@ -25,7 +25,7 @@ from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.messages import lease_message
-from leasehold_worker.local_api.claim_waiting import ClaimTurns, Session
+from leasehold_worker.local_api.claim_waiting import ClaimStream, ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import (
@@ -65,20 +65,20 @@ class LocalClaims:
         nursery: trio.Nursery,
         commands: Commands,
         journal: Journal,
-        turns: ClaimTurns,
+        turns: ClaimWaiting,
     ) -> None:
         self._workloads = workloads
         self._nursery = nursery
         self._turns = turns
         self._commands = commands
         self._journal = journal
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ClaimStream] = {}
         """By workload: who holds on by a stream."""
         self._inherited: set[str] = set()
         """Workloads of an earlier start of the worker, which may not have told their grant any more."""
         self._suspended = False
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: ClaimStream) -> None:
         """Begins to serve a stream."""
         self._nursery.start_soon(self._serve, session)
 
@@ -106,7 +106,7 @@ class LocalClaims:
             request = local_pb2.ClaimYield(grace=duration(grace_s))
             session.tell(ClaimResponse(yield_request=request))
 
-    async def _serve(self, session: Session) -> None:
+    async def _serve(self, session: ClaimStream) -> None:
         with session.scope:
             try:
                 await self._answer(session)
@@ -117,7 +117,7 @@ class LocalClaims:
                 session.tell(defect())
             session.tell(None)
 
-    async def _answer(self, session: Session) -> None:
+    async def _answer(self, session: ClaimStream) -> None:
         match session.request.WhichOneof("kind"):
             case "open":
                 await self._open(session, session.request.open)
@@ -126,7 +126,7 @@ class LocalClaims:
             case None:
                 raise invalid("kind", "a claim says what it wants, or which one goes on: set open or resume")
 
-    async def _open(self, session: Session, wanted: ClaimOpen) -> None:
+    async def _open(self, session: ClaimStream, wanted: ClaimOpen) -> None:
         untold = self._untold(session.peer, wanted)
         if untold is not None:
             await self._hold(session, untold, resumed=True)
@@ -149,7 +149,7 @@ class LocalClaims:
         return None
 
     def _register(
-        self, session: Session, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
+        self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
     ) -> Workload:
         """Makes the claimant a workload, in one step with its grant.
 
@@ -206,7 +206,7 @@ class LocalClaims:
             if group is not None:
                 limits.remove(group)
 
-    async def _hold(self, session: Session, workload: Workload, *, resumed: bool = False) -> None:
+    async def _hold(self, session: ClaimStream, workload: Workload, *, resumed: bool = False) -> None:
         """Tells of the grant once it is on disk, and holds on for the stream."""
         by_stream = workload.origin == CLAIM
         if by_stream:
@@ -221,7 +221,7 @@ class LocalClaims:
             if by_stream and not self._suspended and workload.state not in ENDED:
                 self._nursery.start_soon(self._give_back, workload)
 
-    async def _tell_granted(self, session: Session, workload: Workload) -> None:
+    async def _tell_granted(self, session: ClaimStream, workload: Workload) -> None:
         with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
             await self._journal.wait_settled()
         if scope.cancelled_caught:
@@ -239,7 +239,7 @@ class LocalClaims:
         )
         session.tell(ClaimResponse(granted=granted))
 
-    async def _tell_changes(self, session: Session, workload: Workload, *, resumed: bool) -> None:
+    async def _tell_changes(self, session: ClaimStream, workload: Workload, *, resumed: bool) -> None:
         told = None if resumed else (workload.state, workload.lease)
         while workload.state not in ENDED:
             now = (workload.state, workload.lease)
@@ -252,7 +252,7 @@ class LocalClaims:
         state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
         session.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason=f"the workload is {state}")))
 
-    async def _resume(self, session: Session, workload_id: str) -> None:
+    async def _resume(self, session: ClaimStream, workload_id: str) -> None:
         workload = self._workloads.get(workload_id)
         if workload.origin != CLAIM or workload.root != session.peer.identity:
             raise OperationError(

@@ -12,7 +12,7 @@ from leasehold_worker.host.peers import Peer
 from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.local_api.claim_waiting import ClaimTurns
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import ENDED, Workload
@@ -22,7 +22,7 @@ LIST_LIMIT_BYTES: Final = 3 * 2**20
 
 
 @final
-class LocalAnswers:
+class LocalQueries:
     """Answers the processes of one host.
 
     Args:
@@ -40,7 +40,7 @@ class LocalAnswers:
         resources: Resources,
         workloads: Workloads,
         commands: Commands,
-        turns: ClaimTurns,
+        turns: ClaimWaiting,
         worker_id: str,
     ) -> None:
         self._pool = pool

@@ -17,14 +17,14 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2, local_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
-from leasehold_worker.applications.registry import Kernels
-from leasehold_worker.applications.stream import KernelSession
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.applications.stream import ApplicationStream
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
-from leasehold_worker.local_api.call_limits import Places
-from leasehold_worker.local_api.claim_waiting import Session
+from leasehold_worker.local_api.call_limits import CallLimits
+from leasehold_worker.local_api.claim_waiting import ClaimStream
 from leasehold_worker.local_api.claims import LocalClaims
-from leasehold_worker.local_api.queries import LocalAnswers
+from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,8 @@ class LocalService:
         self,
         local_socket: LocalSocket,
         claims: LocalClaims,
-        answers: LocalAnswers,
-        kernels: Kernels,
+        answers: LocalQueries,
+        kernels: ApplicationRegistry,
         token: trio.lowlevel.TrioToken,
         executor: ThreadPoolExecutor,
     ) -> None:
@@ -143,9 +143,9 @@ class LocalService:
         self._kernels = kernels
         self._token = token
         self._executor = executor
-        self._calls = Places(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
-        self._claims_open = Places(CLAIMS_LIMIT, "claims")
-        self._kernels_open = Places(KERNELS_LIMIT, "applications that serve kernels")
+        self._calls = CallLimits(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
+        self._claims_open = CallLimits(CLAIMS_LIMIT, "claims")
+        self._kernels_open = CallLimits(KERNELS_LIMIT, "applications that serve kernels")
         self._unasked: dict[Context, float] = {}
         """Calls of which the request has not come, and when they opened."""
 
@@ -196,7 +196,7 @@ class LocalService:
         self, peer: Peer, request: local_pb2.ClaimRequest, context: Context
     ) -> Iterator[local_pb2.ClaimResponse]:
         responses = Mailbox()
-        session = Session(peer, request, responses.put)
+        session = ClaimStream(peer, request, responses.put)
 
         def leave() -> None:
             responses.put(None)
@@ -220,7 +220,7 @@ class LocalService:
     def _serve_kernel(
         self, peer: Peer, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
     ) -> Iterator[local_pb2.ServeKernelResponse]:
-        session = KernelSession(peer)
+        session = ApplicationStream(peer)
         if not context.add_callback(lambda: self._soon(session.drop)):
             return
         self._soon(partial(self._kernels.begin, session))
@@ -230,7 +230,9 @@ class LocalService:
                 _abort(context, frame)
             yield frame
 
-    def _read_kernel(self, session: KernelSession, requests: Iterator[local_pb2.ServeKernelRequest]) -> None:
+    def _read_kernel(
+        self, session: ApplicationStream, requests: Iterator[local_pb2.ServeKernelRequest]
+    ) -> None:
         """Reads until the stream is over, by whichever side."""
         try:
             for frame in requests:
@@ -268,7 +270,7 @@ class LocalService:
             return local_pb2.ReleaseResponse(workload=released)
 
     @contextmanager
-    def _admitted(self, context: Context, *kinds: Places) -> Iterator[Peer]:
+    def _admitted(self, context: Context, *kinds: CallLimits) -> Iterator[Peer]:
         """Takes a place of each kind for a call. It is refused where there is none for its user."""
         peer = self._socket.peer(context.peer())
         if peer is None:
@@ -312,7 +314,7 @@ _STOPPING: Final = OperationError(
 
 @asynccontextmanager
 async def serve_locally(
-    local_socket: LocalSocket, claims: LocalClaims, answers: LocalAnswers, kernels: Kernels
+    local_socket: LocalSocket, claims: LocalClaims, answers: LocalQueries, kernels: ApplicationRegistry
 ) -> AsyncIterator[None]:
     """Serves the local API for as long as the context lasts. Its threads end with it.
 

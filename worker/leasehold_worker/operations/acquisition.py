@@ -25,7 +25,7 @@ HELPERS_TIMEOUT_S: Final = 60.0
 
 
 @final
-class Taking:
+class Acquisition:
     """Takes GPUs and the rest for runs, and GPUs for restores."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import search_members
 from leasehold_worker.errors import OperationError, invalid
@@ -27,7 +27,7 @@ from leasehold_worker.host.processes import (
     variable_of,
 )
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import require_open
 from leasehold_worker.workloads.eviction import resolve
@@ -55,7 +55,7 @@ EVERYBODY: Final = "*"
 
 
 @final
-class Adopting:
+class Adoption:
     """The operations adopt and release.
 
     Args:
@@ -86,9 +86,9 @@ class Adopting:
         self._foreign = foreign
         self._nursery = nursery
         self._adopt_users = adopt_users
-        self._gates = Gates(driver, inventory)
+        self._gates = DriverChecks(driver, inventory)
 
-    async def adopt(self, workload_id: str, operation: command_pb2.AdoptOperation, report: Report) -> None:
+    async def adopt(self, workload_id: str, operation: command_pb2.AdoptOperation, report: Progress) -> None:
         """Registers a process and its descendants as a workload, with a lease of the GPUs that they are on.
 
         Nothing is done to them.
@@ -140,7 +140,7 @@ class Adopting:
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
 
-    async def release(self, workload_id: str, report: Report) -> None:
+    async def release(self, workload_id: str, report: Progress) -> None:
         """Lets a workload go: its processes run on, and what they hold is no longer leased.
 
         Raises:

@@ -15,8 +15,8 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
-from leasehold_worker.commands.intents import Intent, PartyIntent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.driver.group import Group
 from leasehold_worker.driver.helper_pool import Driver
@@ -33,16 +33,21 @@ from leasehold_worker.driver.members import (
 )
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.driver.verification import Before, Proof, Usage, freed_usage, placed, sized
+from leasehold_worker.driver.verification import Before, Usage, Verification, freed_usage, placed, sized
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.shared_libraries import loaded_library
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory
-from leasehold_worker.operations.settlement import Kept, Settlement, settle_state, where_members_are
-from leasehold_worker.operations.workload_hooks import Beside, HookCalls
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.operations.settlement import (
+    Settlement,
+    StoredCheckpoint,
+    settle_state,
+    where_members_are,
+)
+from leasehold_worker.operations.workload_hooks import HookFactory, OperationHooks
 from leasehold_worker.overlap import both
 from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.findings import Findings
@@ -67,7 +72,7 @@ LIBRARIES_TIMEOUT_S: Final = 2.0
 
 _CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was cancelled, and undone")
 
-Keep = Callable[[Plan, Report], Awaitable[Kept]]
+Keep = Callable[[Plan, Progress], Awaitable[StoredCheckpoint]]
 """Puts the parked processes of a plan on disk; they have ended when it returns, and go on when it raises."""
 
 
@@ -92,7 +97,7 @@ class _Found(NamedTuple):
 
 
 @final
-class Moving:
+class CudaSuspend:
     """Takes the members of one host's workloads down and up."""
 
     def __init__(
@@ -101,11 +106,11 @@ class Moving:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
-        hook_calls: HookCalls,
+        hook_calls: HookFactory,
         *,
         rates: Rates,
-        host_memory: HostMemory,
-        proof: Proof,
+        host_memory: SuspendMemory,
+        proof: Verification,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
@@ -146,7 +151,7 @@ class Moving:
     async def park(
         self,
         plan: Plan,
-        report: Report,
+        report: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
@@ -163,7 +168,7 @@ class Moving:
         """
         await self._go_down(plan, SUSPENDING, [], report, lock_timeout_s, keep)
 
-    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
         """Brings the members of a workload up on GPUs that were reserved; or undoes it.
 
         Members that are where they must not be are parked first, as if they were moved.
@@ -181,7 +186,7 @@ class Moving:
             self.release(reserved)
 
     async def remap(
-        self, plan: Plan, reserved: Sequence[Lease], report: Report, lock_timeout_s: float
+        self, plan: Plan, reserved: Sequence[Lease], report: Progress, lock_timeout_s: float
     ) -> None:
         """Takes members down, and up on other GPUs, or else on the old ones."""
         try:
@@ -198,7 +203,7 @@ class Moving:
         plan: Plan,
         state: WorkloadState.ValueType,
         reserved: Sequence[Lease],
-        report: Report,
+        report: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
@@ -242,7 +247,9 @@ class Moving:
             Findings(),
         )
 
-    async def call_down(self, plan: Plan, beside: Beside, reserved: Sequence[Lease], report: Report) -> None:
+    async def call_down(
+        self, plan: Plan, beside: OperationHooks, reserved: Sequence[Lease], report: Progress
+    ) -> None:
         """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.
 
         Raises:
@@ -263,7 +270,7 @@ class Moving:
         plan: Plan,
         state: WorkloadState.ValueType,
         reserved: Sequence[Lease],
-        report: Report,
+        report: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
@@ -274,7 +281,7 @@ class Moving:
         beside = self._hook_calls.beside(plan.parties, None if state == RESTORING else plan.policy, report)
         error: OperationError | None = None
         done = False
-        kept: Kept | None = None
+        kept: StoredCheckpoint | None = None
 
         async def intend(phase: str) -> None:
             await report.intend(intent_of(phase, plan, outcomes, reserved))
@@ -303,7 +310,7 @@ class Moving:
             with trio.CancelScope(shield=True):
                 await self._settle(plan, settlement, outcomes, report, error, kept, done=done)
 
-    async def _keep(self, plan: Plan, group: Group, report: Report, keep: Keep) -> Kept:
+    async def _keep(self, plan: Plan, group: Group, report: Progress, keep: Keep) -> StoredCheckpoint:
         """Puts parked members on disk, or brings them back to where they were."""
         try:
             return await keep(plan, report)
@@ -316,9 +323,9 @@ class Moving:
         plan: Plan,
         settlement: Settlement,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
-        report: Report,
+        report: Progress,
         error: OperationError | None,
-        kept: Kept | None,
+        kept: StoredCheckpoint | None,
         *,
         done: bool,
     ) -> None:
@@ -343,7 +350,7 @@ class Moving:
             settle_state(self._workloads, party, mine, members[workload_id], error, plan.policy, kept)
             self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
 
-    async def _group(self, plan: Plan, report: Report) -> tuple[Group, dict[str, list[MemberOutcome]]]:
+    async def _group(self, plan: Plan, report: Progress) -> tuple[Group, dict[str, list[MemberOutcome]]]:
         """The members of all parties as one group, and their outcomes by workload id."""
         lanes: list[Sequence[Member]] = []
         for party in plan.parties:
@@ -365,7 +372,7 @@ class Moving:
         group: Group,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
         lock_timeout_s: float,
-        report: Report,
+        report: Progress,
         intend: Callable[[str], Awaitable[None]],
     ) -> None:
         usage: Usage = {}
@@ -417,7 +424,9 @@ class Moving:
             searches.append(Search((*mine, *search.members), search.closed))
         return _Found(tuple(searches), frozenset(pids))
 
-    async def _wake(self, group: Group, pairs: tuple[GpuPair, ...], report: Report, beside: Beside) -> None:
+    async def _wake(
+        self, group: Group, pairs: tuple[GpuPair, ...], report: Progress, beside: OperationHooks
+    ) -> None:
         """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""
         await self._restore(group, pairs, report)
         if not beside.is_needed:
@@ -430,7 +439,7 @@ class Moving:
             await group.roll_back()
             raise
 
-    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], report: Progress) -> None:
         """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
         before = [outcome.displacement for outcome in group.outcomes]
         try:
@@ -444,7 +453,7 @@ class Moving:
                 raise
             await self._restore_once(group, pairs, report)
 
-    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Report) -> None:
+    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Progress) -> None:
         await group.restore(pairs)
         report.enter("verify")
         if are_unlisted([outcome.member for outcome in group.outcomes]):
@@ -471,9 +480,9 @@ class Moving:
         self,
         plan: Plan,
         group: Group,
-        report: Report,
+        report: Progress,
         intend: Callable[[str], Awaitable[None]],
-        beside: Beside,
+        beside: OperationHooks,
     ) -> None:
         """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
         try:
@@ -505,7 +514,7 @@ def intent_of(
 ) -> Intent:
     """What the next phase is about to do, with the members as they are now."""
     parties = tuple(
-        PartyIntent(
+        WorkloadIntent(
             workload_id=party.workload.workload_id,
             members=members_after(outcomes[party.workload.workload_id]) if outcomes else party.members,
             home=party.home,

@@ -12,24 +12,24 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import ProcessStrategy
 
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.executor import CarryOut
-from leasehold_worker.commands.intents import Intent, PartyIntent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import require_folder_name
 from leasehold_worker.hooks.validation import check_hooks
-from leasehold_worker.leasing.cordons import Servicing
+from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.operations.acquisition import Taking
-from leasehold_worker.operations.adoption import Adopting
-from leasehold_worker.operations.cuda_suspend import Moving
-from leasehold_worker.operations.image_checkpoint import Imaging
-from leasehold_worker.operations.keep_running import Sleeping
-from leasehold_worker.operations.stop import Stopping
-from leasehold_worker.operations.stop_restart import STOP_POLICY, Applications
+from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.adoption import Adoption
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
+from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.stop import Stop
+from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import Plan
@@ -62,18 +62,18 @@ class Operations:
     def __init__(
         self,
         workloads: Workloads,
-        taking: Taking,
+        taking: Acquisition,
         nursery: trio.Nursery,
         *,
         preflight: Preflight,
-        moving: Moving,
-        sleeping: Sleeping,
-        imaging: Imaging,
-        applications: Applications,
-        stopping: Stopping,
-        adopting: Adopting,
-        servicing: Servicing,
-        disk: CheckpointDisk,
+        moving: CudaSuspend,
+        sleeping: KeepRunning,
+        imaging: ImageCheckpoint,
+        applications: StopRestart,
+        stopping: Stop,
+        adopting: Adoption,
+        servicing: Cordons,
+        disk: CheckpointDirectory,
         durations: Durations,
     ) -> None:
         self._workloads = workloads
@@ -91,7 +91,7 @@ class Operations:
         self.preflight = preflight
         """Makes the plans that suspends, restores and remaps begin with."""
 
-    async def perform(self, command: Command, report: Report, carry_out: CarryOut) -> None:
+    async def perform(self, command: Command, report: Progress, carry_out: CarryOut) -> None:
         """Carries out what a command says.
 
         Raises:
@@ -138,7 +138,7 @@ class Operations:
                     "this worker is older than the coordinator and does not know the operation: update it",
                 )
 
-    async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Report) -> None:
+    async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Progress) -> None:
         """Takes what the program needs, without waiting, and starts it.
 
         Raises:
@@ -163,7 +163,7 @@ class Operations:
         lease = allocation.lease
         report.enter("spawn")
         try:
-            party = PartyIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
+            party = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
             await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
             self._applications.expect(workload_id, operation.checkpoint_id)
             workload = await self._workloads.spawn(
@@ -188,7 +188,7 @@ class Operations:
         self,
         workload_id: str,
         operation: command_pb2.SuspendOperation,
-        report: Report,
+        report: Progress,
         carry_out: CarryOut | None = None,
     ) -> None:
         """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
@@ -236,7 +236,7 @@ class Operations:
                 how = "was not possible" if plan.refused else "failed and was undone"
                 report.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
 
-    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Report) -> None:
+    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Progress) -> None:
         policy = plan.policy
         match policy.process_strategy if policy is not None else None:
             case eviction.KEEP_RUNNING:
@@ -251,7 +251,7 @@ class Operations:
                 raise ValueError(f"{other} is not in the table of strategies")
 
     async def restore(
-        self, workload_id: str, operation: command_pb2.RestoreOperation, report: Report
+        self, workload_id: str, operation: command_pb2.RestoreOperation, report: Progress
     ) -> None:
         """Wakes a parked workload, whatever it was parked by: takes GPUs, and undoes that.
 
@@ -287,7 +287,7 @@ class Operations:
                     raise
         await self._wake(plan, reserved, report)
 
-    async def _restore_on(self, lease: Lease, report: Report) -> None:
+    async def _restore_on(self, lease: Lease, report: Progress) -> None:
         """Restores a workload on GPUs that were claimed for it."""
         try:
             named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
@@ -299,7 +299,7 @@ class Operations:
             raise
         await self._wake(plan, [lease], report)
 
-    async def _wake(self, plan: Plan, reserved: list[Lease], report: Report) -> None:
+    async def _wake(self, plan: Plan, reserved: list[Lease], report: Progress) -> None:
         match plan.party.workload.state:
             case state if state == SLEEPING:
                 await self._sleeping.wake(plan, reserved, report)
@@ -309,7 +309,7 @@ class Operations:
                 await self._moving.wake(plan, reserved, report)
         _warn_of_children(report)
 
-    async def remap(self, operation: command_pb2.RemapOperation, report: Report) -> None:
+    async def remap(self, operation: command_pb2.RemapOperation, report: Progress) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
         report.enter("preflight")
         plan = await self.preflight.remap(operation)
@@ -331,7 +331,7 @@ class Operations:
                 )
                 self._workloads.set_state(party.workload, WEDGED)
 
-    def _is_settled(self, plan: Plan, report: Report) -> bool:
+    def _is_settled(self, plan: Plan, report: Progress) -> bool:
         """Whether there is nothing to do.
 
         Raises:
@@ -347,13 +347,13 @@ class Operations:
         return plan.already_there
 
 
-def _warn_of_children(report: Report) -> None:
+def _warn_of_children(report: Progress) -> None:
     """Says what a move can't change."""
     if report.applied_pairs:
         report.warnings.append(CHILDREN_OF_MOVED)
 
 
-async def _make_room(plan: Plan, report: Report, carry_out: CarryOut) -> None:
+async def _make_room(plan: Plan, report: Progress, carry_out: CarryOut) -> None:
     """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
     for move in plan.moves_down:
         report.enter("make_room")

@@ -15,13 +15,13 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
 from msgspec import structs
 
-from leasehold_worker.checkpoints.directory import CheckpointDisk
-from leasehold_worker.checkpoints.disk_reservations import Room
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.disk_reservations import DiskReservation
 from leasehold_worker.checkpoints.image_manifest import ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
 from leasehold_worker.checkpoints.publication import publish, verify
 from leasehold_worker.commands.intents import Intent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.dump import dump
@@ -36,11 +36,11 @@ from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory
-from leasehold_worker.operations.cuda_suspend import Moving, intent_of
-from leasehold_worker.operations.settlement import Kept, settle_state
-from leasehold_worker.operations.stop import Stopping
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.operations.cuda_suspend import CudaSuspend, intent_of
+from leasehold_worker.operations.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.operations.stop import Stop
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
 from leasehold_worker.workloads.registry import Workloads
@@ -56,7 +56,7 @@ GONE_TIMEOUT_S: Final = 30.0
 
 
 @final
-class Imaging:
+class ImageCheckpoint:
     """Writes and brings back the processes of one host's workloads.
 
     Args:
@@ -77,14 +77,14 @@ class Imaging:
         self,
         support: CriuSupport,
         store: ImageStore,
-        disk: CheckpointDisk,
-        host_memory: HostMemory,
+        disk: CheckpointDirectory,
+        host_memory: SuspendMemory,
         host: ImageHost,
         driver: Driver,
         pool: GpuPool,
         workloads: Workloads,
-        moving: Moving,
-        stopping: Stopping,
+        moving: CudaSuspend,
+        stopping: Stop,
         nursery: trio.Nursery,
     ) -> None:
         self._support = support
@@ -99,7 +99,7 @@ class Imaging:
         self._stopping = stopping
         self._nursery = nursery
 
-    async def keep(self, plan: Plan, report: Report) -> Kept:
+    async def keep(self, plan: Plan, report: Progress) -> StoredCheckpoint:
         """Writes the parked processes of a workload to disk, and sees them end.
 
         A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
@@ -143,11 +143,11 @@ class Imaging:
         workload: Workload,
         partial_image: PartialImage,
         subject: ImageSubject,
-        room: Room,
-        report: Report,
-    ) -> Kept:
+        room: DiskReservation,
+        report: Progress,
+    ) -> StoredCheckpoint:
         """Has CRIU write the processes, and end them once the image is final."""
-        kept: list[Kept] = []
+        kept: list[StoredCheckpoint] = []
 
         async def commit() -> None:
             # The processes are stopped, and begin no connection any more. Others were refused before.
@@ -156,7 +156,7 @@ class Imaging:
                 raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
             image = await publish(self._store, partial_image, subject)
             crash_point("image-final")
-            kept.append(Kept(image.manifest.image_id, image.manifest.size_bytes))
+            kept.append(StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes))
 
         def progress(size_bytes: int) -> None:
             room.written_bytes = size_bytes
@@ -176,7 +176,7 @@ class Imaging:
         return kept[0]
 
     async def _end_written(
-        self, workload: Workload, image_id: str, error: BaseException, report: Report
+        self, workload: Workload, image_id: str, error: BaseException, report: Progress
     ) -> None:
         """Ends processes of which there is an image, and that CRIU has not ended as it should.
 
@@ -191,13 +191,13 @@ class Imaging:
             self._workloads.watch_again(workload, self._nursery)
             raise
 
-    async def find_kept(self, image_id: str) -> Kept | None:
+    async def find_kept(self, image_id: str) -> StoredCheckpoint | None:
         """An image that is whole, as far as its name says. None: there is none."""
         try:
             image = await trio.to_thread.run_sync(self._store.find, image_id)
         except OperationError:
             return None
-        return Kept(image.manifest.image_id, image.manifest.size_bytes)
+        return StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes)
 
     async def forget(self, image_id: str) -> None:
         """Deletes an image that nobody needs."""
@@ -206,13 +206,13 @@ class Imaging:
         except OperationError as error:
             logger.warning("image %s can't be deleted: %s", image_id, error.message)
 
-    def settle_kept(self, workload: Workload, intent: Intent, kept: Kept) -> None:
+    def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
         """Notes after a restart of the worker that a workload has become an image. No await in here."""
         (found,) = intent.parties
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        party = Party(
+        party = WorkloadPlan(
             workload,
             members=found.members,
             home=found.home,
@@ -222,7 +222,7 @@ class Imaging:
         members = tuple(outcome.member_after() for outcome in outcomes)
         settle_state(self._workloads, party, outcomes, members, None, intent.policy, kept)
 
-    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
         """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
 
         Raises:
@@ -248,7 +248,7 @@ class Imaging:
         self._workloads.watch_again(workload, self._nursery)
         await self._disk.clean_up_in_time(workload)
 
-    async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Report) -> None:
+    async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Progress) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""
         workload = plan.party.workload
         criu = self._support.require_criu()
@@ -300,7 +300,7 @@ class Imaging:
         return tuple(members)
 
     async def put_back(
-        self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Report
+        self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Progress
     ) -> None:
         """Ends what was brought back of a workload, if it lives: it is an image as before."""
         try:

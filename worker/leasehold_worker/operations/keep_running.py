@@ -13,16 +13,16 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.members import bytes_by_gpu
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.leases import Lease, SlotLease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory
-from leasehold_worker.operations.cuda_suspend import Moving, intent_of
-from leasehold_worker.operations.workload_hooks import Beside, HookCalls
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.operations.cuda_suspend import CudaSuspend, intent_of
+from leasehold_worker.operations.workload_hooks import HookFactory, OperationHooks
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive
 from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
@@ -37,18 +37,18 @@ to others."""
 
 
 @final
-class Sleeping:
+class KeepRunning:
     """Puts workloads to sleep, and wakes them, by nothing but their hooks."""
 
     def __init__(
         self,
         pool: GpuPool,
         workloads: Workloads,
-        hook_calls: HookCalls,
-        moving: Moving,
+        hook_calls: HookFactory,
+        moving: CudaSuspend,
         *,
-        proof: Proof,
-        host_memory: HostMemory,
+        proof: Verification,
+        host_memory: SuspendMemory,
     ) -> None:
         self._pool = pool
         self._workloads = workloads
@@ -57,7 +57,7 @@ class Sleeping:
         self._proof = proof
         self._host_memory = host_memory
 
-    async def put_to_sleep(self, plan: Plan, report: Report) -> None:
+    async def put_to_sleep(self, plan: Plan, report: Progress) -> None:
         """Calls the hooks of the way down, and gives the lease up.
 
         Raises:
@@ -102,7 +102,7 @@ class Sleeping:
         self._workloads.set_state(workload, SLEEPING)
 
     async def _kept_bytes(
-        self, party: Party, policy: EvictionPolicy, beside: Beside
+        self, party: WorkloadPlan, policy: EvictionPolicy, beside: OperationHooks
     ) -> dict[str, int | None]:
         """What the workload keeps on its GPUs, by GPU.
 
@@ -120,7 +120,7 @@ class Sleeping:
             raise
         return kept
 
-    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
         """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
 
         Raises:
@@ -149,7 +149,7 @@ class Sleeping:
         finally:
             self._moving.release(reserved)
 
-    async def call_up(self, workload: Workload, report: Report) -> None:
+    async def call_up(self, workload: Workload, report: Progress) -> None:
         """Calls the hooks of the way up for a workload that runs, since not all of them were undone.
 
         Raises:
@@ -158,13 +158,13 @@ class Sleeping:
         report.enter("hooks")
         with trio.CancelScope(shield=True):
             members = await self._moving.members_of(workload)
-            beside = self._hook_calls.beside([Party(workload, members=members)], None, report)
+            beside = self._hook_calls.beside([WorkloadPlan(workload, members=members)], None, report)
             try:
                 await beside.up()
             finally:
                 self._workloads.set_state(workload, workload.state)
 
-    def _take_over(self, plan: Plan, reserved: Sequence[Lease], report: Report) -> None:
+    def _take_over(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
         """Gives a workload the GPUs on which it is awake. No await in here: one record on disk.
 
         Raises:

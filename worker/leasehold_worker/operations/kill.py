@@ -18,13 +18,13 @@ from typing import Final, final
 import trio
 from leasehold.v1 import errors_pb2
 
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.group import Group
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import LOCKED, RUNNING, Member, find_members
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.process_readings import SEARCH, user_threads
@@ -65,7 +65,7 @@ class Killer:
         self._inventory = inventory
         self._rates = rates
 
-    async def kill(self, workload: Workload, report: Report, *, force: bool = False) -> None:
+    async def kill(self, workload: Workload, report: Progress, *, force: bool = False) -> None:
         """Sends SIGKILL to every process of the workload, once that is safe.
 
         Args:
@@ -83,7 +83,7 @@ class Killer:
             self._end_group(workload.workload_id)
             await _kill_all(workload)
 
-    async def _park(self, workload: Workload, report: Report) -> None:
+    async def _park(self, workload: Workload, report: Progress) -> None:
         """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
         while True:
             running: Sequence[Member] = ()
@@ -92,7 +92,8 @@ class Killer:
                 if not running:
                     return
                 lanes = [
-                    [member] for member in await Proof(self._inventory).measured(running, home_of(workload))
+                    [member]
+                    for member in await Verification(self._inventory).measured(running, home_of(workload))
                 ]
                 group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
                 report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]

@@ -128,7 +128,7 @@ def spare_gpus(pool: GpuPool) -> int:
 
 
 @final
-class Arbiter:
+class Preemption:
     """Looks after the helpers of one host.
 
     Args:

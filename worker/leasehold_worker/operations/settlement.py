@@ -12,7 +12,7 @@ from typing import Final, final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.gpu_pairs import moved
 from leasehold_worker.driver.members import (
     CHECKPOINTED,
@@ -26,11 +26,11 @@ from leasehold_worker.driver.members import (
     bytes_by_gpu,
     members_after,
 )
-from leasehold_worker.driver.verification import Occupancy, Proof, sized
+from leasehold_worker.driver.verification import Occupancy, Verification, sized
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.workloads.eviction import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
@@ -59,7 +59,7 @@ PROCESS_STRATEGIES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredCheckpoint:
     """What a workload's processes became on disk."""
 
     checkpoint_id: str
@@ -83,7 +83,7 @@ def state_of(
 
 
 def occupied_gpus(
-    party: Party, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
+    party: WorkloadPlan, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
 ) -> tuple[set[str], set[str]]:
     """The GPUs that a workload's members are on for certain, and those that they may be on.
 
@@ -129,15 +129,15 @@ class Settlement:
         self._plan = plan
 
     @property
-    def _parties(self) -> list[Party]:
+    def _parties(self) -> list[WorkloadPlan]:
         """Those that have not ended: what ended ones held is free."""
         return [party for party in self._plan.parties if party.workload.state not in ENDED]
 
-    def done(self, report: Report) -> None:
+    def done(self, report: Progress) -> None:
         """Gives every workload the GPUs that it was to get."""
         self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
 
-    def failed(self, occupancies: Mapping[str, Occupancy], report: Report, *, keep: bool = False) -> None:
+    def failed(self, occupancies: Mapping[str, Occupancy], report: Progress, *, keep: bool = False) -> None:
         """Leaves every workload the GPUs that its members may be on.
 
         After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
@@ -182,7 +182,7 @@ class Settlement:
             report,
         )
 
-    def _exchange(self, wanted: Mapping[str, Sequence[str]], report: Report) -> None:
+    def _exchange(self, wanted: Mapping[str, Sequence[str]], report: Progress) -> None:
         """Exchanges the leases that change, in one step."""
         before = [gpu_uuid for party in self._parties for gpu_uuid in _held(party)]
         changed = [
@@ -200,7 +200,7 @@ class Settlement:
 
 
 async def where_members_are(
-    proof: Proof, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
+    proof: Verification, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
 ) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
     """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
 
@@ -220,12 +220,12 @@ async def where_members_are(
 
 def settle_state(
     workloads: Workloads,
-    party: Party,
+    party: WorkloadPlan,
     outcomes: Sequence[MemberOutcome],
     members: tuple[Member, ...],
     error: OperationError | None,
     policy: EvictionPolicy | None = None,
-    kept: Kept | None = None,
+    kept: StoredCheckpoint | None = None,
 ) -> None:
     """Gives a workload the state that its members say, once its lease is settled. One that ended stays so.
 
@@ -270,7 +270,10 @@ def settle_state(
 
 
 def _parked(
-    party: Party, outcomes: Sequence[MemberOutcome], policy: EvictionPolicy, kept: Kept | None
+    party: WorkloadPlan,
+    outcomes: Sequence[MemberOutcome],
+    policy: EvictionPolicy,
+    kept: StoredCheckpoint | None,
 ) -> Parked:
     """What waking it needs to know, whatever it was parked by before."""
     before = party.workload.parked
@@ -290,11 +293,11 @@ def _parked(
     )
 
 
-def _held(party: Party) -> tuple[str, ...]:
+def _held(party: WorkloadPlan) -> tuple[str, ...]:
     return party.workload.lease.gpu_uuids if party.workload.lease else ()
 
 
-def _in_order(party: Party, gpu_uuids: set[str]) -> tuple[str, ...]:
+def _in_order(party: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
     """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
     if gpu_uuids == set(_held(party)):
         return _held(party)

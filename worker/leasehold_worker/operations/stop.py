@@ -7,8 +7,8 @@ from typing import Final, final
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 
-from leasehold_worker.commands.intents import Intent, PartyIntent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import catches, send_signal, wait_ended
 from leasehold_worker.operations.kill import Killer
@@ -33,14 +33,14 @@ KILL_WAIT_S: Final = 15.0
 
 
 @final
-class Stopping:
+class Stop:
     """The stop operation."""
 
     def __init__(self, workloads: Workloads, killer: Killer) -> None:
         self._workloads = workloads
         self._killer = killer
 
-    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, report: Report) -> None:
+    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, report: Progress) -> None:
         """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
 
         A parked workload is killed at once: its CUDA calls block, so it could not end by itself. So is one
@@ -55,7 +55,7 @@ class Stopping:
             return
         before = workload.state
         home = workload.lease.gpu_uuids if workload.lease else ()
-        party = PartyIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
+        party = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
         await report.intend(Intent("stop", (party,)))
         self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
         if before in AWAY:
@@ -70,7 +70,7 @@ class Stopping:
                 await self._kill(workload, before, report, force=operation.force)
 
     async def resume(
-        self, workload: Workload, operation: command_pb2.StopOperation, report: Report, *, parked: bool
+        self, workload: Workload, operation: command_pb2.StopOperation, report: Progress, *, parked: bool
     ) -> None:
         """Ends a workload whose stop was under way when the worker was killed.
 
@@ -102,7 +102,7 @@ class Stopping:
     async def end_processes(
         self,
         workload: Workload,
-        report: Report,
+        report: Progress,
         *,
         parked: bool,
         told: Callable[[], Awaitable[None]] | None = None,
@@ -145,7 +145,7 @@ class Stopping:
         self,
         workload: Workload,
         before: workload_pb2.WorkloadState.ValueType,
-        report: Report,
+        report: Progress,
         *,
         force: bool,
     ) -> None:
@@ -181,7 +181,7 @@ def _stuck(workload: Workload) -> OperationError:
     )
 
 
-async def _note(told: Callable[[], Awaitable[None]], report: Report) -> None:
+async def _note(told: Callable[[], Awaitable[None]], report: Progress) -> None:
     """Notes what can't be taken back, or says that it couldn't."""
     try:
         await told()

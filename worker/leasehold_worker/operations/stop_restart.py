@@ -13,24 +13,24 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 from msgspec import structs
 
 from leasehold_worker.applications import checkpointing
-from leasehold_worker.applications.application import ServedKernel
+from leasehold_worker.applications.application import Application
 from leasehold_worker.applications.checkpointing import no_kernel
-from leasehold_worker.applications.registry import Kernels
-from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, KernelTimeouts
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, ApplicationTimeouts
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.intents import Intent
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.operations.acquisition import Taking
+from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.cuda_suspend import intent_of
-from leasehold_worker.operations.stop import Stopping
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.operations.stop import Stop
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
 from leasehold_worker.workloads.registry import Workloads
@@ -51,7 +51,7 @@ RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 
 @final
-class Applications:
+class StopRestart:
     """Saves and restores applications of one host, around the end and the start of their processes.
 
     Args:
@@ -70,13 +70,13 @@ class Applications:
         self,
         pool: GpuPool,
         workloads: Workloads,
-        kernels: Kernels,
-        envelopes: EnvelopeStore,
-        disk: CheckpointDisk,
-        stopping: Stopping,
-        taking: Taking,
+        kernels: ApplicationRegistry,
+        envelopes: ApplicationStore,
+        disk: CheckpointDirectory,
+        stopping: Stop,
+        taking: Acquisition,
         nursery: trio.Nursery,
-        timeouts: KernelTimeouts = DEFAULT_TIMEOUTS,
+        timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._timeouts = timeouts
         self._pool = pool
@@ -88,7 +88,7 @@ class Applications:
         self._taking = taking
         self._nursery = nursery
 
-    async def checkpoint(self, workload_id: str, report: Report) -> None:
+    async def checkpoint(self, workload_id: str, report: Progress) -> None:
         """Has the application of a running workload save itself, and go on.
 
         Raises:
@@ -101,7 +101,7 @@ class Applications:
         self._told(await self._save(kernel, report, resume=True), report)
         await self._disk.clean_up_in_time(workload)
 
-    def kernel_of(self, workload: Workload) -> ServedKernel:
+    def kernel_of(self, workload: Workload) -> Application:
         """The kernel that a workload's application serves.
 
         Raises:
@@ -112,7 +112,7 @@ class Applications:
             raise no_kernel(workload)
         return kernel
 
-    async def park(self, plan: Plan, report: Report) -> None:
+    async def park(self, plan: Plan, report: Progress) -> None:
         """Has the application save itself if it can, ends the processes, and gives all of the host back.
 
         It can be cancelled until the processes are told to end.
@@ -161,10 +161,10 @@ class Applications:
 
     def settle_stopped(
         self,
-        party: Party,
+        party: WorkloadPlan,
         policy: EvictionPolicy | None,
         kept: StoredCheckpoint | None,
-        report: Report,
+        report: Progress,
     ) -> None:
         """Gives back all that a workload held whose processes have ended, and says from what it can be woken.
 
@@ -190,7 +190,9 @@ class Applications:
         )
         self._workloads.set_state(workload, STOPPED)
 
-    async def start_again(self, plan: Plan, operation: command_pb2.RestoreOperation, report: Report) -> None:
+    async def start_again(
+        self, plan: Plan, operation: command_pb2.RestoreOperation, report: Progress
+    ) -> None:
         """Starts the program of a stopped workload, and restores its application.
 
         Raises:
@@ -219,7 +221,7 @@ class Applications:
             raise
         self.settle_started(workload, allocation.hand_over_lease(), report)
 
-    def settle_started(self, workload: Workload, lease: Lease | None, report: Report) -> None:
+    def settle_started(self, workload: Workload, lease: Lease | None, report: Progress) -> None:
         """Makes a workload run that was started again."""
         workload.lease = lease
         report.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
@@ -229,7 +231,7 @@ class Applications:
         self._workloads.watch_again(workload, self._nursery)
         self._workloads.set_state(workload, RUNNING)
 
-    async def _go_back(self, workload: Workload, allocation: Allocation, report: Report) -> None:
+    async def _go_back(self, workload: Workload, allocation: Allocation, report: Progress) -> None:
         """Ends what was started of a workload: it is stopped as before, or keeps what it has."""
         try:
             await self._stopping.end_processes(workload, report, parked=True)
@@ -268,7 +270,7 @@ class Applications:
         """
         await trio.to_thread.run_sync(self._envelopes.find, checkpoint_id)
 
-    async def begin_with(self, workload: Workload, checkpoint_id: str, report: Report) -> None:
+    async def begin_with(self, workload: Workload, checkpoint_id: str, report: Progress) -> None:
         """Restores the application of a workload that was just started.
 
         Raises:
@@ -280,11 +282,11 @@ class Applications:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
                 stop = command_pb2.StopOperation()
-                await self._stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+                await self._stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
             raise
 
     async def _restore(
-        self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, report: Report
+        self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, report: Progress
     ) -> None:
         """Restores the application of a program that was just started, once it serves its kernel."""
         report.enter("load")
@@ -302,9 +304,9 @@ class Applications:
         report.checkpoint_id = restored.checkpoint.checkpoint_id
         report.disk_bytes = restored.checkpoint.file_bytes
 
-    async def _served(self, workload: Workload) -> ServedKernel:
+    async def _served(self, workload: Workload) -> Application:
         """Waits for the kernel of a program that was just started, and for no program that has ended."""
-        found: list[ServedKernel] = []
+        found: list[Application] = []
         errors: list[OperationError] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
@@ -324,7 +326,7 @@ class Applications:
             )
         return found[0]
 
-    async def _save(self, kernel: ServedKernel, report: Report, *, resume: bool) -> checkpointing.Saved:
+    async def _save(self, kernel: Application, report: Progress, *, resume: bool) -> checkpointing.Saved:
         available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
         with self._disk.room() as room:
             return await checkpointing.save(
@@ -337,7 +339,7 @@ class Applications:
                 progress=report.tell_bytes,
             )
 
-    def _told(self, saved: checkpointing.Saved, report: Report) -> StoredCheckpoint:
+    def _told(self, saved: checkpointing.Saved, report: Progress) -> StoredCheckpoint:
         report.warnings += saved.warnings
         report.checkpoint_id = saved.checkpoint.checkpoint_id
         report.disk_bytes = saved.checkpoint.file_bytes

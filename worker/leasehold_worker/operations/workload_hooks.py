@@ -7,15 +7,15 @@ from typing import Final, final
 import trio
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
-from leasehold_worker.commands.progress import Report
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.driver.members import needed_by_gpu
-from leasehold_worker.driver.verification import Proof
+from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import WORKING_FOLDER
 from leasehold_worker.hooks import runner
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide, calls
-from leasehold_worker.planning.plan import Party
+from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Hooked, Workload
@@ -30,7 +30,7 @@ SMALL_INTERVAL_S: Final = 0.1
 
 
 @final
-class HookCalls:
+class HookFactory:
     """What the hooks of this worker's workloads are called with.
 
     Args:
@@ -43,7 +43,7 @@ class HookCalls:
     def __init__(
         self,
         workloads: Workloads,
-        proof: Proof,
+        proof: Verification,
         kernel_of: Callable[[str], KernelSide | None],
         written: Callable[[], Awaitable[None]],
     ) -> None:
@@ -58,9 +58,11 @@ class HookCalls:
         Raises:
             OperationError: HOOK_FAILED: the application is not ready.
         """
-        await runner.probe(self._context(None, Party(workload), HookRecord(), []))
+        await runner.probe(self._context(None, WorkloadPlan(workload), HookRecord(), []))
 
-    def beside(self, parties: Sequence[Party], policy: EvictionPolicy | None, report: Report) -> "Beside":
+    def beside(
+        self, parties: Sequence[WorkloadPlan], policy: EvictionPolicy | None, report: Progress
+    ) -> "OperationHooks":
         """The hooks of an operation on some workloads.
 
         Args:
@@ -69,7 +71,7 @@ class HookCalls:
             report: Gets what goes wrong and is not fatal.
         """
         hooked = [party for party in parties if calls(party.workload.spec.hooks)]
-        return Beside(hooked, partial(self._context, policy), report, self._keep)
+        return OperationHooks(hooked, partial(self._context, policy), report, self._keep)
 
     async def _keep(self, workload: Workload) -> None:
         """Puts on disk what is noted of a workload's hooks."""
@@ -78,7 +80,7 @@ class HookCalls:
         crash_point("hook-noted")
 
     def _context(
-        self, policy: EvictionPolicy | None, party: Party, record: HookRecord, warnings: list[str]
+        self, policy: EvictionPolicy | None, party: WorkloadPlan, record: HookRecord, warnings: list[str]
     ) -> HookContext:
         workload = party.workload
         parked_by = workload.parked.policy if workload.parked else PLAIN
@@ -100,7 +102,7 @@ class HookCalls:
             warnings=warnings,
         )
 
-    async def _measure(self, party: Party) -> int | None:
+    async def _measure(self, party: WorkloadPlan) -> int | None:
         """Device bytes that NVML lists for the members now. None: it can't say of one."""
         members = await self._proof.measured(party.members, party.home)
         if not party.home or not needed_by_gpu(members, party.home).keys() >= set(party.home):
@@ -109,7 +111,7 @@ class HookCalls:
 
 
 @final
-class Beside:
+class OperationHooks:
     """The hooks of one operation. Workloads without hooks cost nothing.
 
     Args:
@@ -121,9 +123,9 @@ class Beside:
 
     def __init__(
         self,
-        parties: Sequence[Party],
-        context: Callable[[Party, HookRecord, list[str]], HookContext],
-        report: Report,
+        parties: Sequence[WorkloadPlan],
+        context: Callable[[WorkloadPlan, HookRecord, list[str]], HookContext],
+        report: Progress,
         keep: Callable[[Workload], Awaitable[None]],
     ) -> None:
         self._parties = parties
@@ -142,7 +144,7 @@ class Beside:
         Raises:
             OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all is undone, as far as the warnings say.
         """
-        called: list[Party] = []
+        called: list[WorkloadPlan] = []
         try:
             for party in self._parties:
                 await self._down(party)
@@ -152,7 +154,7 @@ class Beside:
                 await self._back(called)
             raise
 
-    async def _down(self, party: Party) -> None:
+    async def _down(self, party: WorkloadPlan) -> None:
         workload, context = party.workload, self._noting(party)
         workload.hooked = workload.hooked or Hooked(context.policy, ())
         try:
@@ -194,7 +196,7 @@ class Beside:
             asleep = asleep and not failures and await self._is_as_small(party, context)
         return asleep
 
-    async def _is_as_small(self, party: Party, context: HookContext) -> bool:
+    async def _is_as_small(self, party: WorkloadPlan, context: HookContext) -> bool:
         """Whether a workload holds no more device memory than before. A framework may lag behind its word."""
         before = sum(member.total_bytes for member in party.members)
         with trio.move_on_after(SMALL_DEADLINE_S):
@@ -214,7 +216,7 @@ class Beside:
         with trio.CancelScope(shield=True):
             await self._back(running)
 
-    async def _back(self, parties: Sequence[Party]) -> None:
+    async def _back(self, parties: Sequence[WorkloadPlan]) -> None:
         for party in reversed(parties):
             workload = party.workload
             await runner.roll_back(self._noting(party))
@@ -224,7 +226,7 @@ class Beside:
             except OperationError as error:
                 self._report.warnings.append(f"that its hooks are undone is not on disk yet: {error.message}")
 
-    def _noting(self, party: Party) -> HookContext:
+    def _noting(self, party: WorkloadPlan) -> HookContext:
         """What the hooks of a workload are called with. How far they go is on disk before they go on."""
         workload = party.workload
 

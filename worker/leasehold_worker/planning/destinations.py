@@ -18,12 +18,12 @@ from leasehold_worker.driver.members import (
     needed_by_gpu,
 )
 from leasehold_worker.errors import OperationError, invalid
-from leasehold_worker.gpus.facts import Room
+from leasehold_worker.gpus.facts import FreeMemory
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.planning.driver_checks import Gates
-from leasehold_worker.planning.plan import Destination, Party, Plan
+from leasehold_worker.planning.driver_checks import DriverChecks
+from leasehold_worker.planning.plan import Destination, Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import parse_pairs
 
 UNKNOWN_FREE: Final = (
@@ -35,7 +35,7 @@ UNKNOWN_FREE: Final = (
 class Destinations:
     """Finds the GPUs for plans of one worker."""
 
-    def __init__(self, inventory: Inventory, pool: GpuPool, gates: Gates) -> None:
+    def __init__(self, inventory: Inventory, pool: GpuPool, gates: DriverChecks) -> None:
         self._inventory = inventory
         self._pool = pool
         self._gates = gates
@@ -70,7 +70,7 @@ class Destinations:
                 wanted = await self._place(party)
             self.complete(plan, wanted)
 
-    async def _place(self, party: Party) -> tuple[GpuPair, ...]:
+    async def _place(self, party: WorkloadPlan) -> tuple[GpuPair, ...]:
         spec = party.workload.spec
         free = self._pool.unclaimed(
             allow_foreign=spec.resources.allow_foreign,
@@ -114,7 +114,7 @@ class Destinations:
                     with findings.check("device_memory", f"enough on {new}"):
                         check_memory((GpuPair(old, new),), replace(room, free_bytes=free_then), needed)
 
-    async def _room(self, members: Iterable[Member]) -> Room:
+    async def _room(self, members: Iterable[Member]) -> FreeMemory:
         pids = {member.identity.pid for member in members}
         return await trio.to_thread.run_sync(self._inventory.room, pids)
 
@@ -132,11 +132,11 @@ def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         party.destination = party.home
 
 
-def _held(party: Party) -> tuple[str, ...]:
+def _held(party: WorkloadPlan) -> tuple[str, ...]:
     return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
 
 
-def _where_some_run(party: Party) -> tuple[GpuPair, ...] | None:
+def _where_some_run(party: WorkloadPlan) -> tuple[GpuPair, ...] | None:
     """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
     held = set(_held(party))
     for member in party.members:
@@ -157,7 +157,7 @@ def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
     return total
 
 
-def full_bytes(party: Party) -> dict[str, int]:
+def full_bytes(party: WorkloadPlan) -> dict[str, int]:
     """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
     full = bytes_by_gpu(party.members)
     parked = party.workload.parked
@@ -172,7 +172,7 @@ def choose_gpus(
     parked: Sequence[str],
     free: Sequence[str],
     chips: Mapping[str, str],
-    room: Room,
+    room: FreeMemory,
     parked_bytes: Mapping[str, int],
 ) -> tuple[GpuPair, ...]:
     """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.

@@ -74,7 +74,7 @@ def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) 
 
 
 @final
-class Gates:
+class DriverChecks:
     """The conditions of one host."""
 
     def __init__(self, driver: Driver, inventory: Inventory) -> None:

@@ -13,7 +13,7 @@ from typing import Final, final
 from leasehold.v1.workload_pb2 import EvictionPolicy, WeightStrategy
 
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.commands.progress import OperationPhase, Report
+from leasehold_worker.commands.progress import OperationPhase, Progress
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.hooks.context import calls
 from leasehold_worker.planning.plan import Plan
@@ -70,7 +70,7 @@ class Durations:
         self._seen_s = OrderedDict[_Key, float]()
         self._rates: dict[str, float] = {}
 
-    def learn(self, workload_id: str, policy: EvictionPolicy | None, way: Way, report: Report) -> None:
+    def learn(self, workload_id: str, policy: EvictionPolicy | None, way: Way, report: Progress) -> None:
         """Takes in the phases of an operation that succeeded.
 
         Args:

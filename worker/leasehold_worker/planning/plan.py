@@ -68,7 +68,7 @@ class MoveDown:
 
 
 @dataclass(slots=True)
-class Party:
+class WorkloadPlan:
     """A workload of an operation.
 
     Attributes:
@@ -113,7 +113,7 @@ class Plan:
         saves: Nothing is lost, because its application saves itself.
     """
 
-    parties: list[Party] = field(default_factory=list)
+    parties: list[WorkloadPlan] = field(default_factory=list)
     already_there: bool = False
     astray: bool = False
     pairs: tuple[GpuPair, ...] = ()
@@ -164,12 +164,12 @@ class Plan:
         return self.policy is None or self.policy.process_strategy != CHECKPOINT
 
     @property
-    def party(self) -> Party:
+    def party(self) -> WorkloadPlan:
         """The only party of a suspend or a restore."""
         (party,) = self.parties
         return party
 
-    def to_reserve(self, party: Party) -> list[str]:
+    def to_reserve(self, party: WorkloadPlan) -> list[str]:
         """GPUs that a party gets and that no party of the plan holds."""
         leases = [other.workload.lease for other in self.parties if other.workload.lease is not None]
         held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}

@@ -7,11 +7,11 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2
 
 from leasehold_worker.applications.checkpointing import no_kernel
-from leasehold_worker.applications.registry import Kernels
+from leasehold_worker.applications.registry import ApplicationRegistry
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
-from leasehold_worker.checkpoints.application_store import EnvelopeStore
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.criu.image_size import image_bytes
 from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.errors import OperationError
@@ -55,9 +55,9 @@ class PolicyChecks:
     def __init__(
         self,
         resources: Resources,
-        kernels: Kernels,
-        envelopes: EnvelopeStore,
-        disk: CheckpointDisk,
+        kernels: ApplicationRegistry,
+        envelopes: ApplicationStore,
+        disk: CheckpointDirectory,
         criu: CriuSupport,
     ) -> None:
         self._resources = resources

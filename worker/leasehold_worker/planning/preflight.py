@@ -25,18 +25,18 @@ from leasehold_worker.driver.members import (
 )
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Estimate, Rates
-from leasehold_worker.driver.verification import Proof, sized
+from leasehold_worker.driver.verification import Verification, sized
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import is_alive, will_end
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.leasing.suspend_memory import HostMemory
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.overlap import both
 from leasehold_worker.planning.destinations import Destinations, full_bytes, stay_at_home
 from leasehold_worker.planning.displacement import find_displaced, is_elsewhere
-from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, Gates
+from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
-from leasehold_worker.planning.plan import Party, Plan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.planning.workload_checks import (
@@ -94,9 +94,9 @@ class Preflight:
         pool: GpuPool,
         workloads: Workloads,
         foreign: ForeignWatch,
-        host_memory: HostMemory,
+        host_memory: SuspendMemory,
         rates: Rates,
-        proof: Proof,
+        proof: Verification,
         policies: PolicyChecks,
         tiers: Tiers,
     ) -> None:
@@ -109,7 +109,7 @@ class Preflight:
         self._proof = proof
         self._policies = policies
         self._tiers = tiers
-        self._gates = Gates(driver, inventory)
+        self._gates = DriverChecks(driver, inventory)
         self._destinations = Destinations(inventory, pool, self._gates)
 
     async def suspend(
@@ -162,7 +162,7 @@ class Preflight:
             allowed: Whether it may lose something, or free nothing.
             forced: Whether its readiness probes may be passed over.
         """
-        plan = Plan([Party(workload, home=home_of(workload))])
+        plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
         if workload.parked is not None and workload.state in PARKED:
             if not is_weaker(workload.parked.policy.process_strategy, policy.process_strategy):
                 plan.already_there, plan.policy = True, workload.parked.policy
@@ -239,7 +239,7 @@ class Preflight:
         """
         workload = self._workloads.get(workload_id)
         moves = bool(operation.gpu_uuids or operation.pairs)
-        plan = Plan([Party(workload, home=home_of(workload))])
+        plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
         if workload.state == RUNNING and not moves:
             plan.already_there = workload.hooked is None
             plan.party.destination = plan.party.home
@@ -294,7 +294,7 @@ class Preflight:
         """
         workload = self._workloads.get(workload_id)
         home = home_of(workload)
-        plan = Plan([Party(workload, home=home, destination=home)])
+        plan = Plan([WorkloadPlan(workload, home=home, destination=home)])
         with plan.findings.check("state", f"{workload.name} is running"):
             require_state(workload, (RUNNING,), "checkpointed")
         await self._policies.look_at_kernel(plan)
@@ -316,7 +316,7 @@ class Preflight:
             workload = self._workloads.get(move.workload_id)
             if any(party.workload is workload for party in plan.parties):
                 raise invalid("moves", f"workload {workload.name} is named twice: give all its pairs at once")
-            plan.parties.append(Party(workload, home=home_of(workload)))
+            plan.parties.append(WorkloadPlan(workload, home=home_of(workload)))
             with (
                 plan.findings.about(workload),
                 plan.findings.check("pairs", f"for GPUs that {workload.name} holds"),
@@ -387,7 +387,9 @@ class Preflight:
             plan.require_sizes()
             need.check()
 
-    async def _find_members(self, findings: Findings, party: Party, *, needs_cuda: bool = True) -> None:
+    async def _find_members(
+        self, findings: Findings, party: WorkloadPlan, *, needs_cuda: bool = True
+    ) -> None:
         processes = party.processes
         if not await self._gates.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
@@ -500,7 +502,7 @@ def _is_unready(plan: Plan) -> bool:
     return any(refusal.reason == errors_pb2.ERROR_REASON_NOT_READY for refusal in plan.findings.refusals)
 
 
-def _leased(party: Party) -> tuple[str, ...]:
+def _leased(party: WorkloadPlan) -> tuple[str, ...]:
     return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
 
 

@@ -8,7 +8,7 @@ import trio
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery
 
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.errors import OperationError, defect
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ ANSWER_LIMIT_BYTES: Final = 131_072
 
 
 async def answer_checkpoints(
-    disk: CheckpointDisk, query: CheckpointQuery, worker_id: str
+    disk: CheckpointDirectory, query: CheckpointQuery, worker_id: str
 ) -> CheckpointAnswer:
     """The checkpoints behind the one that the query names, newest first, as many as fit; or why not.
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @final
-class Planning:
+class PlanQueries:
     """Answers plan queries. It changes nothing."""
 
     def __init__(self, preflight: Preflight, durations: Durations) -> None:

@@ -18,11 +18,11 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 
-from leasehold_worker.checkpoints.directory import CheckpointDisk
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
 from leasehold_worker.session.output_query import read_output
-from leasehold_worker.session.plan_query import Planning
+from leasehold_worker.session.plan_query import PlanQueries
 from leasehold_worker.workloads.registry import Workloads
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class _Question:
 
 
 @final
-class Questions:
+class Queries:
     """Answers questions.
 
     Args:
@@ -51,7 +51,7 @@ class Questions:
     """
 
     def __init__(
-        self, workloads: Workloads, planning: Planning, disk: CheckpointDisk, worker_id: str
+        self, workloads: Workloads, planning: PlanQueries, disk: CheckpointDirectory, worker_id: str
     ) -> None:
         self._workloads = workloads
         self._planning = planning

@@ -15,7 +15,7 @@ from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
 
 from leasehold_worker import __version__
-from leasehold_worker.applications.registry import Kernels
+from leasehold_worker.applications.registry import ApplicationRegistry
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.criu.support import CriuSupport
@@ -76,7 +76,7 @@ class Reporter:
         resources: Resources,
         workloads: Workloads,
         criu: CriuSupport,
-        kernels: Kernels,
+        kernels: ApplicationRegistry,
     ) -> None:
         self._identity = identity
         self._inventory = inventory

@@ -37,7 +37,7 @@ from leasehold_worker.session.grpc_bridge import (
     violation,
 )
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
-from leasehold_worker.session.queries import Questions
+from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.timestamps import seconds
 
@@ -78,7 +78,7 @@ _FINAL_GOODBYES: Final = {
 
 
 @final
-class Link:
+class CoordinatorSession:
     """The worker's end of the stream."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Link:
         reporter: Reporter,
         commands: Commands,
         pool: GpuPool,
-        questions: Questions,
+        questions: Queries,
         journal: Journal,
     ) -> None:
         self._coordinator = coordinator

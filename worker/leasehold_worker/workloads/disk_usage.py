@@ -11,7 +11,7 @@ from typing import Final, final
 import trio
 
 from leasehold_worker.host.capacity import directory_bytes
-from leasehold_worker.leasing.host_reservations import HostLedger
+from leasehold_worker.leasing.host_reservations import HostReservations
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import ENDED
 
@@ -26,7 +26,7 @@ LOOK_TIMEOUT_S: Final = 60.0
 class DiskUsage:
     """Tells the ledger of one worker what its workloads have written."""
 
-    def __init__(self, workloads: Workloads, ledger: HostLedger) -> None:
+    def __init__(self, workloads: Workloads, ledger: HostReservations) -> None:
         self._workloads = workloads
         self._ledger = ledger
         self._limiter = trio.CapacityLimiter(1)

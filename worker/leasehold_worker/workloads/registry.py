@@ -18,7 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_output
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
-from leasehold_worker.leasing.host_reservations import HostLedger, HostRequest, HostReservation
+from leasehold_worker.leasing.host_reservations import HostRequest, HostReservation, HostReservations
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.programs import LaunchError, forget_start, launch, launched, wait_exit
@@ -66,7 +66,7 @@ class Workloads:
         on_forgotten: Callable[[str], None],
         kill: Callable[[Workload], Awaitable[None]],
         look: Callable[[Workload], Awaitable[None]],
-        ledger: HostLedger,
+        ledger: HostReservations,
         limits: ResourceLimits,
         socket_path: Path,
         inherited: Mapping[str, str],

@@ -88,7 +88,7 @@ class Stage:
 class Outcome:
     """What an operation said that it did."""
 
-    report: Progress
+    progress: Progress
     error: OperationError | None
 
 
@@ -101,9 +101,9 @@ class Arena:
         self.host_memory = parts.host_memory
         self.workloads = parts.workloads
         self.operations = parts.operations
-        self.stopping = parts.stopping
+        self.termination = parts.termination
         self.health = parts.health
-        self.servicing = parts.servicing
+        self.cordons = parts.cordons
         self.looking = trio.Lock()
         """Held by whoever has the worker look at the GPUs: a look may not bring back what was just mended."""
         self._folder = folder
@@ -131,7 +131,7 @@ class Arena:
         if workload.state not in ENDED:
             stop = command_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
-            await self.stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
+            await self.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
 
     async def end_all(self) -> None:
         """Ends every workload."""
@@ -145,14 +145,18 @@ class Arena:
             case Kind.SUSPEND:
                 suspend = command_pb2.SuspendOperation()
                 suspend.lock_timeout.FromMilliseconds(200)
-                return await _attempted(lambda report: self.operations.suspend(workload_id, suspend, report))
+                return await _attempted(
+                    lambda progress: self.operations.suspend(workload_id, suspend, progress)
+                )
             case Kind.RESTORE:
                 restore = command_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
-                return await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
+                return await _attempted(
+                    lambda progress: self.operations.restore(workload_id, restore, progress)
+                )
             case Kind.REMAP | Kind.SWAP:
                 remap = command_pb2.RemapOperation(moves=moves(stage))
                 remap.lock_timeout.FromMilliseconds(200)
-                return await _attempted(lambda report: self.operations.remap(remap, report))
+                return await _attempted(lambda progress: self.operations.remap(remap, progress))
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -185,7 +189,7 @@ class Arena:
             if not self._free(actor.home):
                 return None
             restore.gpu_uuids.extend(actor.home)
-        outcome = await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
+        outcome = await _attempted(lambda progress: self.operations.restore(workload_id, restore, progress))
         return outcome.error
 
     def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:
@@ -219,12 +223,12 @@ class Arena:
 
 
 async def _attempted(operation: Callable[[Progress], Awaitable[None]]) -> Outcome:
-    report = Progress(lambda _: None)
+    progress = Progress(lambda _: None)
     try:
-        await operation(report)
+        await operation(progress)
     except OperationError as error:
-        return Outcome(report, error)
-    return Outcome(report, None)
+        return Outcome(progress, error)
+    return Outcome(progress, None)
 
 
 def moves(stage: Stage) -> list[command_pb2.Move]:

@@ -23,9 +23,9 @@ NOBODY = Stage([])
 
 
 def outcome(member: MemberOutcome, reason: errors_pb2.ErrorReason.ValueType | None = None) -> Outcome:
-    report = Progress(lambda _: None)
-    report.outcomes.append(("w", member))
-    return Outcome(report, None if reason is None else OperationError(reason, "it failed"))
+    progress = Progress(lambda _: None)
+    progress.outcomes.append(("w", member))
+    return Outcome(progress, None if reason is None else OperationError(reason, "it failed"))
 
 
 def member(*calls: DriverCall, state: int = RUNNING) -> MemberOutcome:

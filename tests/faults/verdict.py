@@ -43,7 +43,7 @@ def name_of(outcome: Outcome, stage: Stage) -> str:
         return "unknown"
     if W_SUSPENDED in states:
         return "parked"
-    return "undone" if any(o.phases for _, o in outcome.report.outcomes) else "refused"
+    return "undone" if any(o.phases for _, o in outcome.progress.outcomes) else "refused"
 
 
 Hit = Mapping[CaseFault, frozenset[int]]
@@ -149,7 +149,7 @@ def _wrong_leases(arena: Arena, actor: Actor, others: Sequence[Actor]) -> Iterat
 
 def _wrong_members(arena: Arena, outcome: Outcome, *, deadly: bool) -> Iterator[str]:
     """Members that are not where their outcome says."""
-    for _, member in outcome.report.outcomes:
+    for _, member in outcome.progress.outcomes:
         pid = member.member.identity.pid
         process = arena.host.process(pid)
         if process is None:
@@ -165,7 +165,7 @@ def given_up_wrongly(stage: Stage, outcome: Outcome, hit: Hit, before: Collectio
     for fault, pids in hit.items():
         excused[UNKNOWN] |= pids if may_be_unknown(fault) else set()
         excused[WEDGED] |= pids if may_be_wedged(fault) else set()
-    for _, member in outcome.report.outcomes:
+    for _, member in outcome.progress.outcomes:
         pid, state = member.member.identity.pid, member.state_after
         if state in excused and pid not in excused[state]:
             yield f"member {pid} is given up as {MemberState.Name(state)} without a fault that explains it"
@@ -178,7 +178,7 @@ def given_up_wrongly(stage: Stage, outcome: Outcome, hit: Hit, before: Collectio
 def mistold(outcome: Outcome, hit: Hit) -> Iterator[str]:
     """Reasons that no fault accounts for."""
     allowed = reasons_of_all(hit)
-    errors = [outcome.error, *(member.error for _, member in outcome.report.outcomes)]
+    errors = [outcome.error, *(member.error for _, member in outcome.progress.outcomes)]
     for error in errors:
         if error is not None and error.reason not in allowed:
             yield f"told as {ErrorReason.Name(error.reason)}: {error.message}"

@@ -39,14 +39,14 @@ ODD: tuple[Any, ...] = (None, True, -1, 2**70, 0.5, [], {}, [[[]]], *TEXTS)
 
 def fill_journal(file: JournalFile) -> None:
     """Some of everything, in a few commits."""
-    party = WorkloadIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
+    target = WorkloadIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
     spec = fill(workload_pb2.WorkloadSpec, random.Random(1))
     workload = Workload("w-1", "one", spec, ROOT, Path("output.log"), NOW, LEASE, members=(MEMBER,))
     command = Command(command_id="c-1", workload_id="w-1")
     command.operation.run.CopyFrom(RunOperation(name="one"))
     file.commit(journal_file.keep_workload(workload_record(workload, "boot")))
     file.commit(journal_file.keep_command(Entry(command, 1, 0.0, CommandUpdate(command_id="c-1"))))
-    file.commit(journal_file.keep_intent("c-1", Intent("lock", (party,), reserved=(LEASE,))))
+    file.commit(journal_file.keep_intent("c-1", Intent("lock", (target,), reserved=(LEASE,))))
     file.commit(journal_file.keep_standing("GPU-1", Standing(Cordon("noisy", "ann", NOW))))
 
 

@@ -69,9 +69,9 @@ def _free_before_checkpoint() -> None:
     check_free = GpuSlots.check_free
 
     async def park(self: CudaSuspend, plan: Plan, *arguments: Any) -> None:
-        for party in plan.parties:
-            if party.workload.lease is not None:
-                self._pool.release(party.workload.lease)
+        for target in plan.targets:
+            if target.workload.lease is not None:
+                self._pool.release(target.workload.lease)
         await original(self, plan, *arguments)
 
     def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:

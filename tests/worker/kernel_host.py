@@ -59,7 +59,7 @@ class Served:
 
     folder: Path
     parts: Parts
-    kernels: ApplicationRegistry
+    applications: ApplicationRegistry
     store: ApplicationStore
     started: list[ServingProgram] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class Served:
 
     def kernel(self) -> Application:
         (workload,) = (found for found in self.parts.workloads.all() if found.state not in ENDED)
-        kernel = self.kernels.of(workload.workload_id)
+        kernel = self.applications.of(workload.workload_id)
         assert kernel is not None
         return kernel
 
@@ -102,8 +102,8 @@ class Served:
         with trio.fail_after(20):
             while not (new := [w for w in self.parts.workloads.all() if w.workload_id not in known]):
                 await self.parts.workloads.wait_changed()
-        self.kernels.expect_restore(new[0].workload_id)
-        return application, await self.kernels.wait_served(new[0].workload_id, 20)
+        self.applications.expect_restore(new[0].workload_id)
+        return application, await self.applications.wait_served(new[0].workload_id, 20)
 
     async def end(self, application: ServingProgram) -> None:
         """Ends an application, as a stop would, and waits until its workload has ended."""
@@ -134,13 +134,15 @@ async def open_served(folder: Path) -> AsyncIterator[Served]:
         commands = Commands(
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
-        answers = LocalQueries(parts.pool, parts.resources, parts.workloads, commands, turns, "worker")
-        kernels = ApplicationRegistry(parts.workloads, parts.nursery)
+        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+        answers = LocalQueries(
+            parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"
+        )
+        applications = ApplicationRegistry(parts.workloads, parts.nursery)
         with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
-            world = Served(folder, parts, kernels, ApplicationStore(folder / "images"))
-            async with serve_locally(local_socket, claims, answers, kernels):
+            world = Served(folder, parts, applications, ApplicationStore(folder / "images"))
+            async with serve_locally(local_socket, claims, answers, applications):
                 try:
                     yield world
                 finally:

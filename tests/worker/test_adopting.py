@@ -66,7 +66,7 @@ async def adopt_is_done(host: SimulatedHost, folder: Path, pid: int) -> None:
         with trio.fail_after(30), trio.CancelScope() as scope:
             ask = cancelling(parts.inventory.usage, scope, after=1)  # the first says on which GPUs it is
             parts.inventory.usage = ask  # type: ignore[method-assign]
-            await parts.adopting.adopt("w-1", AdoptOperation(pid=pid), Progress(lambda _: None))
+            await parts.adoption.adopt("w-1", AdoptOperation(pid=pid), Progress(lambda _: None))
         check_done(scope)
         assert parts.workloads.get("w-1").lease is not None
 
@@ -81,7 +81,7 @@ async def reset_is_done(host: SimulatedHost, folder: Path, _: int) -> None:
         with trio.fail_after(30), trio.CancelScope() as scope:
             ask = cancelling(parts.inventory.read_health, scope, after=0)
             parts.inventory.read_health = ask  # type: ignore[method-assign]
-            await parts.servicing.reset_health(ResetGpuHealthOperation(gpu_uuids=[gpu_uuid]))
+            await parts.cordons.reset_health(ResetGpuHealthOperation(gpu_uuids=[gpu_uuid]))
         check_done(scope)
         assert parts.pool.slots.get(gpu_uuid).state == FREE
 
@@ -100,12 +100,12 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path, pid:
         operation = AdoptOperation(pid=pid)
         try:
             with pytest.raises(OperationError, match="can't be read within") as raised:
-                await parts.adopting.adopt("w-1", operation, Progress(lambda _: None))
+                await parts.adoption.adopt("w-1", operation, Progress(lambda _: None))
             assert raised.value.reason == errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE
         finally:
             released.set()
         adoption.READ_TIMEOUT_S = 20.0  # type: ignore[misc]
-        await parts.adopting.adopt("w-1", operation, Progress(lambda _: None))
+        await parts.adoption.adopt("w-1", operation, Progress(lambda _: None))
 
 
 SCENARIOS = [adopt_is_done, reset_is_done, a_process_that_can_not_be_read]

@@ -41,17 +41,17 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "images")
 
 
-def applications(served: Served, disk: CheckpointDirectory) -> StopRestart:
+def stop_restart(served: Served, disk: CheckpointDirectory) -> StopRestart:
     """Those of a worker, with another disk."""
     parts = served.parts
     return StopRestart(
         parts.pool,
         parts.workloads,
-        served.kernels,
+        served.applications,
         served.store,
         disk,
-        parts.stopping,
-        parts.applications._taking,
+        parts.termination,
+        parts.stop_restart._acquisition,
         parts.nursery,
     )
 
@@ -67,9 +67,9 @@ async def test_room_is_made_before_an_application_saves_itself(tmp_path: Path, w
         unneeded = world.image("gone", 3 * MIB)
         disk = world.disk(limit=5 * MIB, keep_images=True)
         _, kernel = await served.serve()
-        report = Progress(_nobody)
-        await applications(served, disk).checkpoint(kernel.workload.workload_id, report)
-        assert ids(disk) == [report.checkpoint_id]
+        progress = Progress(_nobody)
+        await stop_restart(served, disk).checkpoint(kernel.workload.workload_id, progress)
+        assert ids(disk) == [progress.checkpoint_id]
         assert unneeded not in ids(disk)
         assert disk.used_bytes() > SIZE
         assert disk.available_bytes() == 5 * MIB - disk.used_bytes(), "no room is held any more"
@@ -91,7 +91,7 @@ async def test_room_is_held_before_an_application_comes_to_rest(tmp_path: Path, 
 async def test_what_a_worker_saves_says_that_it_is_its_own(tmp_path: Path) -> None:
     config = WorkerConfig(state_dir=tmp_path)
     async with open_parts(config, tmp_path / "workloads", _nobody, worker_id=HERE) as parts:
-        with parts.applications._envelopes.begin("w-1", "train", Kernel(kernel_id="k")) as writer:
+        with parts.stop_restart._application_store.begin("w-1", "train", Kernel(kernel_id="k")) as writer:
             writer.commit({})
         assert [each.owner_worker_id for each in parts.disk.checkpoints()] == [HERE]
 
@@ -105,7 +105,7 @@ async def test_what_says_nothing_of_its_size_stays_within_the_budget(tmp_path: P
         with room:
             room.hold(2 * MIB - PAYLOAD_OFFSET - 1)
             with pytest.raises(OperationError) as refused:
-                await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
+                await stop_restart(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
         assert disk.available_bytes() == 2 * MIB
 
@@ -120,9 +120,9 @@ async def test_what_an_application_saves_does_not_eat_what_an_image_was_promised
         with before:
             before.hold(3 * MIB)
             with pytest.raises(OperationError) as refused:
-                await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
+                await stop_restart(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DISK
-        await applications(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
+        await stop_restart(served, disk).checkpoint(kernel.workload.workload_id, Progress(_nobody))
         assert len(ids(disk)) == 1
 
 
@@ -142,7 +142,7 @@ async def test_what_a_workload_is_stopped_with_is_needed_while_it_ends(tmp_path:
         policy = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
         plan = Plan([WorkloadPlan(kernel.workload)], policy=policy, saves=True)
         with pytest.raises(OperationError, match="written down"):
-            await applications(served, disk).park(plan, Progress(_nobody, intend))
+            await stop_restart(served, disk).park(plan, Progress(_nobody, intend))
         assert seen == ["CHECKPOINT_IN_USE"]
         assert disk.in_use() == set(), "it runs on, and needs nothing"
 
@@ -178,7 +178,7 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
                 seen.append(parts.disk.available_bytes() == MIB)
 
             plan = Plan([WorkloadPlan(workload)], tiers=[TierNeed(DISK, 3 * MIB, None)])
-            kept = await parts.imaging.keep(plan, Progress(_nobody, intend))
+            kept = await parts.image_checkpoint.keep(plan, Progress(_nobody, intend))
             assert seen == [True, True]
             plugins = (tmp_path / "plugins").read_text().splitlines()[-1]
             assert plugins.endswith(f"{kept.checkpoint_id}.partial.work"), "where none is: none is loaded"

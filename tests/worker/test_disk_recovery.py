@@ -25,7 +25,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import why_blocked
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.operations import stop
+from leasehold_worker.operations import termination
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.programs.programs import launched
 from leasehold_worker.workloads.workload import RUNNING, STOPPED, UNKNOWN, Workload
@@ -68,8 +68,8 @@ async def settled(
     parts.workloads.stop_watching(workload)  # as for workloads of which there is such an intent
     if phase == "ending":
         os.kill(workload.root.pid, signal.SIGTERM)
-    party = WorkloadIntent("w", (), (), (), parked=False)
-    intent = Intent(phase, (party,), policy=POLICY, checkpoint_id=checkpoint_id)
+    target = WorkloadIntent("w", (), (), (), parked=False)
+    intent = Intent(phase, (target,), policy=POLICY, checkpoint_id=checkpoint_id)
     error, _ = await DiskRecovery(parts, MemberRecovery(parts)).settle(intent, parts.workloads)
     state = workload.state
     await end(parts)
@@ -80,7 +80,7 @@ async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
     at_once = command_pb2.StopOperation(grace=Duration(seconds=0))
-    await parts.stopping.stop("w", at_once, Progress(lambda _: None))
+    await parts.termination.stop("w", at_once, Progress(lambda _: None))
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
             await trio.sleep(0.01)
@@ -101,7 +101,7 @@ async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts, c
 async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop, "KILL_AGAIN_S", 0.1)
+    monkeypatch.setattr(termination, "KILL_AGAIN_S", 0.1)
     assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
     assert not await parts.workloads.get("w").find_processes()
 
@@ -111,11 +111,11 @@ async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_
 ) -> None:
     kill = Killer.kill
 
-    async def slow(killer: Killer, workload: Workload, report: Progress) -> None:
+    async def slow(killer: Killer, workload: Workload, progress: Progress) -> None:
         await trio.sleep(0.5)
-        await kill(killer, workload, report)
+        await kill(killer, workload, progress)
 
-    monkeypatch.setattr(stop, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(termination, "KILL_WAIT_S", 0.2)
     monkeypatch.setattr(Killer, "kill", slow)
     assert await settled(parts, "ending") == ("", STOPPED)
 
@@ -134,7 +134,7 @@ async def test_gpus_of_what_can_not_be_ended_stay_leased(
         raise OperationError(errors_pb2.ERROR_REASON_DRIVER_ERROR, "stuck in the kernel")
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts.stopping, "end_processes", stuck)
+        patch.setattr(parts.termination, "end_processes", stuck)
         intent = Intent("start", (WorkloadIntent("w", (), (), (), parked=True),), reserved=(lease,))
         with_gpu = replace(parts, pool=pool)
         error, _ = await DiskRecovery(with_gpu, MemberRecovery(with_gpu)).settle(intent, parts.workloads)

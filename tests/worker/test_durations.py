@@ -134,7 +134,7 @@ def test_a_refused_plan_and_one_with_nothing_to_do_have_no_estimate() -> None:
 
 def test_a_plain_suspend_without_hooks_is_the_drivers() -> None:
     plan = plan_of(SUSPEND, driver_s=4.0)
-    plan.party.workload.spec.ClearField("hooks")
+    plan.target.workload.spec.ClearField("hooks")
     assert estimate(Durations(), plan) == Estimate(4.0, "H100: checkpoint of 4 GiB at 1 GiB/s (assumed)")
 
 

@@ -66,7 +66,7 @@ def test_what_was_kept_is_found_by_another_worker_with_the_folder(
     assert found == kept
     assert read(other, found) == data
     assert found.path.stat().st_size == found.file_bytes == PAYLOAD_OFFSET + len(data)
-    header = found.envelope
+    header = found.header
     assert (header.workload_id, header.workload_name, header.kernel) == ("w-1", "train", KERNEL)
     assert (header.size_bytes, header.custom) == (len(data), {"step": "7"})
     assert other.scan_all() == [kept]
@@ -190,7 +190,7 @@ def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
     store: ApplicationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = keep(ApplicationStore(store.root, "worker-1"))
-    assert store.find(kept.checkpoint_id).envelope.worker_id == "worker-1"
+    assert store.find(kept.checkpoint_id).header.worker_id == "worker-1"
 
     class Older:
         def encode(self, header: ApplicationHeader) -> bytes:
@@ -201,7 +201,7 @@ def test_the_header_says_who_wrote_it_and_an_older_one_that_does_not_is_read(
     monkeypatch.setattr(application_format, "_encoder", Older())
     older = keep(store, b"older")
     found = store.find(older.checkpoint_id)
-    assert found.envelope.worker_id == ""
+    assert found.header.worker_id == ""
     assert read(store, found) == b"older"
 
 

@@ -86,7 +86,7 @@ async def xids_are_reported_at_once(host: SimulatedHost) -> None:
         await reports.wait(third, OK)
         host.raise_xid(0, 31)
         await reports.wait(first, OK)
-        assert not [report for report in reports.taken if report[1] != OK]
+        assert not [progress for progress in reports.taken if progress[1] != OK]
         host.set_readings(1, ecc_uncorrected=1)
         host.raise_xid(1, 48)
         await reports.wait(second, XID_ERROR, "Xid 48, a double-bit memory error")
@@ -96,7 +96,7 @@ async def xids_are_reported_at_once(host: SimulatedHost) -> None:
         await reports.wait(third, LOST, "Xid 79")
         await reports.wait(third, LOST, "NVML says")
         with trio.fail_after(20):  # the others' events come again
-            while (first, XID_ERROR) not in [report[:2] for report in reports.taken]:
+            while (first, XID_ERROR) not in [progress[:2] for progress in reports.taken]:
                 host.raise_xid(0, 119)
                 await trio.sleep(0.2)
 
@@ -132,7 +132,7 @@ async def a_failing_nvml_ends_nothing(host: SimulatedHost) -> None:
         await reports.wait(first, gpu_pb2.GPU_HEALTH_MIG_ENABLED)
         host.clear_faults()
         with trio.fail_after(20):
-            while (first, XID_ERROR) not in [report[:2] for report in reports.taken]:
+            while (first, XID_ERROR) not in [progress[:2] for progress in reports.taken]:
                 host.raise_xid(0, 48)
                 await trio.sleep(0.2)
 

@@ -88,7 +88,7 @@ def add(image: StoredImage) -> None:
     (image.path / "core-1.img").write_bytes(b"")
 
 
-def link(image: StoredImage) -> None:
+def coordinator_session(image: StoredImage) -> None:
     path = image.path / "inventory.img"
     path.rename(image.path.parent / "elsewhere")
     path.symlink_to(image.path.parent / "elsewhere")
@@ -101,7 +101,7 @@ def link(image: StoredImage) -> None:
         (truncate, "has 100 bytes instead of 16384"),
         (remove, "'inventory.img' is missing"),
         (add, "'core-1.img' does not belong to it"),
-        (link, "'inventory.img' is no file"),
+        (coordinator_session, "'inventory.img' is no file"),
     ],
 )
 def test_every_change_is_noticed(store: ImageStore, change: Callable[[StoredImage], None], how: str) -> None:

@@ -61,8 +61,8 @@ async def test_what_an_application_saves_another_one_goes_on_from(served: Served
     assert await kernel.health() == workload_pb2.KERNEL_HEALTH_DEGRADED
     steps: list[str] = []
     saved = await save(kernel, served.store, resume=True, progress=lambda step, _: steps.append(step))
-    envelope = saved.checkpoint.envelope
-    assert (envelope.workload_name, envelope.size_bytes, envelope.custom) == (
+    header = saved.checkpoint.header
+    assert (header.workload_name, header.size_bytes, header.custom) == (
         "app",
         SIZE,
         {"size": str(SIZE)},
@@ -74,10 +74,10 @@ async def test_what_an_application_saves_another_one_goes_on_from(served: Served
 
     successor, kernel = await served.restored(program=program)
     assert "begun" not in successor.output.read_text()
-    restored = await restore(kernel, served.store, workload_id=envelope.workload_id)
+    restored = await restore(kernel, served.store, workload_id=header.workload_id)
     assert restored.checkpoint == saved.checkpoint
     assert restored.warnings == ()
-    assert await successor.wait_line("begun") == f"begun {SIZE} {envelope.checkpoint_id}"
+    assert await successor.wait_line("begun") == f"begun {SIZE} {header.checkpoint_id}"
 
 
 async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(served: Served) -> None:
@@ -132,7 +132,7 @@ async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: 
     assert told in error.message
     assert served.files() == []
     application.say("release")
-    kernel = await served.kernels.wait_served(kernel.workload.workload_id, 20)
+    kernel = await served.applications.wait_served(kernel.workload.workload_id, 20)
     if step in ("prepare", "is_quiescent", "checkpoint"):
         await application.wait_line("cancel")
     await save(kernel, served.store, resume=True)
@@ -159,7 +159,7 @@ async def test_one_that_dies_leaves_nothing(served: Served, mode: str) -> None:
     assert served.files() == []
     with trio.fail_after(10):
         await kernel.workload.ended.wait()
-    assert served.kernels.of(kernel.workload.workload_id) is None
+    assert served.applications.of(kernel.workload.workload_id) is None
 
 
 async def test_a_cancelled_save_lets_the_application_go_on(served: Served) -> None:
@@ -208,7 +208,7 @@ async def test_fifty_megabytes_take_little_memory(served: Served) -> None:
     saved = await save(kernel, served.store, resume=False)
     await served.end(application)
     successor, kernel = await served.restored()
-    await restore(kernel, served.store, workload_id=saved.checkpoint.envelope.workload_id)
+    await restore(kernel, served.store, workload_id=saved.checkpoint.header.workload_id)
     assert peak_bytes() - before < size // 2
     assert await successor.wait_line("begun") == f"begun {size} {saved.checkpoint.checkpoint_id}"
 
@@ -232,7 +232,7 @@ async def test_an_altered_one_is_passed_over_with_a_warning(served: Served, posi
     older, newer = await saved_twice(served)
     alter(newer, position)
     successor, kernel = await served.restored()
-    restored = await restore(kernel, served.store, workload_id=older.envelope.workload_id)
+    restored = await restore(kernel, served.store, workload_id=older.header.workload_id)
     assert restored.checkpoint == older
     (warning,) = restored.warnings
     assert newer.checkpoint_id in warning
@@ -243,7 +243,7 @@ async def test_the_one_that_was_named_is_restored_or_none(served: Served) -> Non
     older, newer = await saved_twice(served)
     alter(newer)
     successor, kernel = await served.restored()
-    named = partial(restore, kernel, served.store, workload_id=older.envelope.workload_id)
+    named = partial(restore, kernel, served.store, workload_id=older.header.workload_id)
     error = await refused(lambda: named(checkpoint_id=newer.checkpoint_id))
     assert name(error) == "CHECKPOINT_CORRUPT"
     error = await refused(lambda: named(checkpoint_id="k-9-0123456789abcdef"))
@@ -256,7 +256,7 @@ async def test_the_one_that_was_named_is_restored_or_none(served: Served) -> Non
 async def test_another_version_is_not_restored(served: Served) -> None:
     older, _ = await saved_twice(served)
     successor, kernel = await served.restored(version=2)
-    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
     assert name(error) == "CHECKPOINT_INCOMPATIBLE"
     assert "version 1" in error.message
     assert successor.said() == []
@@ -265,7 +265,7 @@ async def test_another_version_is_not_restored(served: Served) -> None:
 async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> None:
     older, _ = await saved_twice(served)
     successor, kernel = await served.restored("decode-fails")
-    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
     assert name(error) == "KERNEL_FAILED"
     assert "ValueError: can't be read" in error.message
     assert "begun" not in successor.output.read_text()
@@ -274,7 +274,7 @@ async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> N
 async def test_one_that_its_application_can_not_be_restored_from_is_passed_over(served: Served) -> None:
     older, newer = await saved_twice(served)
     successor, kernel = await served.restored("raises-once-in-restore")
-    restored = await restore(kernel, served.store, workload_id=older.envelope.workload_id)
+    restored = await restore(kernel, served.store, workload_id=older.header.workload_id)
     assert restored.checkpoint == older
     (warning,) = restored.warnings
     assert "restored from an older checkpoint" in warning
@@ -287,7 +287,7 @@ async def test_one_that_its_application_can_not_be_restored_from_is_passed_over(
 async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: Served) -> None:
     older, _ = await saved_twice(served)
     _, kernel = await served.restored("dies-in-restore")
-    error = await refused(lambda: restore(kernel, served.store, workload_id=older.envelope.workload_id))
+    error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
     assert name(error) == "KERNEL_FAILED"
     assert "went away before it could restore itself" in error.message
 
@@ -296,7 +296,7 @@ async def test_a_restore_has_a_deadline(served: Served) -> None:
     older, _ = await saved_twice(served, size=1000)
     successor, kernel = await served.restored("hangs-in-restore")
     timeouts = ApplicationTimeouts(restore_s=1.0)
-    workload_id = older.envelope.workload_id
+    workload_id = older.header.workload_id
     newest = partial(restore, kernel, served.store, workload_id=workload_id, timeouts=timeouts)
     error = await refused(newest)
     assert "did not restore itself within 1 s" in error.message
@@ -313,7 +313,7 @@ async def test_nothing_to_restore_is_said(served: Served) -> None:
 async def test_an_application_that_works_is_not_restored(served: Served) -> None:
     application, kernel = await served.serve()
     saved = await save(kernel, served.store, resume=True)
-    workload_id = saved.checkpoint.envelope.workload_id
+    workload_id = saved.checkpoint.header.workload_id
     error = await refused(lambda: restore(kernel, served.store, workload_id=workload_id))
     assert "works already" in error.message
     assert "restore" not in application.said()
@@ -366,9 +366,9 @@ async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     application, kernel = await served.serve()
     workload_id = kernel.workload.workload_id
     with trio.fail_after(10):
-        assert await served.kernels.wait_served(workload_id, 5) is kernel
+        assert await served.applications.wait_served(workload_id, 5) is kernel
     await served.end(application)
-    error = await refused(lambda: served.kernels.wait_served(workload_id, 5))
+    error = await refused(lambda: served.applications.wait_served(workload_id, 5))
     assert name(error) == "KERNEL_NOT_READY"
     assert "ended before" in error.message
 
@@ -397,7 +397,7 @@ async def test_another_user_can_not_speak_for_a_workload(served: Served) -> None
     identity = identify(application.process.pid)
     assert identity is not None
     session = ApplicationStream(Peer(identity, 65534, "nobody"))
-    served.kernels.begin(session)
+    served.applications.begin(session)
     await session.take_in(ServeKernelRequest(hello=KernelHello(kernel=kernel.facts)))
     with trio.fail_after(5):
         refusal = await session.hand_out()

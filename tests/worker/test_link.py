@@ -29,7 +29,7 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.session import session as link
+from leasehold_worker.session import session as coordinator_session
 from leasehold_worker.session.outbox import FRAME_LIMIT
 from leasehold_worker.session.plan_query import PlanQueries
 from leasehold_worker.session.queries import Queries
@@ -86,7 +86,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             resources=parts.resources,
             workloads=parts.workloads,
             criu=parts.criu,
-            kernels=parts.kernels,
+            applications=parts.applications,
         )
         opened = CoordinatorSession(
             coordinator.address,
@@ -202,7 +202,7 @@ def wait_for(path: Path) -> None:
 async def test_a_drain_for_ever_ends(
     coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "RECONNECT_LIMIT_S", 0.01)
+    monkeypatch.setattr(coordinator_session, "RECONNECT_LIMIT_S", 0.01)
     async with open_link(coordinator, state_path):
         session = await next_session(coordinator)
         session.down.put(ConnectResponse(drain=Drain(reconnect_after=Duration(seconds=10**11))))

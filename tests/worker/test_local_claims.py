@@ -111,12 +111,12 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
         commands = Commands(
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
+        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
         yield Local(
             parts,
             claims,
-            LocalQueries(parts.pool, parts.resources, parts.workloads, commands, turns, "worker"),
+            LocalQueries(parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"),
         )
         claims.suspend_streams()
 
@@ -278,7 +278,7 @@ async def test_an_adopted_process_gets_no_folder_of_others(
     """The folder of an ended workload is removed, and "" names that of all workloads."""
     adopt = AdoptOperation(pid=peer.identity.pid)
     with pytest.raises(OperationError, match="invalid workload id"):
-        await local.parts.adopting.adopt(workload_id, adopt, Progress(lambda _: None))
+        await local.parts.adoption.adopt(workload_id, adopt, Progress(lambda _: None))
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,16 +345,18 @@ async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_beh
     else:
         check, calls = ClaimWaiting.check_unowned, iter((check_once, fail))
         monkeypatch.setattr(
-            ClaimWaiting, "check_unowned", lambda turns, session: next(calls)(check, turns, session)
+            ClaimWaiting,
+            "check_unowned",
+            lambda claim_waiting, session: next(calls)(check, claim_waiting, session),
         )
     refusal = await local.refused(peer, wanted())
     assert refusal.reason == errors_pb2.ERROR_REASON_INTERNAL
 
 
 def check_once(
-    check: Callable[[ClaimWaiting, ClaimStream], None], turns: ClaimWaiting, session: ClaimStream
+    check: Callable[[ClaimWaiting, ClaimStream], None], claim_waiting: ClaimWaiting, session: ClaimStream
 ) -> None:
-    check(turns, session)
+    check(claim_waiting, session)
 
 
 async def test_descendants_are_read_beside_the_worker_s_loop(

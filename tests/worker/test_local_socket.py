@@ -202,7 +202,7 @@ def test_nothing_of_the_worker_can_be_connected_to_by_everybody(serve: Serve, pa
     for entry in descriptors.iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             links.append(os.readlink(entry))
-    own = (re.fullmatch(r"socket:\[(\d+)\]", link) for link in links)
+    own = (re.fullmatch(r"socket:\[(\d+)\]", coordinator_session) for coordinator_session in links)
     found = {names[match[1]] for match in own if match and match[1] in names}
     assert found == {str(path), str(inner_paths(path)[0])}
 

@@ -38,17 +38,17 @@ async def opened(host: SimulatedHost, folder: Path, *names: str) -> AsyncIterato
     async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
         try:
             for name in names:
-                await parts.operations.run(name, counter_run(name), report())
+                await parts.operations.run(name, counter_run(name), progress())
             with trio.fail_after(30):
                 while len(counters(host)) < len(names):  # noqa: ASYNC110 - simgpu tells by a file
                     await trio.sleep(0.02)
             yield parts
         finally:
             for workload in parts.workloads.all():
-                await parts.stopping.stop(workload.workload_id, StopOperation(force=True), report())
+                await parts.termination.stop(workload.workload_id, StopOperation(force=True), progress())
 
 
-def report() -> Progress:
+def progress() -> Progress:
     return Progress(lambda _: None)
 
 
@@ -68,7 +68,7 @@ async def a_move_to_a_stranger(host: SimulatedHost, folder: Path) -> None:
             plan = await parts.operations.preflight.remap(remap)
             assert reasons(plan) == [errors_pb2.ERROR_REASON_FOREIGN_PROCESS]
             with pytest.raises(OperationError, match=f"process {stranger.pid}") as refused:
-                await parts.operations.remap(remap, report())
+                await parts.operations.remap(remap, progress())
             assert refused.value.reason == errors_pb2.ERROR_REASON_FOREIGN_PROCESS
             assert calls(host, "lock") == 0
 
@@ -76,11 +76,11 @@ async def a_move_to_a_stranger(host: SimulatedHost, folder: Path) -> None:
 async def a_restore_to_a_stranger(host: SimulatedHost, folder: Path) -> None:
     first, second = uuids(host)[:2]
     async with opened(host, folder, "w1") as parts:
-        await parts.operations.suspend("w1", SuspendOperation(), report())
+        await parts.operations.suspend("w1", SuspendOperation(), progress())
         with counting(first):
             named = await parts.operations.preflight.restore("w1", RestoreOperation(gpu_uuids=[first]))
             assert reasons(named) == [errors_pb2.ERROR_REASON_FOREIGN_PROCESS]
-            await parts.operations.restore("w1", RestoreOperation(), report())
+            await parts.operations.restore("w1", RestoreOperation(), progress())
             lease = parts.workloads.get("w1").lease
             assert lease is not None
             assert lease.gpu_uuids == (second,)
@@ -90,7 +90,7 @@ async def a_swap(host: SimulatedHost, folder: Path) -> None:
     first, second = uuids(host)[:2]
     async with opened(host, folder, "w1", "w2") as parts:
         swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
-        await parts.operations.remap(swap, report())
+        await parts.operations.remap(swap, progress())
         held = [lease.gpu_uuids for workload in parts.workloads.all() if (lease := workload.lease)]
         assert held == [(second,), (first,)]
 

@@ -59,7 +59,7 @@ async def test_saving_in_between_changes_nothing(tmp_path: Path, undisturbed: di
         application = served.start_command(*by_exec(*command("--interval-s=0.02")))
         await application.wait_line("step=5 ")
         (workload,) = served.parts.workloads.all()
-        kernel = await served.kernels.wait_served(workload.workload_id, 10)
+        kernel = await served.applications.wait_served(workload.workload_id, 10)
         for _ in range(3):
             await save(kernel, served.store, resume=True)
         assert served.store.keep_last(workload.workload_id, 2) != []

@@ -91,10 +91,10 @@ async def _run(
             journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
 
         def tell_command(update: CommandUpdate) -> None:
-            link.send(ConnectRequest(command_update=update))
+            coordinator_session.send(ConnectRequest(command_update=update))
 
         def send(frame: ConnectRequest) -> None:
-            link.send(frame)
+            coordinator_session.send(frame)
 
         def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
             return [message for id_ in workload_ids for message in reporter.workload(id_)]
@@ -134,25 +134,25 @@ async def _run(
                 resources=parts.resources,
                 workloads=parts.workloads,
                 criu=parts.criu,
-                kernels=parts.kernels,
+                applications=parts.applications,
             )
-            planning = PlanQueries(parts.operations.preflight, parts.durations)
-            questions = Queries(parts.workloads, planning, parts.disk, worker_id)
-            link = CoordinatorSession(
+            plan_queries = PlanQueries(parts.operations.preflight, parts.durations)
+            queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
+            coordinator_session = CoordinatorSession(
                 config.coordinator,
                 state_directory,
                 reporter,
                 commands,
                 pool,
-                questions,
+                queries,
                 journal,
             )
-            turns = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-            claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, turns)
+            claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
             answers = LocalQueries(
-                parts.pool, parts.resources, parts.workloads, commands, turns, identity.worker_id
+                parts.pool, parts.resources, parts.workloads, commands, claim_waiting, identity.worker_id
             )
-            arbiter = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
+            preemption = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
             await trio.to_thread.run_sync(parts.disk.sweep)
@@ -163,15 +163,15 @@ async def _run(
             logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
-            nursery.start_soon(link.run)
+            nursery.start_soon(coordinator_session.run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(parts.readiness.run)
-            nursery.start_soon(arbiter.run)
+            nursery.start_soon(preemption.run)
             nursery.start_soon(hook_retries.run)
             nursery.start_soon(parts.disk.run)
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
-            async with serve_locally(local_socket, claims, answers, parts.kernels):
+            async with serve_locally(local_socket, claims, answers, parts.applications):
                 claims.expect_resumption()
                 await _wait_for_stop_signal()
                 nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
@@ -181,7 +181,7 @@ async def _run(
                 await _end_workloads(parts, commands, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
                 await journal.wait_settled()
-            await link.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+            await coordinator_session.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _wait_for_stop_signal() -> None:

@@ -47,8 +47,8 @@ from leasehold_worker.operations.handler import Operations
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.kill import Killer
-from leasehold_worker.operations.stop import Stop
 from leasehold_worker.operations.stop_restart import StopRestart
+from leasehold_worker.operations.termination import Termination
 from leasehold_worker.operations.workload_hooks import HookFactory
 from leasehold_worker.planning.durations import Durations
 from leasehold_worker.planning.policy_checks import PolicyChecks
@@ -103,19 +103,19 @@ class Parts:
     host_memory: SuspendMemory
     rates: Rates
     durations: Durations
-    proof: Verification
+    verification: Verification
     workloads: Workloads
     operations: Operations
-    hook_calls: HookFactory
-    kernels: ApplicationRegistry
-    applications: StopRestart
+    hook_factory: HookFactory
+    applications: ApplicationRegistry
+    stop_restart: StopRestart
     criu: CriuSupport
-    imaging: ImageCheckpoint
+    image_checkpoint: ImageCheckpoint
     disk: CheckpointDirectory
-    stopping: Stop
-    adopting: Adoption
+    termination: Termination
+    adoption: Adoption
     readiness: Readiness
-    servicing: Cordons
+    cordons: Cordons
     nursery: trio.Nursery
 
 
@@ -217,26 +217,26 @@ async def open_parts(
             config.parked_memory_limit_bytes,
             lambda: sum(map(parked_bytes, workloads.all())),
         )
-        proof = Verification(inventory, config.proof_timeout_s)
-        taking = Acquisition(inventory, pool, resources, workloads, foreign)
-        stopping = Stop(workloads, killer)
-        kernels = ApplicationRegistry(workloads, nursery)
-        hook_calls = HookFactory(workloads, proof, kernels.of, written)
-        moving = CudaSuspend(
+        verification = Verification(inventory, config.proof_timeout_s)
+        acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
+        termination = Termination(workloads, killer)
+        applications = ApplicationRegistry(workloads, nursery)
+        hook_factory = HookFactory(workloads, verification, applications.of, written)
+        cuda_suspend = CudaSuspend(
             driver,
             inventory,
             pool,
             workloads,
-            hook_calls,
+            hook_factory,
             rates=rates,
             host_memory=host_memory,
-            proof=proof,
+            verification=verification,
         )
         images = ImageStore(config.image_path)
-        envelopes = ApplicationStore(config.image_path, worker_id)
+        application_store = ApplicationStore(config.image_path, worker_id)
         disk = CheckpointDirectory(
             images,
-            envelopes,
+            application_store,
             workloads,
             limit_bytes=config.checkpoint_limit_bytes,
             reserve_bytes=config.disk_reserve_bytes,
@@ -246,7 +246,7 @@ async def open_parts(
         )
         image_host = ImageHost(worker_id, inventory)
         criu = CriuSupport(await probe(config.criu or None), images, host_memory, image_host)
-        imaging = ImageCheckpoint(
+        image_checkpoint = ImageCheckpoint(
             criu,
             images,
             disk,
@@ -255,13 +255,21 @@ async def open_parts(
             driver,
             pool,
             workloads,
-            moving,
-            stopping,
+            cuda_suspend,
+            termination,
             nursery,
         )
         timeouts = ApplicationTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
-        applications = StopRestart(
-            pool, workloads, kernels, envelopes, disk, stopping, taking, nursery, timeouts
+        stop_restart = StopRestart(
+            pool,
+            workloads,
+            applications,
+            application_store,
+            disk,
+            termination,
+            acquisition,
+            nursery,
+            timeouts,
         )
         tiers = Tiers(workloads, lambda: not criu.unavailable_reason)
         preflight = Preflight(
@@ -272,26 +280,33 @@ async def open_parts(
             foreign,
             host_memory,
             rates,
-            proof,
-            PolicyChecks(resources, kernels, envelopes, disk, criu),
+            verification,
+            PolicyChecks(resources, applications, application_store, disk, criu),
             tiers,
         )
-        adopting = Adoption(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
+        adoption = Adoption(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
         health = HealthMonitor(inventory, pool.slots.set_health)
-        servicing = Cordons(pool, health.look)
+        cordons = Cordons(pool, health.look)
         durations = Durations()
         operations = Operations(
             workloads,
-            taking,
+            acquisition,
             nursery,
             preflight=preflight,
-            moving=moving,
-            sleeping=KeepRunning(pool, workloads, hook_calls, moving, proof=proof, host_memory=host_memory),
-            imaging=imaging,
-            applications=applications,
-            stopping=stopping,
-            adopting=adopting,
-            servicing=servicing,
+            cuda_suspend=cuda_suspend,
+            keep_running=KeepRunning(
+                pool,
+                workloads,
+                hook_factory,
+                cuda_suspend,
+                verification=verification,
+                host_memory=host_memory,
+            ),
+            image_checkpoint=image_checkpoint,
+            stop_restart=stop_restart,
+            termination=termination,
+            adoption=adoption,
+            cordons=cordons,
             disk=disk,
             durations=durations,
         )
@@ -305,19 +320,19 @@ async def open_parts(
             host_memory=host_memory,
             rates=rates,
             durations=durations,
-            proof=proof,
+            verification=verification,
             workloads=workloads,
             operations=operations,
-            hook_calls=hook_calls,
-            kernels=kernels,
+            hook_factory=hook_factory,
             applications=applications,
+            stop_restart=stop_restart,
             criu=criu,
-            imaging=imaging,
+            image_checkpoint=image_checkpoint,
             disk=disk,
-            stopping=stopping,
-            adopting=adopting,
-            readiness=Readiness(workloads, foreign, hook_calls.probe),
-            servicing=servicing,
+            termination=termination,
+            adoption=adoption,
+            readiness=Readiness(workloads, foreign, hook_factory.probe),
+            cordons=cordons,
             nursery=nursery,
         )
         nursery.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from leasehold_worker.criu.rpc import forbid_writing
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import is_alive, tracer, wait_ended
 from leasehold_worker.operations.settlement import PROCESS_STRATEGIES
-from leasehold_worker.operations.stop import DEFAULT_GRACE_S
+from leasehold_worker.operations.termination import DEFAULT_GRACE_S
 from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
@@ -65,10 +65,10 @@ class DiskRecovery:
         Returns:
             Why it did not succeed, or None; and what to say beside that.
         """
-        (party,) = intent.parties
-        if party.workload_id not in workloads:
+        (target,) = intent.targets
+        if target.workload_id not in workloads:
             return _interrupted("and its workload is not known any more"), ""
-        workload = workloads.get(party.workload_id)
+        workload = workloads.get(target.workload_id)
         try:
             match intent.phase:
                 case "save":
@@ -91,23 +91,23 @@ class DiskRecovery:
         What could end by itself, does not, and was perhaps not told to, goes on as before: an application
         that saved itself has gone on once it lost the worker, and what it has done since would be lost.
         """
-        parts, (party,) = self._parts, intent.parties
-        before = _state_before(workload) if party.parked else RUNNING
+        parts, (target,) = self._parts, intent.targets
+        before = _state_before(workload) if target.parked else RUNNING
         told = intent.phase == "ending"
-        if told or not party.parked or workload.is_asleep:
+        if told or not target.parked or workload.is_asleep:
             with trio.move_on_after(DEFAULT_GRACE_S):
                 await wait_ended(workload.root)
             if not told and is_alive(workload.root):
                 self._go_on(workload, before)
                 return _interrupted(f"workload {workload.name} goes on"), ""
         try:
-            await parts.stopping.end_processes(workload, Progress(lambda _: None), parked=True)
+            await parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
         except OperationError as error:
             self._go_on(workload, before)
             return error, ""
-        saved = await parts.applications.find(intent.checkpoint_id)
-        ended = WorkloadPlan(workload, home=party.home)
-        parts.applications.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
+        saved = await parts.stop_restart.find(intent.checkpoint_id)
+        ended = WorkloadPlan(workload, home=target.home)
+        parts.stop_restart.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
         await parts.disk.clean_up_in_time(workload)
         return None, "the worker restarted meanwhile, and ended its processes then"
 
@@ -124,7 +124,7 @@ class DiskRecovery:
             if who is not None and is_alive(who.program):
                 workload.root, workload.absent = who.program, False
         try:
-            await self._parts.stopping.end_processes(workload, Progress(lambda _: None), parked=True)
+            await self._parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
         except OperationError as error:
             workload.error = error
             gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
@@ -134,7 +134,7 @@ class DiskRecovery:
             return error, ""
         workload.absent = True
         self._parts.workloads.give_back_host(workload)
-        self._parts.kernels.forget_restore(workload.workload_id)
+        self._parts.applications.forget_restore(workload.workload_id)
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)
         return _interrupted(f"workload {workload.name} is parked as before"), ""
@@ -186,30 +186,30 @@ class DiskRecovery:
         Returns:
             What is said of the command. None: there is no image any more.
         """
-        if await self._parts.imaging.find_kept(parked.checkpoint_id) is None:
+        if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
             return None  # its processes are all that there is of it
-        report = Progress(lambda _: None)
-        await self._parts.imaging.put_back(workload, parked, workload.members, report)
+        progress = Progress(lambda _: None)
+        await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
         return _interrupted(f"workload {workload.name} is parked as before")
 
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """An image was being written. Either it is whole and the processes are gone, or they go on."""
-        imaging = self._parts.imaging
+        image_checkpoint = self._parts.image_checkpoint
         if not await _is_free(workload):
             held = _interrupted(f"CRIU holds the processes of workload {workload.name}: wake it later")
             workload.error = held
             self._go_on(workload, UNKNOWN)
             return held, ""
-        kept = await imaging.find_kept(intent.checkpoint_id)
+        kept = await image_checkpoint.find_kept(intent.checkpoint_id)
         if kept is not None and (workload.absent or not is_alive(workload.root)):
-            imaging.settle_kept(workload, intent, kept)
+            image_checkpoint.settle_kept(workload, intent, kept)
             return None, "the worker restarted meanwhile, and found it done"
         if workload.absent or not is_alive(workload.root):
             self._end(workload)
             return _interrupted(f"the processes of workload {workload.name} have ended"), ""
         self._parts.workloads.watch_again(workload, self._parts.nursery)
         if kept is not None:
-            await imaging.forget(kept.checkpoint_id)
+            await image_checkpoint.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")
         return await self.call_hooks([workload], "suspend") or error, warning
 
@@ -223,14 +223,14 @@ class DiskRecovery:
         for workload in workloads:
             if workload.state != RUNNING or workload.hooked is None:
                 continue
-            report = Progress(lambda _: None)
-            party = WorkloadPlan(workload, members=workload.members)
-            beside = self._parts.hook_calls.beside([party], None, report)
+            progress = Progress(lambda _: None)
+            target = WorkloadPlan(workload, members=workload.members)
+            operation_hooks = self._parts.hook_factory.operation_hooks([target], None, progress)
             try:
-                await (beside.up() if kind == "restore" else beside.back())
+                await (operation_hooks.up() if kind == "restore" else operation_hooks.back())
             except OperationError as error:
                 failed = error
-            for warning in report.warnings:
+            for warning in progress.warnings:
                 logger.warning("workload %s: %s", workload.name, warning)
             self._parts.workloads.set_state(workload, RUNNING)
         return failed

@@ -94,13 +94,13 @@ class MemberRecovery:
         held = workload.lease.gpu_uuids if workload.lease is not None else home
         destination = () if workload.parked else held
         plan = Plan(
-            [party := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
+            [target := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
         )
         # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
         holds = workload.lease is not None and workload.lease.gpu_uuids == home
         left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
         try:
-            found = {workload.workload_id: await self._observe(party, ())}
+            found = {workload.workload_id: await self._observe(target, ())}
             crash_point("workload-probed")
             if was_halfway:
                 workload.restored = True  # perhaps: nobody has written down how far it went
@@ -126,7 +126,7 @@ class MemberRecovery:
             f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
             "suspends it, or restores it",
         )
-        members, occupancies = await where_members_are(self._parts.proof, plan, found, done=False)
+        members, occupancies = await where_members_are(self._parts.verification, plan, found, done=False)
         if _standing(workload) == before:  # else somebody has begun something with it
             reserved = self._reserve_occupied(workload, occupancies[workload.workload_id].listed)
             self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
@@ -157,48 +157,48 @@ class MemberRecovery:
         Returns:
             Why the operation did not succeed, or None; and what to say beside that.
         """
-        parties = [
+        targets = [
             WorkloadPlan(
                 workload,
-                members=party.members,
-                home=party.home,
-                destination=party.destination,
-                full_bytes=party.full_bytes,
+                members=target.members,
+                home=target.home,
+                destination=target.destination,
+                full_bytes=target.full_bytes,
             )
-            for party, workload in zip(intent.parties, workloads, strict=True)
+            for target, workload in zip(intent.targets, workloads, strict=True)
         ]
-        plan = Plan(parties, pairs=intent.pairs, policy=intent.policy)
-        moving = intent.phase == "restore"
+        plan = Plan(targets, pairs=intent.pairs, policy=intent.policy)
+        cuda_suspend = intent.phase == "restore"
         by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
         were_down = any(
-            found.parked and not party.workload.is_asleep
-            for found, party in zip(intent.parties, parties, strict=True)
+            found.parked and not target.workload.is_asleep
+            for found, target in zip(intent.targets, targets, strict=True)
         )
         back = kind == "suspend" and not by_suspend and not were_down
-        ran = kind != "suspend" and not any(found.parked for found in intent.parties)
+        ran = kind != "suspend" and not any(found.parked for found in intent.targets)
         problem: OperationError | None = None
         outcomes: dict[str, list[MemberOutcome]] = {}
         try:
-            for party in parties:
-                outcomes[party.workload.workload_id] = await self._observe(
-                    party, intent.pairs if moving else ()
+            for target in targets:
+                outcomes[target.workload.workload_id] = await self._observe(
+                    target, intent.pairs if cuda_suspend else ()
                 )
             crash_point("workload-probed")
             if ran and _all_parked(outcomes):
-                await self._return(plan, outcomes, intent.pairs if moving else ())
+                await self._return(plan, outcomes, intent.pairs if cuda_suspend else ())
             else:
                 await self._bring_together(plan, outcomes, back=back)
         except OperationError as error:
             problem = error
-        for party in parties:
+        for target in targets:
             # From the checkpoint on, the operation or its way back may have restored members.
             begun = intent.phase in ("checkpoint", "restore", "image")
-            party.workload.restored = party.workload.restored or begun
-            outcomes.setdefault(party.workload.workload_id, [_unknown(member) for member in party.members])
+            target.workload.restored = target.workload.restored or begun
+            outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
         failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
-        members, occupancies = await where_members_are(self._parts.proof, plan, outcomes, done=done)
+        members, occupancies = await where_members_are(self._parts.verification, plan, outcomes, done=done)
         self._settle(
             plan, outcomes, intent.reserved, members, occupancies, None if done else failure, keep=ran
         )
@@ -206,20 +206,20 @@ class MemberRecovery:
             return None, "the worker restarted meanwhile, and found it done"
         return _interruption(kind, workloads, problem), ""
 
-    async def _observe(self, party: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
+    async def _observe(self, target: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
         """Where the members are now, those that joined since included.
 
         Args:
-            party: The workload, with its members as they were.
+            target: The workload, with its members as they were.
             pairs: Where a restore that was under way would have led them. Empty: there was none.
 
         Raises:
             OperationError: The driver can't be asked.
         """
-        found = await self._standing_still(party.workload)
-        usage = await self._parts.proof.usage()
+        found = await self._standing_still(target.workload)
+        usage = await self._parts.verification.usage()
         outcomes: list[MemberOutcome] = []
-        for member in party.members:
+        for member in target.members:
             now = found.pop(member.identity, None)
             lost = UNKNOWN if is_alive(member.identity) else GONE
             state = state_since(member.state, now.state) if now else lost
@@ -227,8 +227,8 @@ class MemberRecovery:
             listed = {uuid for uuid, gpu in usage.items() if member.identity.pid in gpu.processes}
             outcome.displacement = _displacement(outcome, listed, pairs)
             outcomes.append(outcome)
-        home = () if party.members else party.home
-        newcomers = await self._parts.proof.measured(list(found.values()), home)
+        home = () if target.members else target.home
+        newcomers = await self._parts.verification.measured(list(found.values()), home)
         return outcomes + [MemberOutcome.of(member) for member in newcomers]
 
     async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:
@@ -286,16 +286,16 @@ class MemberRecovery:
         """
         group = await self._group(plan, outcomes)
         try:
-            await RemapRecovery(self._parts.proof, group).restore(pairs)
+            await RemapRecovery(self._parts.verification, group).restore(pairs)
         finally:
             _take_over(outcomes, group)
 
     async def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
         """The members that live, as they are now."""
         lanes: list[list[Member]] = []
-        for party in plan.parties:
-            here = [_as_it_is(o) for o in outcomes[party.workload.workload_id] if o.state_after != GONE]
-            one_by_one = await is_sequential(party.workload.spec, here)
+        for target in plan.targets:
+            here = [_as_it_is(o) for o in outcomes[target.workload.workload_id] if o.state_after != GONE]
+            one_by_one = await is_sequential(target.workload.spec, here)
             lanes += [here] if one_by_one else [[member] for member in here]
         return Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
 
@@ -306,7 +306,7 @@ class MemberRecovery:
         for mine in outcomes.values():
             states = _states(mine)
             if kind == "suspend":
-                occupied = (await self._parts.proof.occupancy(members_after(mine))).listed
+                occupied = (await self._parts.verification.occupancy(members_after(mine))).listed
                 if states != {CHECKPOINTED} or occupied:
                     return False
             elif states != {RUNNING} or not all(_is_at(outcome, pairs) for outcome in mine):
@@ -328,18 +328,18 @@ class MemberRecovery:
 
         ``keep`` leaves workloads that stay parked the GPUs that they hold.
         """
-        pool, report = self._parts.pool, Progress(lambda _: None)
+        pool, progress = self._parts.pool, Progress(lambda _: None)
         settlement = Settlement(pool, plan, outcomes, reserved)
         if error is None:
-            settlement.done(report)
+            settlement.done(progress)
         else:
-            settlement.failed(occupancies, report, keep=keep)
+            settlement.failed(occupancies, progress, keep=keep)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
-        for party in plan.parties:
-            workload_id = party.workload.workload_id
+        for target in plan.targets:
+            workload_id = target.workload.workload_id
             mine = outcomes[workload_id]
-            settle_state(self._parts.workloads, party, mine, members[workload_id], error, plan.policy)
+            settle_state(self._parts.workloads, target, mine, members[workload_id], error, plan.policy)
 
 
 def _standing(workload: Workload) -> tuple[object, ...]:

@@ -90,7 +90,7 @@ class Recovery:
             intent = self._contents.intents.get(entry.command_id)
             if entry.command.operation.run.checkpoint_id or (intent is not None and intent.phase == "start"):
                 # What was started and has not been restored waits, and is ended.
-                self._parts.kernels.expect_restore(entry.command.workload_id)
+                self._parts.applications.expect_restore(entry.command.workload_id)
             if intent is not None and intent.phase in HOLDING:
                 for lease in intent.reserved:
                     self._parts.pool.adopt(lease, reserved=True)
@@ -109,11 +109,11 @@ class Recovery:
         """
         open_ids = {entry.command_id for entry in self._commands.open_entries}
         return {
-            party.workload_id
+            target.workload_id
             for command_id, intent in self._contents.intents.items()
             if command_id in open_ids
-            for party in intent.parties
-            if intent.phase in ENDING or (intent.phase in MOVES and party.workload_id in self._from_image)
+            for target in intent.targets
+            if intent.phase in ENDING or (intent.phase in MOVES and target.workload_id in self._from_image)
         }
 
     def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
@@ -210,10 +210,10 @@ class Recovery:
         }
         waiting = {entry.command_id for entry in self._commands.open_entries} - begun.keys()
         concerned = {
-            party.workload_id
+            target.workload_id
             for intent in begun.values()
             if intent.phase != "run"
-            for party in intent.parties
+            for target in intent.targets
         }
         async with trio.open_nursery() as nursery:
             for entry in self._commands.open_entries:
@@ -232,9 +232,9 @@ class Recovery:
         except Exception:
             logger.exception("command %s can't be settled by a defect", entry.command_id)
             error, warning = defect(), ""
-            for party in intent.parties:
-                if party.workload_id in self._parts.workloads:
-                    self._note_defect(self._parts.workloads.get(party.workload_id))
+            for target in intent.targets:
+                if target.workload_id in self._parts.workloads:
+                    self._note_defect(self._parts.workloads.get(target.workload_id))
         self._commands.settle(entry.command_id, error, warning)
         crash_point("command-settled")
 
@@ -292,11 +292,11 @@ class Recovery:
             return None, FOUND_RUNNING
         try:
             stop = command_pb2.StopOperation()
-            await self._parts.stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
+            await self._parts.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
         except OperationError as error:
             return error, ""
         finally:
-            self._parts.kernels.forget_restore(workload.workload_id)
+            self._parts.applications.forget_restore(workload.workload_id)
         return OperationError(
             errors_pb2.ERROR_REASON_INTERRUPTED,
             f"the worker restarted before {workload.name} was restored from its checkpoint, so it was ended: "
@@ -304,12 +304,12 @@ class Recovery:
         ), ""
 
     async def _settle_stop(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
-        (party,) = intent.parties
-        if party.workload_id in self._parts.workloads:
-            workload, stop = self._parts.workloads.get(party.workload_id), entry.command.operation.stop
+        (target,) = intent.targets
+        if target.workload_id in self._parts.workloads:
+            workload, stop = self._parts.workloads.get(target.workload_id), entry.command.operation.stop
             try:
-                await self._parts.stopping.resume(
-                    workload, stop, Progress(lambda _: None), parked=party.parked
+                await self._parts.termination.resume(
+                    workload, stop, Progress(lambda _: None), parked=target.parked
                 )
             except OperationError as error:
                 return error, ""
@@ -317,9 +317,9 @@ class Recovery:
 
     async def _settle_move(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
         workloads = [
-            self._parts.workloads.get(party.workload_id)
-            for party in intent.parties
-            if party.workload_id in self._parts.workloads
+            self._parts.workloads.get(target.workload_id)
+            for target in intent.targets
+            if target.workload_id in self._parts.workloads
         ]
         kind = entry.command.operation.WhichOneof("kind") or "command"
         if kind == "restore" and any(each.workload_id in self._from_image for each in workloads):
@@ -327,7 +327,7 @@ class Recovery:
         gone = await _ended(workloads)
         living = {workload.workload_id: workload for workload in workloads if workload not in gone}
         left = msgspec.structs.replace(
-            intent, parties=tuple(party for party in intent.parties if party.workload_id in living)
+            intent, targets=tuple(target for target in intent.targets if target.workload_id in living)
         )
         error, warning = await self._interrupted.settle(left, list(living.values()), kind)
         error = await self._on_disk.call_hooks(list(living.values()), kind) or error

@@ -36,8 +36,8 @@ class RemapRecovery:
         group: The members, all of them parked.
     """
 
-    def __init__(self, proof: Verification, group: Group) -> None:
-        self._proof = proof
+    def __init__(self, verification: Verification, group: Group) -> None:
+        self._verification = verification
         self._group = group
 
     async def restore(self, pairs: Pairs) -> None:
@@ -71,11 +71,11 @@ class RemapRecovery:
         group = self._group
         await group.restore(destination)
         try:
-            await self._proof.prove_placed([outcome.member for outcome in group.outcomes], destination)
+            await self._verification.prove_placed([outcome.member for outcome in group.outcomes], destination)
         except OperationError as error:
             if error.reason == errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
                 for outcome in group.outcomes:
-                    actual = await self._proof.listed_gpus([outcome.member])
+                    actual = await self._verification.listed_gpus([outcome.member])
                     for candidate in ((), pairs, _chained(pairs, destination)):
                         if actual == placed(outcome.member, candidate):
                             outcome.displacement = candidate

@@ -202,7 +202,7 @@ class Application:
             OperationError: KERNEL_FAILED, or what the source raises.
         """
         method = local_pb2.KERNEL_METHOD_RESTORE
-        envelope = checkpoint.envelope
+        header = checkpoint.header
         answered = False
         try:
             with self._deadline(_WORDS[method], timeout_s):
@@ -212,9 +212,9 @@ class Application:
                         await self._send(ServeKernelResponse(chunk=KernelChunk(call_id=call_id, data=piece)))
                     end = KernelPayload(
                         call_id=call_id,
-                        size_bytes=envelope.size_bytes,
-                        sha256=bytes.fromhex(envelope.sha256),
-                        custom=envelope.custom,
+                        size_bytes=header.size_bytes,
+                        sha256=bytes.fromhex(header.sha256),
+                        custom=header.custom,
                     )
                     await self._send(ServeKernelResponse(end=end))
                     frame = await self._next(call_id)

@@ -112,7 +112,7 @@ async def save(
     if not resume:
         return Saved(checkpoint)
     with trio.CancelScope(shield=True):
-        progress("cancel", checkpoint.envelope.size_bytes)
+        progress("cancel", checkpoint.header.size_bytes)
         warning = await kernel.undo(timeouts.cancel_s)
     return Saved(checkpoint, (warning,) if warning else ())
 
@@ -293,7 +293,7 @@ async def _give(
 
 def _require_same_kernel(kernel: Kernel, checkpoint: StoredCheckpoint) -> None:
     """Refuses what another application saved, or another version of it."""
-    saved = checkpoint.envelope.kernel
+    saved = checkpoint.header.kernel
     for what, ours, theirs in (
         ("kernel", kernel.kernel_id, saved.kernel_id),
         ("kind", kernel.kind, saved.kind),

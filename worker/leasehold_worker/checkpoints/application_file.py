@@ -34,17 +34,17 @@ class StoredCheckpoint:
     """
 
     path: Path
-    envelope: ApplicationHeader
+    header: ApplicationHeader
 
     @property
     def checkpoint_id(self) -> str:
         """Its id."""
-        return self.envelope.checkpoint_id
+        return self.header.checkpoint_id
 
     @property
     def file_bytes(self) -> int:
         """Bytes on disk."""
-        return PAYLOAD_OFFSET + self.envelope.size_bytes
+        return PAYLOAD_OFFSET + self.header.size_bytes
 
 
 @final
@@ -106,7 +106,7 @@ class ApplicationWriter:
             OperationError: It can't be, and is not there.
         """
         check_custom(custom)
-        envelope = ApplicationHeader(
+        header = ApplicationHeader(
             checkpoint_id=self.path.stem,
             workload_id=self._workload_id,
             workload_name=self._workload_name,
@@ -121,7 +121,7 @@ class ApplicationWriter:
         )
         final_path = self.path.with_suffix(SUFFIX)
         with disk_errors(self.path.parent):
-            write_header(self._descriptor, envelope)
+            write_header(self._descriptor, header)
             os.fsync(self._descriptor)
             self.path.rename(final_path)
             try:
@@ -130,7 +130,7 @@ class ApplicationWriter:
             except OSError:
                 final_path.unlink(missing_ok=True)
                 raise
-        return StoredCheckpoint(final_path, envelope)
+        return StoredCheckpoint(final_path, header)
 
     def close(self) -> None:
         """Lets go of the file. What was not committed is gone. Twice is as good as once."""
@@ -156,7 +156,7 @@ class ApplicationReader:
             OperationError: CHECKPOINT_CORRUPT, or it can't be read.
         """
         with disk_errors(self._checkpoint.path.parent):
-            verify_payload(self._descriptor, self._checkpoint.envelope)
+            verify_payload(self._descriptor, self._checkpoint.header)
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
         """Reads the payload from its begin.
@@ -165,7 +165,7 @@ class ApplicationReader:
             OperationError: CHECKPOINT_CORRUPT, or it can't be read.
         """
         with disk_errors(self._checkpoint.path.parent):
-            yield from read_payload(self._descriptor, self._checkpoint.envelope, piece_bytes)
+            yield from read_payload(self._descriptor, self._checkpoint.header, piece_bytes)
 
 
 def _sync_folder(folder: Path) -> None:

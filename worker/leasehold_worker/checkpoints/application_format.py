@@ -110,7 +110,7 @@ def check_custom(custom: Mapping[str, str]) -> None:
         )
 
 
-def write_header(descriptor: int, envelope: ApplicationHeader) -> None:
+def write_header(descriptor: int, application_header: ApplicationHeader) -> None:
     """Writes all that comes before the payload.
 
     What may be in it always fits: JSON makes six bytes of a character at most.
@@ -118,7 +118,7 @@ def write_header(descriptor: int, envelope: ApplicationHeader) -> None:
     Raises:
         OSError: The disk does not take it.
     """
-    header = _encoder.encode(envelope)
+    header = _encoder.encode(application_header)
     if len(header) > _HEADER_LIMIT:
         raise AssertionError(f"a header of {len(header)} bytes does not fit {_HEADER_LIMIT}")
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
@@ -156,22 +156,27 @@ def read_header(descriptor: int, path: Path) -> ApplicationHeader:
     if len(header) < length or hashlib.sha256(header).digest() != digest:
         raise corrupt(checkpoint_id, "has an altered header")
     try:
-        envelope = _decoder.decode(header)
-        check_custom(envelope.custom)
+        application_header = _decoder.decode(header)
+        check_custom(application_header.custom)
     except (msgspec.MsgspecError, RecursionError, ValueError, OperationError) as error:
         raise corrupt(checkpoint_id, "has a header that says something else") from error
-    if not is_tellable(envelope.created):
+    if not is_tellable(application_header.created):
         raise corrupt(checkpoint_id, "has a header with a time that can't be told")
-    if (envelope.checkpoint_id, envelope.workload_id) != (checkpoint_id, path.parent.name):
+    if (application_header.checkpoint_id, application_header.workload_id) != (
+        checkpoint_id,
+        path.parent.name,
+    ):
         raise corrupt(checkpoint_id, "is in the place of another one")
     size = os.fstat(descriptor).st_size
-    if size != PAYLOAD_OFFSET + envelope.size_bytes:
-        raise corrupt(checkpoint_id, f"has {size} bytes instead of {PAYLOAD_OFFSET + envelope.size_bytes}")
-    return envelope
+    if size != PAYLOAD_OFFSET + application_header.size_bytes:
+        raise corrupt(
+            checkpoint_id, f"has {size} bytes instead of {PAYLOAD_OFFSET + application_header.size_bytes}"
+        )
+    return application_header
 
 
 def read_payload(
-    descriptor: int, envelope: ApplicationHeader, piece_bytes: int = READ_BYTES
+    descriptor: int, application_header: ApplicationHeader, piece_bytes: int = READ_BYTES
 ) -> Iterator[bytes]:
     """Reads the payload from its begin, piece by piece.
 
@@ -180,16 +185,16 @@ def read_payload(
         OSError: It can't be read.
     """
     position = PAYLOAD_OFFSET
-    end = PAYLOAD_OFFSET + envelope.size_bytes
+    end = PAYLOAD_OFFSET + application_header.size_bytes
     while position < end:
         piece = os.pread(descriptor, min(piece_bytes, end - position), position)
         if not piece:
-            raise corrupt(envelope.checkpoint_id, "ends too early")
+            raise corrupt(application_header.checkpoint_id, "ends too early")
         position += len(piece)
         yield piece
 
 
-def verify_payload(descriptor: int, envelope: ApplicationHeader) -> None:
+def verify_payload(descriptor: int, application_header: ApplicationHeader) -> None:
     """Reads the whole payload, and compares its digest.
 
     Raises:
@@ -197,10 +202,10 @@ def verify_payload(descriptor: int, envelope: ApplicationHeader) -> None:
         OSError: It can't be read.
     """
     digest = hashlib.sha256()
-    for piece in read_payload(descriptor, envelope):
+    for piece in read_payload(descriptor, application_header):
         digest.update(piece)
-    if digest.hexdigest() != envelope.sha256:
-        raise corrupt(envelope.checkpoint_id, "has another digest than its header says")
+    if digest.hexdigest() != application_header.sha256:
+        raise corrupt(application_header.checkpoint_id, "has another digest than its header says")
 
 
 def now() -> datetime:

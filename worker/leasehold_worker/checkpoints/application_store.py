@@ -123,7 +123,7 @@ class ApplicationStore:
                 raise _unknown(checkpoint.checkpoint_id) from None
         with stack:
             with disk_errors(checkpoint.path.parent):
-                if read_header(descriptor, checkpoint.path) != checkpoint.envelope:
+                if read_header(descriptor, checkpoint.path) != checkpoint.header:
                     raise corrupt(checkpoint.checkpoint_id, "has another header than before")
             yield ApplicationReader(descriptor, checkpoint)
 

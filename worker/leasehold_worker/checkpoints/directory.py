@@ -68,7 +68,7 @@ class CheckpointDirectory:
     def __init__(
         self,
         images: ImageStore,
-        envelopes: ApplicationStore,
+        application_store: ApplicationStore,
         workloads: Workloads,
         *,
         limit_bytes: int,
@@ -78,7 +78,7 @@ class CheckpointDirectory:
         worker_id: str,
     ) -> None:
         self._images = images
-        self._envelopes = envelopes
+        self._application_store = application_store
         self._workloads = workloads
         self._limit_bytes = limit_bytes
         self._reserve_bytes = reserve_bytes
@@ -128,7 +128,7 @@ class CheckpointDirectory:
     def _free_bytes(self) -> int:
         """What the disk has left, less what is kept free and what is still to be written. May be below 0."""
         unwritten = self._rooms.unwritten_bytes  # before the disk is asked, which has what is written since
-        volume = self._envelopes.disk_space()
+        volume = self._application_store.disk_space()
         kept_free = max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._reserve_bytes)
         return volume.available_bytes - kept_free - unwritten
 
@@ -150,12 +150,12 @@ class CheckpointDirectory:
         """Bytes that all of it takes."""
         return self._images.used_bytes() + sum(
             each.age()[1] if isinstance(each, DamagedCheckpoint) else each.file_bytes
-            for each in self._envelopes.scan_all()
+            for each in self._application_store.scan_all()
         )
 
     def checkpoints(self, workload_id: str = "") -> list[Checkpoint]:
         """All checkpoints, damaged ones included, or those of a workload; newest first."""
-        images, saved = self._images.scan(), self._envelopes.scan_all()
+        images, saved = self._images.scan(), self._application_store.scan_all()
         self._tell_damaged([*images, *saved])
         in_use = self.in_use()
         found = [of_image(image, in_use) for image in images]
@@ -172,7 +172,7 @@ class CheckpointDirectory:
     def expect_interrupted(self) -> None:
         """The same of all that is there of workloads that an earlier start of the worker left SUSPENDING."""
         halfway = {each.workload_id: each for each in self._workloads.all() if each.state == SUSPENDING}
-        for found in [*self._images.scan(), *self._envelopes.scan_all()]:
+        for found in [*self._images.scan(), *self._application_store.scan_all()]:
             if workload := halfway.get(found.path.parent.name):
                 self.expect(found.path.stem, workload)
 
@@ -212,7 +212,7 @@ class CheckpointDirectory:
                 if found[checkpoint_id].kind == IMAGE:
                     self._images.delete(checkpoint_id)
                 else:
-                    self._envelopes.delete(checkpoint_id)
+                    self._application_store.delete(checkpoint_id)
             except OperationError as error:
                 if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:
                     raise
@@ -262,7 +262,7 @@ class CheckpointDirectory:
         kept = workload.spec.keep_checkpoints or DEFAULT_KEPT
         images = [] if self._keep_images else self._images.scan()
         in_use = self.in_use()
-        self._envelopes.keep_last(workload.workload_id, kept, in_use)
+        self._application_store.keep_last(workload.workload_id, kept, in_use)
         for image in images:
             if image.path.parent.name == workload.workload_id and image.path.name not in in_use:
                 self._delete_image(image.path.name)
@@ -272,7 +272,7 @@ class CheckpointDirectory:
         try:
             for path in self._images.sweep():
                 logger.info("%s is deleted: it was never finished", path)
-            self._envelopes.sweep()
+            self._application_store.sweep()
         except OSError as error:
             logger.warning("what is half written can't be looked for: %s", error)
 
@@ -297,7 +297,7 @@ class CheckpointDirectory:
         }
 
     def _expire(self, busy: set[str], living: set[str]) -> None:
-        images, saved, now = self._images.scan(), self._envelopes.scan_all(), datetime.now(UTC)
+        images, saved, now = self._images.scan(), self._application_store.scan_all(), datetime.now(UTC)
         self._tell_damaged([*images, *saved])
         in_use = self.in_use()
         own = [
@@ -321,10 +321,10 @@ class CheckpointDirectory:
         """What this worker deletes once it is old: its own, and what is damaged. None: it does not."""
         if isinstance(saved, DamagedCheckpoint):
             return _kept_damaged(saved)
-        envelope = saved.envelope
-        if not envelope.worker_id or not self._is_own(envelope.worker_id):
+        header = saved.header
+        if not header.worker_id or not self._is_own(header.worker_id):
             return None
-        return StoredItem(saved.checkpoint_id, envelope.workload_id, envelope.created, saved.file_bytes)
+        return StoredItem(saved.checkpoint_id, header.workload_id, header.created, saved.file_bytes)
 
     def _delete_image(self, image_id: str) -> bool:
         """Deletes an image, and says whether it is gone."""
@@ -338,7 +338,7 @@ class CheckpointDirectory:
 
     def _delete_saved(self, checkpoint_id: str) -> None:
         try:
-            self._envelopes.delete(checkpoint_id)
+            self._application_store.delete(checkpoint_id)
         except OperationError as error:
             if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:  # else somebody else was quicker
                 logger.warning("checkpoint %s stays: %s", checkpoint_id, error.message)

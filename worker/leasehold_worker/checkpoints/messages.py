@@ -41,18 +41,18 @@ def of_envelope(saved: StoredCheckpoint | DamagedCheckpoint, in_use: Container[s
     """What an application saved, as it is told."""
     if isinstance(saved, DamagedCheckpoint):
         return _of_damaged(saved, APPLICATION, in_use)
-    envelope = saved.envelope
+    header = saved.header
     return Checkpoint(
-        checkpoint_id=envelope.checkpoint_id,
+        checkpoint_id=header.checkpoint_id,
         kind=APPLICATION,
-        workload_id=envelope.workload_id,
-        workload_name=envelope.workload_name,
-        create_time=timestamp(envelope.created),
+        workload_id=header.workload_id,
+        workload_name=header.workload_name,
+        create_time=timestamp(header.created),
         size_bytes=saved.file_bytes,
-        kernel=envelope.kernel,
-        in_use=envelope.checkpoint_id in in_use,
-        custom=envelope.custom,
-        owner_worker_id=envelope.worker_id,
+        kernel=header.kernel,
+        in_use=header.checkpoint_id in in_use,
+        custom=header.custom,
+        owner_worker_id=header.worker_id,
     )
 
 

@@ -116,7 +116,7 @@ class CarryOut(Protocol):
 class Perform(Protocol):
     """Carries out what a command says, by commands of the worker's own where it has to."""
 
-    async def __call__(self, command: Command, report: Progress, carry_out: CarryOut) -> None:
+    async def __call__(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
         """Carries it out.
 
         Raises:
@@ -254,10 +254,10 @@ class Commands:
             error: Why it did not succeed. None: it did.
             warning: What is said beside that. Empty: nothing.
         """
-        report = Progress(lambda _: None, warnings=[warning] if warning else [])
+        progress = Progress(lambda _: None, warnings=[warning] if warning else [])
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
-        self._finish(entry.command, FAILED if error else SUCCEEDED, error, report, 0.0)
+        self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)
 
     def _refusal(self, command: Command) -> OperationError | None:
         if self._closed and not is_local(command.command_id):
@@ -340,14 +340,14 @@ class Commands:
     async def _execute(self, execution: "_Execution") -> None:
         command = execution.entry.command
         started = time.monotonic()
-        report = Progress(partial(self._enter, command), partial(self._intend, command))
+        progress = Progress(partial(self._enter, command), partial(self._intend, command))
         error: OperationError | None = None
         execution.begin()
         with execution.scope:
             self._carry_out(self._ledger.progress(command.command_id, ""))
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()
-                await self._perform(command, report, self.carry_out)
+                await self._perform(command, progress, self.carry_out)
             except OperationError as raised:
                 error = raised
             except Exception:
@@ -355,12 +355,12 @@ class Commands:
                 error = defect()
         crash_point("operation-ended")
         if execution.scope.cancelled_caught:
-            error = execution.why_undone(report)
+            error = execution.why_undone(progress)
         elif error is None and (too_late := execution.why_too_late()):
-            report.warnings.append(too_late)
-        report.close(failed=error is not None)
+            progress.warnings.append(too_late)
+        progress.close(failed=error is not None)
         del self._executions[command.command_id]
-        self._finish(command, _outcome(error, report), error, report, time.monotonic() - started)
+        self._finish(command, _outcome(error, progress), error, progress, time.monotonic() - started)
 
     def _enter(self, command: Command, phase: str) -> None:
         self._carry_out(self._ledger.progress(command.command_id, phase))
@@ -377,13 +377,13 @@ class Commands:
         command: Command,
         state: CommandState.ValueType,
         error: OperationError | None,
-        report: Progress,
+        progress: Progress,
         duration_s: float,
     ) -> None:
         update = CommandUpdate(
             command_id=command.command_id,
             state=state,
-            result=result_message(report, duration_s, self._driver_version),
+            result=result_message(progress, duration_s, self._driver_version),
             error=error.to_proto() if error else None,
             workloads=self._workloads_of(workload_ids(command)),
         )
@@ -421,13 +421,13 @@ class _Execution:
         self._cancelled = True
         self.scope.cancel()
 
-    def why_undone(self, report: Progress) -> OperationError:
+    def why_undone(self, progress: Progress) -> OperationError:
         """Why an operation ended that was cancelled or timed out before its point of no return."""
-        for _, outcome in report.outcomes:
+        for _, outcome in progress.outcomes:
             if outcome.rolled_back is False and outcome.error is not None:
                 return outcome.error
-        undone = "everything was undone" if _has_called(report) else "nothing was done"
-        if report.warnings:
+        undone = "everything was undone" if _has_called(progress) else "nothing was done"
+        if progress.warnings:
             undone += ", but for what the warnings say"
         if self._cancelled:
             return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
@@ -444,18 +444,18 @@ class _Execution:
         return None
 
 
-def _outcome(error: OperationError | None, report: Progress) -> CommandState.ValueType:
+def _outcome(error: OperationError | None, progress: Progress) -> CommandState.ValueType:
     if error is None:
         return SUCCEEDED
     if error.reason == errors_pb2.ERROR_REASON_CANCELLED:
         return CANCELLED
-    if _has_called(report):
+    if _has_called(progress):
         return FAILED
     if error.reason == errors_pb2.ERROR_REASON_EXPIRED:
         return EXPIRED
     return REJECTED if error.reason in REASONS_OF_REFUSAL else FAILED
 
 
-def _has_called(report: Progress) -> bool:
-    called = any(outcome.phases for _, outcome in report.outcomes)
-    return called or any(phase.name in BEGUN for phase in report.phases)
+def _has_called(progress: Progress) -> bool:
+    called = any(outcome.phases for _, outcome in progress.outcomes)
+    return called or any(phase.name in BEGUN for phase in progress.phases)

@@ -33,7 +33,7 @@ class Intent(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: run, hooks, lock, checkpoint, restore, image, resume, save, end, ending, start or stop.
-        parties: The workloads.
+        targets: The workloads.
         pairs: What the driver will get at a restore.
         reserved: What is held for the operation, besides the leases.
         policy: How the workload is being parked. None: it isn't.
@@ -42,7 +42,7 @@ class Intent(msgspec.Struct, frozen=True):
     """
 
     phase: str
-    parties: tuple[WorkloadIntent, ...]
+    targets: tuple[WorkloadIntent, ...]
     pairs: tuple[GpuPair, ...] = ()
     reserved: tuple[Lease, ...] = ()
     policy: EvictionPolicy | None = None

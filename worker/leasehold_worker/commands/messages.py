@@ -18,18 +18,18 @@ MESSAGE_LIMIT: Final = 1024
 
 
 def result_message(
-    report: Progress, duration_s: float, driver_version: str | None
+    progress: Progress, duration_s: float, driver_version: str | None
 ) -> command_pb2.CommandResult:
     """What a command did."""
     return command_pb2.CommandResult(
-        already_there=report.already_there,
-        members=[_outcome(workload_id, outcome) for workload_id, outcome in report.outcomes],
-        applied_pairs=pair_messages(report.applied_pairs),
-        released_gpu_uuids=report.released_gpu_uuids,
-        claimed_gpu_uuids=report.claimed_gpu_uuids,
+        already_there=progress.already_there,
+        members=[_outcome(workload_id, outcome) for workload_id, outcome in progress.outcomes],
+        applied_pairs=pair_messages(progress.applied_pairs),
+        released_gpu_uuids=progress.released_gpu_uuids,
+        claimed_gpu_uuids=progress.claimed_gpu_uuids,
         driver_version=driver_version,
         duration=duration(duration_s),
-        warnings=report.warnings,
+        warnings=progress.warnings,
         phases=[
             command_pb2.PhaseTiming(
                 phase=phase.name,
@@ -37,11 +37,11 @@ def result_message(
                 failed=phase.failed,
                 rollback=phase.rollback,
             )
-            for phase in report.phases
+            for phase in progress.phases
         ],
-        policy=report.policy,
-        checkpoint_id=report.checkpoint_id or None,
-        disk_bytes=report.disk_bytes or None,
+        policy=progress.policy,
+        checkpoint_id=progress.checkpoint_id or None,
+        disk_bytes=progress.disk_bytes or None,
     )
 
 

@@ -204,7 +204,7 @@ async def _while_reporting(
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         if progress is not None:
-            nursery.start_soon(_report, directory, progress)
+            nursery.start_soon(_progress, directory, progress)
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - raised below, where no nursery wraps it
@@ -214,7 +214,7 @@ async def _while_reporting(
         raise failure
 
 
-async def _report(directory: Path, progress: Callable[[int], None]) -> None:
+async def _progress(directory: Path, progress: Callable[[int], None]) -> None:
     while True:
         try:
             with os.scandir(directory) as entries:

@@ -78,7 +78,7 @@ class Validator:
         self._parts = parts
         self._file = folder / "sighting.json"
         self._validation = validation
-        self._witness = Observer(parts, self._file, validation.size_bytes, validation.note)
+        self._observer = Observer(parts, self._file, validation.size_bytes, validation.note)
 
     async def run(self) -> None:
         """Starts the program, takes it through everything, and ends it.
@@ -111,34 +111,34 @@ class Validator:
         resources = workload_pb2.Resources(gpu_count=1, allow_foreign=True)
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
         run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
-        before, began = await self._witness.usage(), time.monotonic()
+        before, began = await self._observer.usage(), time.monotonic()
         await self._parts.operations.run(TARGET, run, Progress(lambda _: None))
         workload = self._parts.workloads.get(TARGET)
-        await self._witness.see_running(workload, gpu_uuid)
+        await self._observer.see_running(workload, gpu_uuid)
         duration_s = time.monotonic() - began
-        await self._witness.see_listed_at_all(workload.root.pid)
-        taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
+        await self._observer.see_listed_at_all(workload.root.pid)
+        taken = await self._observer.see_memory(workload.root.pid, before, entered=gpu_uuid)
         self._add("start", duration_s, {}, f"counts, data intact, {_amount(taken)} taken")
         return workload
 
     async def _park(self, workload: Workload, name: str, gpu_uuid: str) -> None:
-        before = await self._witness.usage()
-        report = await self._do(
+        before = await self._observer.usage()
+        progress = await self._do(
             partial(self._parts.operations.suspend, TARGET, command_pb2.SuspendOperation())
         )
         _expect(workload.state, SUSPENDED, "the workload's state after a suspend")
-        await self._witness.see_parked(workload)
-        freed = await self._witness.see_memory(workload.root.pid, before, left=gpu_uuid)
-        self._done(name, report, f"CHECKPOINTED, stands still, {_amount(freed)} freed, off NVML's list")
+        await self._observer.see_parked(workload)
+        freed = await self._observer.see_memory(workload.root.pid, before, left=gpu_uuid)
+        self._done(name, progress, f"CHECKPOINTED, stands still, {_amount(freed)} freed, off NVML's list")
 
     async def _wake(self, workload: Workload, name: str, gpu_uuid: str) -> None:
-        before = await self._witness.usage()
-        report = await self._do(
+        before = await self._observer.usage()
+        progress = await self._do(
             partial(self._parts.operations.restore, TARGET, command_pb2.RestoreOperation())
         )
         await self._see_woken(workload, gpu_uuid)
-        taken = await self._witness.see_memory(workload.root.pid, before, entered=gpu_uuid)
-        self._done(name, report, f"RUNNING, counts on, data intact, {_amount(taken)} taken")
+        taken = await self._observer.see_memory(workload.root.pid, before, entered=gpu_uuid)
+        self._done(name, progress, f"RUNNING, counts on, data intact, {_amount(taken)} taken")
 
     async def _move_there_and_back(self, workload: Workload) -> None:
         gpu = self._validation.gpu
@@ -146,13 +146,13 @@ class Validator:
         if other is None:
             return
         for name, old, new in (("move", gpu.uuid, other), ("move back", other, gpu.uuid)):
-            before = await self._witness.usage()
+            before = await self._observer.usage()
             move = command_pb2.Move(workload_id=TARGET, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
             remap = partial(self._parts.operations.remap, command_pb2.RemapOperation(moves=[move]))
-            report = await self._do(remap)
+            progress = await self._do(remap)
             await self._see_woken(workload, new)
-            await self._witness.see_memory(workload.root.pid, before, left=old, entered=new)
-            self._done(name, report, f"RUNNING, counts on, data intact, on {new} only")
+            await self._observer.see_memory(workload.root.pid, before, left=old, entered=new)
+            self._done(name, progress, f"RUNNING, counts on, data intact, on {new} only")
 
     async def _other_gpu(self, gpu: GpuFacts) -> str | None:
         """An equal GPU with room. None: there is none, or the driver can't move; the notes say so."""
@@ -169,19 +169,19 @@ class Validator:
         return None
 
     async def _do(self, operation: Callable[[Progress], Awaitable[None]]) -> Progress:
-        report = Progress(lambda _: None)
-        await operation(report)
-        report.close(failed=False)
-        for warning in report.warnings:
+        progress = Progress(lambda _: None)
+        await operation(progress)
+        progress.close(failed=False)
+        for warning in progress.warnings:
             self._validation.note(warning)
-        return report
+        return progress
 
     async def _see_woken(self, workload: Workload, gpu_uuid: str) -> None:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
         held = workload.lease.gpu_uuids if workload.lease else ()
         if held != (gpu_uuid,):
             raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, and not {gpu_uuid}")
-        await self._witness.see_running(workload, gpu_uuid)
+        await self._observer.see_running(workload, gpu_uuid)
 
     async def _end(self) -> None:
         """Ends the program, in order where it runs."""
@@ -190,18 +190,18 @@ class Validator:
         stop = command_pb2.StopOperation()
         stop.grace.FromSeconds(END_S)
         try:
-            await self._parts.stopping.stop(TARGET, stop, Progress(lambda _: None))
+            await self._parts.termination.stop(TARGET, stop, Progress(lambda _: None))
         except OperationError as error:
             pid = self._parts.workloads.get(TARGET).root.pid
             self._validation.note(f"the program, process {pid}, could not be ended: {error.message}")
 
-    def _done(self, name: str, report: Progress, proved: str) -> None:
+    def _done(self, name: str, progress: Progress, proved: str) -> None:
         rates: dict[str, float] = {}
-        for _, outcome in report.outcomes:
+        for _, outcome in progress.outcomes:
             for phase in outcome.phases:
                 if phase.call in TRANSFERS and phase.moved_bytes is not None and phase.duration_s > 0:
                     rates[str(phase.call)] = phase.moved_bytes / phase.duration_s
-        self._add(name, sum(phase.duration_s for phase in report.phases), rates, proved)
+        self._add(name, sum(phase.duration_s for phase in progress.phases), rates, proved)
 
     def _add(self, name: str, duration_s: float, rates: Mapping[str, float], proved: str) -> None:
         self._validation.steps.append(Step(name, duration_s, rates, proved))

@@ -74,7 +74,7 @@ class Group:
     ) -> None:
         self._inventory = inventory
         self._rates = rates
-        self._stepper = MemberCaller(driver, inventory, rates)
+        self._member_caller = MemberCaller(driver, inventory, rates)
         self._on_phase = on_phase
         self._lanes = [[MemberOutcome.of(member) for member in lane] for lane in lanes]
         self.outcomes = [outcome for lane in self._lanes for outcome in lane]
@@ -153,7 +153,7 @@ class Group:
             await self._take_back(DriverCall.UNLOCK, stranded)
             async with trio.open_nursery() as nursery:
                 for outcome in self.outcomes:
-                    nursery.start_soon(self._stepper.find_death, outcome)
+                    nursery.start_soon(self._member_caller.find_death, outcome)
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
@@ -196,7 +196,7 @@ class Group:
 
     async def _is_left_behind(self, outcome: MemberOutcome) -> bool:
         try:
-            surprised = await self._stepper.look_again(outcome)
+            surprised = await self._member_caller.look_again(outcome)
         except Exception as error:  # noqa: BLE001 - what was read last stands
             logger.warning("process %d can't be looked at again: %s", outcome.member.identity.pid, error)
             surprised = False
@@ -269,7 +269,7 @@ class Group:
                         return
                     before = outcome.state_after
                     try:
-                        await self._stepper.take(ready, outcome)
+                        await self._member_caller.take(ready, outcome)
                     except Exception as error:  # noqa: BLE001 - told, and the others are called
                         failures.append(_told(error))
                         outcome.error = outcome.error or failures[-1]

@@ -145,13 +145,13 @@ async def _reset_prefix_cache(turn: Turn) -> None:
 
 async def _is_sleeping(turn: Turn) -> bool:
     answer = await _control(turn, "GET", "/is_sleeping")
-    sleeping = answer.field("is_sleeping")
-    if not isinstance(sleeping, bool):
+    keep_running = answer.field("is_sleeping")
+    if not isinstance(keep_running, bool):
         raise HookFailedError(
             f"GET /is_sleeping of {turn.hook.vllm.url} answered {answer}, without is_sleeping: "
             "see that a vLLM server listens there"
         )
-    return sleeping
+    return keep_running
 
 
 async def _remote_call(turn: Turn, method: str) -> None:

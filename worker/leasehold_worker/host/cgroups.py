@@ -96,8 +96,8 @@ def _version_1_root(controllers: str, controller: str) -> Path:
 
 def _version_2_root() -> Path:
     """Beside version 1, version 2 is mounted below it."""
-    beside = _CGROUP / "unified"
-    return beside if beside.is_dir() else _CGROUP
+    operation_hooks = _CGROUP / "unified"
+    return operation_hooks if operation_hooks.is_dir() else _CGROUP
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:

@@ -65,11 +65,11 @@ class LocalClaims:
         nursery: trio.Nursery,
         commands: Commands,
         journal: Journal,
-        turns: ClaimWaiting,
+        claim_waiting: ClaimWaiting,
     ) -> None:
         self._workloads = workloads
         self._nursery = nursery
-        self._turns = turns
+        self._claim_waiting = claim_waiting
         self._commands = commands
         self._journal = journal
         self._sessions: dict[str, ClaimStream] = {}
@@ -132,8 +132,8 @@ class LocalClaims:
             await self._hold(session, untold, resumed=True)
             return
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
-        async with self._turns.entered(session, workload_id, wanted) as name:
-            allocation = await self._turns.wait_turn(session, workload_id, name, wanted)
+        async with self._claim_waiting.entered(session, workload_id, wanted) as name:
+            allocation = await self._claim_waiting.wait_turn(session, workload_id, name, wanted)
             workload = self._register(session, workload_id, name, wanted, allocation)
         await self._hold(session, workload)
 
@@ -163,7 +163,7 @@ class LocalClaims:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
                 )
-            self._turns.check_unowned(session)
+            self._claim_waiting.check_unowned(session)
             origin, spec = _registration(wanted)
             workload = Workload(
                 workload_id,

@@ -40,14 +40,14 @@ class LocalQueries:
         resources: Resources,
         workloads: Workloads,
         commands: Commands,
-        turns: ClaimWaiting,
+        claim_waiting: ClaimWaiting,
         worker_id: str,
     ) -> None:
         self._pool = pool
         self._resources = resources
         self._workloads = workloads
         self._commands = commands
-        self._turns = turns
+        self._claim_waiting = claim_waiting
         self._worker_id = worker_id
 
     def list(self) -> local_pb2.ListResponse:
@@ -59,7 +59,7 @@ class LocalQueries:
                 for workload in self._workloads.all()
                 if workload.state not in ENDED
             ],
-            waiting=self._turns.waiting(),
+            waiting=self._claim_waiting.waiting(),
             resources=self._resources.fetch_machine_resources(),
             cordon=cordon_message(self._pool.slots.worker_cordon),
         )

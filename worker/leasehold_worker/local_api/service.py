@@ -133,14 +133,14 @@ class LocalService:
         local_socket: LocalSocket,
         claims: LocalClaims,
         answers: LocalQueries,
-        kernels: ApplicationRegistry,
+        applications: ApplicationRegistry,
         token: trio.lowlevel.TrioToken,
         executor: ThreadPoolExecutor,
     ) -> None:
         self._socket = local_socket
         self._claims = claims
         self._answers = answers
-        self._kernels = kernels
+        self._applications = applications
         self._token = token
         self._executor = executor
         self._calls = CallLimits(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
@@ -223,7 +223,7 @@ class LocalService:
         session = ApplicationStream(peer)
         if not context.add_callback(lambda: self._soon(session.drop)):
             return
-        self._soon(partial(self._kernels.begin, session))
+        self._soon(partial(self._applications.begin, session))
         self._executor.submit(self._read_kernel, session, requests)
         while (frame := self._wait(session.hand_out)) is not None:
             if isinstance(frame, OperationError):
@@ -314,7 +314,7 @@ _STOPPING: Final = OperationError(
 
 @asynccontextmanager
 async def serve_locally(
-    local_socket: LocalSocket, claims: LocalClaims, answers: LocalQueries, kernels: ApplicationRegistry
+    local_socket: LocalSocket, claims: LocalClaims, answers: LocalQueries, applications: ApplicationRegistry
 ) -> AsyncIterator[None]:
     """Serves the local API for as long as the context lasts. Its threads end with it.
 
@@ -333,7 +333,7 @@ async def serve_locally(
         ],
     )
     token = trio.lowlevel.current_trio_token()
-    service = LocalService(local_socket, claims, answers, kernels, token, executor)
+    service = LocalService(local_socket, claims, answers, applications, token, executor)
     server.add_generic_rpc_handlers((service.handlers(),))
     server.add_insecure_port(local_socket.inner_address)
     server.start()
@@ -345,7 +345,7 @@ async def serve_locally(
                 yield
             finally:
                 claims.suspend_streams()
-                kernels.close()
+                applications.close()
                 nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):

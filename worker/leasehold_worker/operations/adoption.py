@@ -86,9 +86,11 @@ class Adoption:
         self._foreign = foreign
         self._nursery = nursery
         self._adopt_users = adopt_users
-        self._gates = DriverChecks(driver, inventory)
+        self._driver_checks = DriverChecks(driver, inventory)
 
-    async def adopt(self, workload_id: str, operation: command_pb2.AdoptOperation, report: Progress) -> None:
+    async def adopt(
+        self, workload_id: str, operation: command_pb2.AdoptOperation, progress: Progress
+    ) -> None:
         """Registers a process and its descendants as a workload, with a lease of the GPUs that they are on.
 
         Nothing is done to them.
@@ -98,7 +100,7 @@ class Adoption:
                 NO_FREE_GPU where a GPU of theirs is leased, or whatever would keep them from being suspended.
         """
         if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
-            report.already_there = True
+            progress.already_there = True
             return
         require_folder_name(workload_id)
         resolve(None, operation.eviction)
@@ -135,12 +137,12 @@ class Adoption:
             ),
             self._nursery,
         )
-        report.claimed_gpu_uuids = lease.gpu_uuids
+        progress.claimed_gpu_uuids = lease.gpu_uuids
         # It is done, and nothing that comes now may make it look undone.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
 
-    async def release(self, workload_id: str, report: Progress) -> None:
+    async def release(self, workload_id: str, progress: Progress) -> None:
         """Lets a workload go: its processes run on, and what they hold is no longer leased.
 
         Raises:
@@ -149,7 +151,7 @@ class Adoption:
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:
-            report.already_there = True
+            progress.already_there = True
             return
         if workload.origin not in LET_GO:
             raise OperationError(
@@ -164,7 +166,7 @@ class Adoption:
                 "it",
                 {"observed_state": state},
             )
-        report.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
         await self._workloads.let_go(workload)
 
     def _check_permitted(self, found: "_Found") -> None:
@@ -195,15 +197,15 @@ class Adoption:
 
     async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
         findings = Findings()
-        self._gates.driver(findings, SUSPEND_CUDA_VERSION)
-        if await self._gates.runnable(findings, processes) and not findings.refusals:
+        self._driver_checks.driver(findings, SUSPEND_CUDA_VERSION)
+        if await self._driver_checks.runnable(findings, processes) and not findings.refusals:
             search = await search_members(self._driver, processes)
             if search.closed:
                 usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
                 require_open(search, usage)
             if not search.members:
                 raise _no_cuda(processes[0].pid)
-            await self._gates.members(findings, search.members)
+            await self._driver_checks.members(findings, search.members)
         if findings.refusals:
             raise findings.refusals[0]
 
@@ -215,7 +217,7 @@ class Adoption:
         if not found:
             raise _no_cuda(pid)
         findings = Findings()
-        await self._gates.mig(findings, found)
+        await self._driver_checks.mig(findings, found)
         if findings.refusals:
             raise findings.refusals[0]
         return found

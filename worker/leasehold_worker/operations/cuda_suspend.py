@@ -106,20 +106,20 @@ class CudaSuspend:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
-        hook_calls: HookFactory,
+        hook_factory: HookFactory,
         *,
         rates: Rates,
         host_memory: SuspendMemory,
-        proof: Verification,
+        verification: Verification,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
-        self._hook_calls = hook_calls
+        self._hook_factory = hook_factory
         self._rates = rates
         self._host_memory = host_memory
-        self._proof = proof
+        self._verification = verification
 
     def reserve(self, plan: Plan) -> list[Lease]:
         """Reserves what the plan takes and nobody of it holds, all or nothing.
@@ -129,13 +129,13 @@ class CudaSuspend:
         """
         reserved: list[Lease] = []
         try:
-            for party in plan.parties:
-                if gpu_uuids := plan.to_reserve(party):
+            for target in plan.targets:
+                if gpu_uuids := plan.to_reserve(target):
                     reserved.append(
                         self._pool.reserve_gpus(
-                            party.workload.workload_id,
+                            target.workload.workload_id,
                             gpu_uuids,
-                            allow_foreign=party.workload.spec.resources.allow_foreign,
+                            allow_foreign=target.workload.spec.resources.allow_foreign,
                         )
                     )
         except OperationError:
@@ -151,7 +151,7 @@ class CudaSuspend:
     async def park(
         self,
         plan: Plan,
-        report: Progress,
+        progress: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
@@ -159,16 +159,16 @@ class CudaSuspend:
 
         Args:
             plan: What is to be done.
-            report: What is told.
+            progress: What is told.
             lock_timeout_s: How long submitted work may take to drain.
             keep: Puts the parked processes on disk.
 
         Raises:
             OperationError: It failed, and the workload is as before as far as the report says.
         """
-        await self._go_down(plan, SUSPENDING, [], report, lock_timeout_s, keep)
+        await self._go_down(plan, SUSPENDING, [], progress, lock_timeout_s, keep)
 
-    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Brings the members of a workload up on GPUs that were reserved; or undoes it.
 
         Members that are where they must not be are parked first, as if they were moved.
@@ -177,56 +177,56 @@ class CudaSuspend:
             OperationError: It failed, and the workload is as before as far as the report says.
         """
         if plan.astray:
-            await self.remap(plan, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+            await self.remap(plan, reserved, progress, DEFAULT_LOCK_TIMEOUT_S)
             return
         try:
             self._set_states(plan, RESTORING)
-            await self._move(plan, RESTORING, reserved, report, DEFAULT_LOCK_TIMEOUT_S)
+            await self._move(plan, RESTORING, reserved, progress, DEFAULT_LOCK_TIMEOUT_S)
         finally:
             self.release(reserved)
 
     async def remap(
-        self, plan: Plan, reserved: Sequence[Lease], report: Progress, lock_timeout_s: float
+        self, plan: Plan, reserved: Sequence[Lease], progress: Progress, lock_timeout_s: float
     ) -> None:
         """Takes members down, and up on other GPUs, or else on the old ones."""
         try:
-            await self._go_down(plan, REMAPPING, reserved, report, lock_timeout_s)
+            await self._go_down(plan, REMAPPING, reserved, progress, lock_timeout_s)
         finally:
             self.release(reserved)
 
     def _set_states(self, plan: Plan, state: WorkloadState.ValueType) -> None:
-        for party in plan.parties:
-            self._workloads.set_state(party.workload, state)
+        for target in plan.targets:
+            self._workloads.set_state(target.workload, state)
 
     async def _go_down(
         self,
         plan: Plan,
         state: WorkloadState.ValueType,
         reserved: Sequence[Lease],
-        report: Progress,
+        progress: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
         """Calls the hooks, and moves what they leave; both are undone where it fails."""
-        before = [(party.workload, party.workload.state) for party in plan.parties]
-        beside = self._hook_calls.beside(plan.parties, plan.policy, report)
+        before = [(target.workload, target.workload.state) for target in plan.targets]
+        operation_hooks = self._hook_factory.operation_hooks(plan.targets, plan.policy, progress)
         self._set_states(plan, state)
         called = False
         try:
             # Before the hooks: they may move weights to host memory, too.
-            for party in plan.parties:
-                moved_bytes = sum(m.total_bytes for m in party.members if m.state != CHECKPOINTED)
-                self._workloads.limit_memory(party.workload, moved_bytes + parked_bytes(party.workload))
-            if beside.is_needed and not plan.is_parked:
-                await self.call_down(plan, beside, reserved, report)
+            for target in plan.targets:
+                moved_bytes = sum(m.total_bytes for m in target.members if m.state != CHECKPOINTED)
+                self._workloads.limit_memory(target.workload, moved_bytes + parked_bytes(target.workload))
+            if operation_hooks.is_needed and not plan.is_parked:
+                await self.call_down(plan, operation_hooks, reserved, progress)
                 called = True
             plan.require_sizes()
             with self._host_memory.charged(plan.bytes_by_pid, parks=plan.stays_in_memory):
-                await self._move(plan, state, reserved, report, lock_timeout_s, keep)
+                await self._move(plan, state, reserved, progress, lock_timeout_s, keep)
         except BaseException:
             with trio.CancelScope(shield=True):
-                if called and any(not party.workload.parked for party in plan.parties):
-                    await beside.back()
+                if called and any(not target.workload.parked for target in plan.targets):
+                    await operation_hooks.back()
                 for workload, former in before:
                     if workload.state == state:
                         self._workloads.limit_memory(workload, parked_bytes(workload))
@@ -236,7 +236,7 @@ class CudaSuspend:
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
         """The members of a workload as they are now, measured."""
         search = await search_members(self._driver, await workload.find_processes())
-        usage = await self._proof.usage()
+        usage = await self._verification.usage()
         require_open(search, usage)
         held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
@@ -248,21 +248,21 @@ class CudaSuspend:
         )
 
     async def call_down(
-        self, plan: Plan, beside: OperationHooks, reserved: Sequence[Lease], report: Progress
+        self, plan: Plan, operation_hooks: OperationHooks, reserved: Sequence[Lease], progress: Progress
     ) -> None:
         """Calls the hooks of the way down, and looks afresh at what they have left on the GPUs.
 
         Raises:
             OperationError: A hook failed; all of them are undone.
         """
-        report.enter("hooks")
-        await report.intend(intent_of("hooks", plan, {}, reserved))
-        await beside.down()
+        progress.enter("hooks")
+        await progress.intend(intent_of("hooks", plan, {}, reserved))
+        await operation_hooks.down()
         try:
-            for party in plan.parties:
-                party.members = await self.members_of(party.workload)
+            for target in plan.targets:
+                target.members = await self.members_of(target.workload)
         except BaseException:
-            await beside.back()
+            await operation_hooks.back()
             raise
 
     async def _move(
@@ -270,50 +270,52 @@ class CudaSuspend:
         plan: Plan,
         state: WorkloadState.ValueType,
         reserved: Sequence[Lease],
-        report: Progress,
+        progress: Progress,
         lock_timeout_s: float,
         keep: Keep | None = None,
     ) -> None:
         """Parks the members, wakes them, or one after the other, and settles by where they are then."""
         with trio.CancelScope(shield=True):  # the states say already that the operation is under way
-            group, outcomes = await self._group(plan, report)
+            group, outcomes = await self._group(plan, progress)
         settlement = Settlement(self._pool, plan, outcomes, reserved)
-        beside = self._hook_calls.beside(plan.parties, None if state == RESTORING else plan.policy, report)
+        operation_hooks = self._hook_factory.operation_hooks(
+            plan.targets, None if state == RESTORING else plan.policy, progress
+        )
         error: OperationError | None = None
         done = False
         kept: StoredCheckpoint | None = None
 
         async def intend(phase: str) -> None:
-            await report.intend(intent_of(phase, plan, outcomes, reserved))
+            await progress.intend(intent_of(phase, plan, outcomes, reserved))
 
         try:
             if state != RESTORING:
-                await self._park(plan, group, outcomes, lock_timeout_s, report, intend)
+                await self._park(plan, group, outcomes, lock_timeout_s, progress, intend)
             if keep is not None:
-                kept = await self._keep(plan, group, report, keep)
+                kept = await self._keep(plan, group, progress, keep)
             with trio.CancelScope(shield=True):
                 if state == RESTORING:
                     await intend("restore")
                     _mark_restored(plan)
-                    await self._wake(group, plan.pairs, report, beside)
+                    await self._wake(group, plan.pairs, progress, operation_hooks)
                 elif state == REMAPPING:
                     _mark_restored(plan)
-                    await self._wake_or_return(plan, group, report, intend, beside)
+                    await self._wake_or_return(plan, group, progress, intend, operation_hooks)
             if kept is None:
-                for party in plan.parties:
-                    require_alive(party.workload)
+                for target in plan.targets:
+                    require_alive(target.workload)
             done = True
         except OperationError as raised:
             error = raised
             raise
         finally:
             with trio.CancelScope(shield=True):
-                await self._settle(plan, settlement, outcomes, report, error, kept, done=done)
+                await self._settle(plan, settlement, outcomes, progress, error, kept, done=done)
 
-    async def _keep(self, plan: Plan, group: Group, report: Progress, keep: Keep) -> StoredCheckpoint:
+    async def _keep(self, plan: Plan, group: Group, progress: Progress, keep: Keep) -> StoredCheckpoint:
         """Puts parked members on disk, or brings them back to where they were."""
         try:
-            return await keep(plan, report)
+            return await keep(plan, progress)
         except BaseException:
             await group.roll_back()
             raise
@@ -323,45 +325,45 @@ class CudaSuspend:
         plan: Plan,
         settlement: Settlement,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
-        report: Progress,
+        progress: Progress,
         error: OperationError | None,
         kept: StoredCheckpoint | None,
         *,
         done: bool,
     ) -> None:
-        members, occupancies = await where_members_are(self._proof, plan, outcomes, done=done)
+        members, occupancies = await where_members_are(self._verification, plan, outcomes, done=done)
         may_use_nccl = done and bool(plan.pairs) and await _may_use_nccl(plan)
         if not done:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
             error = error or next((told for told in errors if told is not None), _CANCELLED)
         # No await from here on: the leases and states of all parties are one record on disk.
         if done:
-            settlement.done(report)
-            report.applied_pairs = plan.pairs
+            settlement.done(progress)
+            progress.applied_pairs = plan.pairs
             if may_use_nccl:
-                report.warnings.append(STALE_BUS_ID)
+                progress.warnings.append(STALE_BUS_ID)
         else:
-            settlement.failed(occupancies, report)
-        for party in plan.parties:
-            workload_id = party.workload.workload_id
+            settlement.failed(occupancies, progress)
+        for target in plan.targets:
+            workload_id = target.workload.workload_id
             mine = outcomes[workload_id]
             if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
-                party.workload.restored = True
-            settle_state(self._workloads, party, mine, members[workload_id], error, plan.policy, kept)
-            self._workloads.limit_memory(party.workload, parked_bytes(party.workload))
+                target.workload.restored = True
+            settle_state(self._workloads, target, mine, members[workload_id], error, plan.policy, kept)
+            self._workloads.limit_memory(target.workload, parked_bytes(target.workload))
 
-    async def _group(self, plan: Plan, report: Progress) -> tuple[Group, dict[str, list[MemberOutcome]]]:
+    async def _group(self, plan: Plan, progress: Progress) -> tuple[Group, dict[str, list[MemberOutcome]]]:
         """The members of all parties as one group, and their outcomes by workload id."""
         lanes: list[Sequence[Member]] = []
-        for party in plan.parties:
-            one_by_one = await is_sequential(party.workload.spec, party.members)
-            lanes += [party.members] if one_by_one else [(member,) for member in party.members]
-        group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
+        for target in plan.targets:
+            one_by_one = await is_sequential(target.workload.spec, target.members)
+            lanes += [target.members] if one_by_one else [(member,) for member in target.members]
+        group = Group(self._driver, self._inventory, self._rates, lanes, progress.enter)
         left = iter(group.outcomes)
         outcomes = {
-            party.workload.workload_id: list(islice(left, len(party.members))) for party in plan.parties
+            target.workload.workload_id: list(islice(left, len(target.members))) for target in plan.targets
         }
-        report.outcomes += [
+        progress.outcomes += [
             (workload_id, outcome) for workload_id, mine in outcomes.items() for outcome in mine
         ]
         return group, outcomes
@@ -372,7 +374,7 @@ class CudaSuspend:
         group: Group,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
         lock_timeout_s: float,
-        report: Progress,
+        progress: Progress,
         intend: Callable[[str], Awaitable[None]],
     ) -> None:
         usage: Usage = {}
@@ -380,7 +382,7 @@ class CudaSuspend:
         async def size() -> None:
             nonlocal usage
             # They may have taken memory since the plan. Now they can't.
-            usage = await self._proof.usage()
+            usage = await self._verification.usage()
             if more := _size_again(plan, outcomes, usage):
                 self._host_memory.need(more, parks=plan.stays_in_memory).check()
             await intend("checkpoint")
@@ -392,14 +394,14 @@ class CudaSuspend:
         await intend("lock")
         await group.suspend(lock_timeout_s, rescan)
         with trio.CancelScope(shield=True):
-            report.enter("verify")
+            progress.enter("verify")
             try:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
-                now, found = await both(self._proof.usage, partial(self._search, plan, outcomes))
+                now, found = await both(self._verification.usage, partial(self._search, plan, outcomes))
                 # NVML lists none that is checkpointed.
                 group.refuse_newcomers(found.members(usage), "checkpointed")
                 members = [outcome.member for outcome in group.outcomes]
-                now = await self._proof.prove_freed(Before(members, found.pids, usage), now)
+                now = await self._verification.prove_freed(Before(members, found.pids, usage), now)
                 _size_again(plan, outcomes, freed_usage(found.pids, usage, now))
             except BaseException:
                 await group.roll_back()
@@ -413,37 +415,37 @@ class CudaSuspend:
         Raises:
             OperationError: The driver can't be asked.
         """
-        pids = {identity.pid for party in plan.parties for identity in party.processes}
+        pids = {identity.pid for target in plan.targets for identity in target.processes}
         searches: list[Search] = []
-        for party in plan.parties:
-            mine = members_after(outcomes[party.workload.workload_id])
+        for target in plan.targets:
+            mine = members_after(outcomes[target.workload.workload_id])
             known = {member.identity for member in mine}
-            processes = (await party.workload.find_tree(known=party.tree)).processes
+            processes = (await target.workload.find_tree(known=target.tree)).processes
             pids |= {identity.pid for identity in processes}
             search = await search_members(self._driver, [each for each in processes if each not in known])
             searches.append(Search((*mine, *search.members), search.closed))
         return _Found(tuple(searches), frozenset(pids))
 
     async def _wake(
-        self, group: Group, pairs: tuple[GpuPair, ...], report: Progress, beside: OperationHooks
+        self, group: Group, pairs: tuple[GpuPair, ...], progress: Progress, operation_hooks: OperationHooks
     ) -> None:
         """Restores, proves it, and calls the hooks of the way up; or brings all back to where they were."""
-        await self._restore(group, pairs, report)
-        if not beside.is_needed:
+        await self._restore(group, pairs, progress)
+        if not operation_hooks.is_needed:
             return
-        report.enter("hooks")
+        progress.enter("hooks")
         try:
-            await beside.up()
+            await operation_hooks.up()
         except OperationError:
-            await beside.down_again()
+            await operation_hooks.down_again()
             await group.roll_back()
             raise
 
-    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], report: Progress) -> None:
+    async def _restore(self, group: Group, pairs: tuple[GpuPair, ...], progress: Progress) -> None:
         """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
         before = [outcome.displacement for outcome in group.outcomes]
         try:
-            await self._restore_once(group, pairs, report)
+            await self._restore_once(group, pairs, progress)
         except OperationError as error:
             if error.reason != errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
                 raise
@@ -451,14 +453,14 @@ class CudaSuspend:
             await group.roll_back()
             if not surprising:
                 raise
-            await self._restore_once(group, pairs, report)
+            await self._restore_once(group, pairs, progress)
 
-    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], report: Progress) -> None:
+    async def _restore_once(self, group: Group, pairs: tuple[GpuPair, ...], progress: Progress) -> None:
         await group.restore(pairs)
-        report.enter("verify")
+        progress.enter("verify")
         if are_unlisted([outcome.member for outcome in group.outcomes]):
-            report.warnings.append("NVML lists no member on a GPU: where they run is not proved")
-        await self._proof.prove_placed([outcome.member for outcome in group.outcomes], pairs)
+            progress.warnings.append("NVML lists no member on a GPU: where they run is not proved")
+        await self._verification.prove_placed([outcome.member for outcome in group.outcomes], pairs)
 
     async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
         """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
@@ -467,7 +469,7 @@ class CudaSuspend:
         """
         surprising = False
         for outcome, displacement in zip(group.outcomes, before, strict=True):
-            actual = await self._proof.listed_gpus([outcome.member])
+            actual = await self._verification.listed_gpus([outcome.member])
             if actual == placed(outcome.member, displacement):
                 outcome.displacement = displacement
             elif actual != placed(outcome.member, outcome.displacement) and len(actual) == 1:
@@ -480,14 +482,14 @@ class CudaSuspend:
         self,
         plan: Plan,
         group: Group,
-        report: Progress,
+        progress: Progress,
         intend: Callable[[str], Awaitable[None]],
-        beside: OperationHooks,
+        operation_hooks: OperationHooks,
     ) -> None:
         """Restores on the new GPUs, or else on the old ones, or else leaves the members parked."""
         try:
             await intend("restore")
-            await self._wake(group, plan.pairs, report, beside)
+            await self._wake(group, plan.pairs, progress, operation_hooks)
         except OperationError:
             if plan.astray:
                 raise  # the members were on different GPUs, and not all of those are leased
@@ -496,16 +498,18 @@ class CudaSuspend:
             ]
             if stranded:
                 pids = ", ".join(map(str, stranded))
-                report.warnings.append(
+                progress.warnings.append(
                     f"process {pids} can't be parked again and runs on: the others stay parked"
                 )
                 raise
             try:
-                await self._wake(group, (), report, beside)
+                await self._wake(group, (), progress, operation_hooks)
             except OperationError as error:
-                report.warnings.append(f"it could not go back to its old GPUs either: {error.message}")
+                progress.warnings.append(f"it could not go back to its old GPUs either: {error.message}")
             else:
-                report.warnings.append("it could not be restored on the new GPUs, so it went back to the old")
+                progress.warnings.append(
+                    "it could not be restored on the new GPUs, so it went back to the old"
+                )
             raise
 
 
@@ -513,18 +517,18 @@ def intent_of(
     phase: str, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], reserved: Sequence[Lease]
 ) -> Intent:
     """What the next phase is about to do, with the members as they are now."""
-    parties = tuple(
+    targets = tuple(
         WorkloadIntent(
-            workload_id=party.workload.workload_id,
-            members=members_after(outcomes[party.workload.workload_id]) if outcomes else party.members,
-            home=party.home,
-            destination=party.destination,
-            parked=party.workload.parked is not None,
-            full_bytes=dict(party.full_bytes),
+            workload_id=target.workload.workload_id,
+            members=members_after(outcomes[target.workload.workload_id]) if outcomes else target.members,
+            home=target.home,
+            destination=target.destination,
+            parked=target.workload.parked is not None,
+            full_bytes=dict(target.full_bytes),
         )
-        for party in plan.parties
+        for target in plan.targets
     )
-    return Intent(phase, parties, plan.pairs, tuple(reserved), plan.policy)
+    return Intent(phase, targets, plan.pairs, tuple(reserved), plan.policy)
 
 
 def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usage: Usage) -> dict[int, int]:
@@ -534,12 +538,12 @@ def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usa
     one of which NVML tells less than before.
     """
     more: dict[int, int] = {}
-    for party in plan.parties:
-        mine = [o for o in outcomes[party.workload.workload_id] if o.state_before == RUNNING]
+    for target in plan.targets:
+        mine = [o for o in outcomes[target.workload.workload_id] if o.state_before == RUNNING]
         if any(outcome.displacement for outcome in mine):
             continue
         for outcome, member in zip(
-            mine, sized([each.member for each in mine], usage, party.home), strict=True
+            mine, sized([each.member for each in mine], usage, target.home), strict=True
         ):
             if outcome.member.device_memory_bytes.keys() <= member.device_memory_bytes.keys():
                 if (grown_bytes := member.total_bytes - outcome.member.total_bytes) > 0:
@@ -550,8 +554,8 @@ def _size_again(plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], usa
 
 def _mark_restored(plan: Plan) -> None:
     """From now on, killing the members while they run could hang the host."""
-    for party in plan.parties:
-        party.workload.restored = True
+    for target in plan.targets:
+        target.workload.restored = True
 
 
 async def _may_use_nccl(plan: Plan) -> bool:

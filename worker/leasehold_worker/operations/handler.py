@@ -28,8 +28,8 @@ from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
-from leasehold_worker.operations.stop import Stop
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
+from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import Plan
@@ -62,36 +62,36 @@ class Operations:
     def __init__(
         self,
         workloads: Workloads,
-        taking: Acquisition,
+        acquisition: Acquisition,
         nursery: trio.Nursery,
         *,
         preflight: Preflight,
-        moving: CudaSuspend,
-        sleeping: KeepRunning,
-        imaging: ImageCheckpoint,
-        applications: StopRestart,
-        stopping: Stop,
-        adopting: Adoption,
-        servicing: Cordons,
+        cuda_suspend: CudaSuspend,
+        keep_running: KeepRunning,
+        image_checkpoint: ImageCheckpoint,
+        stop_restart: StopRestart,
+        termination: Termination,
+        adoption: Adoption,
+        cordons: Cordons,
         disk: CheckpointDirectory,
         durations: Durations,
     ) -> None:
         self._workloads = workloads
-        self._taking = taking
+        self._acquisition = acquisition
         self._nursery = nursery
-        self._moving = moving
-        self._sleeping = sleeping
-        self._imaging = imaging
-        self._applications = applications
-        self._stopping = stopping
-        self._adopting = adopting
-        self._servicing = servicing
+        self._cuda_suspend = cuda_suspend
+        self._keep_running = keep_running
+        self._image_checkpoint = image_checkpoint
+        self._stop_restart = stop_restart
+        self._termination = termination
+        self._adoption = adoption
+        self._cordons = cordons
         self._disk = disk
         self._durations = durations
         self.preflight = preflight
         """Makes the plans that suspends, restores and remaps begin with."""
 
-    async def perform(self, command: Command, report: Progress, carry_out: CarryOut) -> None:
+    async def perform(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
         """Carries out what a command says.
 
         Raises:
@@ -100,45 +100,45 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
-                await self.run(workload_id, operation.run, report)
+                await self.run(workload_id, operation.run, progress)
             case "suspend":
-                await self.suspend(workload_id, operation.suspend, report, carry_out)
-                self._durations.learn(workload_id, report.policy, Way.DOWN, report)
+                await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
             case "restore":
                 parked = self._workloads.get(workload_id).parked
-                await self.restore(workload_id, operation.restore, report)
-                self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, report)
+                await self.restore(workload_id, operation.restore, progress)
+                self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
             case "remap":
-                await self.remap(operation.remap, report)
+                await self.remap(operation.remap, progress)
             case "stop":
-                await self._stopping.stop(workload_id, operation.stop, report)
+                await self._termination.stop(workload_id, operation.stop, progress)
                 await self._disk.clean_up_in_time(self._workloads.get(workload_id))
             case "adopt":
-                await self._adopting.adopt(workload_id, operation.adopt, report)
+                await self._adoption.adopt(workload_id, operation.adopt, progress)
             case "release":
-                await self._adopting.release(workload_id, report)
+                await self._adoption.release(workload_id, progress)
             case "cordon":
                 await trio.lowlevel.checkpoint()
-                self._servicing.cordon(operation.cordon)
+                self._cordons.cordon(operation.cordon)
             case "uncordon":
                 await trio.lowlevel.checkpoint()
-                self._servicing.uncordon(operation.uncordon)
+                self._cordons.uncordon(operation.uncordon)
             case "checkpoint":
-                await self._applications.checkpoint(workload_id, report)
-                self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, report)
+                await self._stop_restart.checkpoint(workload_id, progress)
+                self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)
             case "delete_checkpoints":
                 deletion = operation.delete_checkpoints
                 delete = partial(self._disk.delete, deletion.checkpoint_ids, force=deletion.force)
                 await trio.to_thread.run_sync(delete)
             case "reset_gpu_health":
-                await self._servicing.reset_health(operation.reset_gpu_health)
+                await self._cordons.reset_health(operation.reset_gpu_health)
             case None:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
                     "this worker is older than the coordinator and does not know the operation: update it",
                 )
 
-    async def run(self, workload_id: str, operation: command_pb2.RunOperation, report: Progress) -> None:
+    async def run(self, workload_id: str, operation: command_pb2.RunOperation, progress: Progress) -> None:
         """Takes what the program needs, without waiting, and starts it.
 
         Raises:
@@ -158,14 +158,14 @@ class Operations:
         resolve(None, spec.eviction)
         check_hooks(spec.hooks)
         if operation.checkpoint_id:
-            await self._applications.require_checkpoint(operation.checkpoint_id)
-        allocation = await self._taking.for_run(workload_id, operation)
+            await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        allocation = await self._acquisition.for_run(workload_id, operation)
         lease = allocation.lease
-        report.enter("spawn")
+        progress.enter("spawn")
         try:
-            party = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
-            await report.intend(Intent("run", (party,), reserved=(lease,) if lease else ()))
-            self._applications.expect(workload_id, operation.checkpoint_id)
+            target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
+            await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
+            self._stop_restart.expect(workload_id, operation.checkpoint_id)
             workload = await self._workloads.spawn(
                 workload_id,
                 operation.name,
@@ -176,19 +176,19 @@ class Operations:
                 restores=bool(operation.checkpoint_id),
             )
         except BaseException:
-            self._applications.expect(workload_id, "")
+            self._stop_restart.expect(workload_id, "")
             allocation.release()
             raise
         allocation.hand_over_lease()
-        report.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
         if operation.checkpoint_id:
-            await self._applications.begin_with(workload, operation.checkpoint_id, report)
+            await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
 
     async def suspend(
         self,
         workload_id: str,
         operation: command_pb2.SuspendOperation,
-        report: Progress,
+        progress: Progress,
         carry_out: CarryOut | None = None,
     ) -> None:
         """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
@@ -196,7 +196,7 @@ class Operations:
         Args:
             workload_id: The workload.
             operation: How.
-            report: Gets what was done.
+            progress: Gets what was done.
             carry_out: Moves other workloads to a lower tier. None: no workload can be moved.
 
         Raises:
@@ -210,19 +210,19 @@ class Operations:
         tried: list[ProcessStrategy.ValueType] = []
         first: OperationError | None = None
         while True:
-            report.enter("preflight")
+            progress.enter("preflight")
             plan = await self.preflight.suspend(workload_id, operation, tried)
             try:
                 if plan.moves_down and not plan.refused:
                     if carry_out is not None:
-                        await _make_room(plan, report, carry_out)
+                        await _make_room(plan, progress, carry_out)
                     plan = await self.preflight.suspend(workload_id, operation, tried)
                     plan.require_room()
-                if not self._is_settled(plan, report):
+                if not self._is_settled(plan, progress):
                     # Kept with the states that follow; who was parked as a helper stays one.
                     workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
-                    await self._park(plan, operation, report)
-                report.policy = plan.policy
+                    await self._park(plan, operation, progress)
+                progress.policy = plan.policy
                 return
             except OperationError as error:
                 first = first or error
@@ -234,104 +234,108 @@ class Operations:
                 if rungs[-1] in tried:
                     raise first from None
                 how = "was not possible" if plan.refused else "failed and was undone"
-                report.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
+                progress.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
 
-    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, report: Progress) -> None:
+    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, progress: Progress) -> None:
         policy = plan.policy
         match policy.process_strategy if policy is not None else None:
             case eviction.KEEP_RUNNING:
-                await self._sleeping.put_to_sleep(plan, report)
+                await self._keep_running.put_to_sleep(plan, progress)
             case eviction.CUDA_SUSPEND:
-                await self._moving.park(plan, report, lock_timeout_s(operation))
+                await self._cuda_suspend.park(plan, progress, lock_timeout_s(operation))
             case eviction.CHECKPOINT:
-                await self._moving.park(plan, report, lock_timeout_s(operation), self._imaging.keep)
+                await self._cuda_suspend.park(
+                    plan, progress, lock_timeout_s(operation), self._image_checkpoint.keep
+                )
             case eviction.STOP:
-                await self._applications.park(plan, report)
+                await self._stop_restart.park(plan, progress)
             case other:
                 raise ValueError(f"{other} is not in the table of strategies")
 
     async def restore(
-        self, workload_id: str, operation: command_pb2.RestoreOperation, report: Progress
+        self, workload_id: str, operation: command_pb2.RestoreOperation, progress: Progress
     ) -> None:
         """Wakes a parked workload, whatever it was parked by: takes GPUs, and undoes that.
 
         Raises:
             OperationError: It failed, and the workload is parked as before as far as the report says.
         """
-        report.enter("preflight")
+        progress.enter("preflight")
         workload = self._workloads.get(workload_id)
         named = bool(operation.gpu_uuids or operation.pairs)
         if workload.is_half_awake and not named:
-            await self._sleeping.call_up(workload, report)
+            await self._keep_running.call_up(workload, progress)
             return
         if workload.state == STOPPED:
             plan = await self.preflight.restore(workload_id, operation)
-            if not self._is_settled(plan, report):
-                await self._applications.start_again(plan, operation, report)
+            if not self._is_settled(plan, progress):
+                await self._stop_restart.start_again(plan, operation, progress)
             return
         lent = None
         if workload.state != SLEEPING:
-            lent = await self._taking.from_helpers(workload, operation)
+            lent = await self._acquisition.from_helpers(workload, operation)
         if lent is not None:
-            await self._restore_on(lent, report)
+            await self._restore_on(lent, progress)
             return
         for attempt in range(PLACEMENT_ATTEMPTS):
             plan = await self.preflight.restore(workload_id, operation)
-            if self._is_settled(plan, report):
+            if self._is_settled(plan, progress):
                 return
             try:
-                reserved = self._moving.reserve(plan)
+                reserved = self._cuda_suspend.reserve(plan)
                 break
             except OperationError:  # somebody else was quicker
                 if named or attempt == PLACEMENT_ATTEMPTS - 1:
                     raise
-        await self._wake(plan, reserved, report)
+        await self._wake(plan, reserved, progress)
 
-    async def _restore_on(self, lease: Lease, report: Progress) -> None:
+    async def _restore_on(self, lease: Lease, progress: Progress) -> None:
         """Restores a workload on GPUs that were claimed for it."""
         try:
             named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
             plan = await self.preflight.restore(lease.workload_id, named, held=lease.gpu_uuids)
             plan.require()
-            report.warnings += plan.findings.warnings
+            progress.warnings += plan.findings.warnings
         except BaseException:
-            self._moving.release([lease])
+            self._cuda_suspend.release([lease])
             raise
-        await self._wake(plan, [lease], report)
+        await self._wake(plan, [lease], progress)
 
-    async def _wake(self, plan: Plan, reserved: list[Lease], report: Progress) -> None:
-        match plan.party.workload.state:
+    async def _wake(self, plan: Plan, reserved: list[Lease], progress: Progress) -> None:
+        match plan.target.workload.state:
             case state if state == SLEEPING:
-                await self._sleeping.wake(plan, reserved, report)
+                await self._keep_running.wake(plan, reserved, progress)
             case state if state == CHECKPOINTED:
-                await self._imaging.bring_back(plan, reserved, report)
+                await self._image_checkpoint.bring_back(plan, reserved, progress)
             case _:
-                await self._moving.wake(plan, reserved, report)
-        _warn_of_children(report)
+                await self._cuda_suspend.wake(plan, reserved, progress)
+        _warn_of_children(progress)
 
-    async def remap(self, operation: command_pb2.RemapOperation, report: Progress) -> None:
+    async def remap(self, operation: command_pb2.RemapOperation, progress: Progress) -> None:
         """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
-        report.enter("preflight")
+        progress.enter("preflight")
         plan = await self.preflight.remap(operation)
-        if self._is_settled(plan, report):
+        if self._is_settled(plan, progress):
             return
-        await self._moving.remap(plan, self._moving.reserve(plan), report, lock_timeout_s(operation))
-        _warn_of_children(report)
+        await self._cuda_suspend.remap(
+            plan, self._cuda_suspend.reserve(plan), progress, lock_timeout_s(operation)
+        )
+        _warn_of_children(progress)
 
     def _note_failed(self, plan: Plan) -> None:
         """Makes workloads WEDGED of which the driver has given a member up, which it never takes back."""
-        for party in plan.parties:
-            failed = [member.identity.pid for member in party.members if member.state == FAILED]
-            if failed and party.workload.state == RUNNING:
-                party.workload.members = party.members
-                party.workload.error = OperationError(
+        for target in plan.targets:
+            failed = [member.identity.pid for member in target.members if member.state == FAILED]
+            if failed and target.workload.state == RUNNING:
+                target.workload.members = target.members
+                target.workload.error = OperationError(
                     errors_pb2.ERROR_REASON_MEMBER_WEDGED,
                     f"process {failed[0]} is FAILED: the driver has given it up, so stop the workload",
                     {"pid": str(failed[0])},
                 )
-                self._workloads.set_state(party.workload, WEDGED)
+                self._workloads.set_state(target.workload, WEDGED)
 
-    def _is_settled(self, plan: Plan, report: Progress) -> bool:
+    def _is_settled(self, plan: Plan, progress: Progress) -> bool:
         """Whether there is nothing to do.
 
         Raises:
@@ -339,29 +343,29 @@ class Operations:
         """
         self._note_failed(plan)
         plan.require()
-        for party in plan.parties:  # NVML may list no process of a container
-            if party.members and not party.workload.has_probe:
-                self._workloads.set_ready(party.workload)
-        report.warnings += plan.findings.warnings
-        report.already_there = plan.already_there
+        for target in plan.targets:  # NVML may list no process of a container
+            if target.members and not target.workload.has_probe:
+                self._workloads.set_ready(target.workload)
+        progress.warnings += plan.findings.warnings
+        progress.already_there = plan.already_there
         return plan.already_there
 
 
-def _warn_of_children(report: Progress) -> None:
+def _warn_of_children(progress: Progress) -> None:
     """Says what a move can't change."""
-    if report.applied_pairs:
-        report.warnings.append(CHILDREN_OF_MOVED)
+    if progress.applied_pairs:
+        progress.warnings.append(CHILDREN_OF_MOVED)
 
 
-async def _make_room(plan: Plan, report: Progress, carry_out: CarryOut) -> None:
+async def _make_room(plan: Plan, progress: Progress, carry_out: CarryOut) -> None:
     """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
     for move in plan.moves_down:
-        report.enter("make_room")
+        progress.enter("make_room")
         operation = command_pb2.Operation(
             suspend=command_pb2.SuspendOperation(policy=move.policy, force=True)
         )
         outcome = await carry_out(move.workload_id, operation, move.generation)
         if outcome.state != SUCCEEDED:
-            report.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
+            progress.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
         else:
-            report.warnings.append(move.text)
+            progress.warnings.append(move.text)

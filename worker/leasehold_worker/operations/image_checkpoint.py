@@ -39,7 +39,7 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.operations.cuda_suspend import CudaSuspend, intent_of
 from leasehold_worker.operations.settlement import StoredCheckpoint, settle_state
-from leasehold_worker.operations.stop import Stop
+from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
@@ -83,8 +83,8 @@ class ImageCheckpoint:
         driver: Driver,
         pool: GpuPool,
         workloads: Workloads,
-        moving: CudaSuspend,
-        stopping: Stop,
+        cuda_suspend: CudaSuspend,
+        termination: Termination,
         nursery: trio.Nursery,
     ) -> None:
         self._support = support
@@ -95,11 +95,11 @@ class ImageCheckpoint:
         self._driver = driver
         self._pool = pool
         self._workloads = workloads
-        self._moving = moving
-        self._stopping = stopping
+        self._cuda_suspend = cuda_suspend
+        self._termination = termination
         self._nursery = nursery
 
-    async def keep(self, plan: Plan, report: Progress) -> StoredCheckpoint:
+    async def keep(self, plan: Plan, progress: Progress) -> StoredCheckpoint:
         """Writes the parked processes of a workload to disk, and sees them end.
 
         A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
@@ -107,7 +107,7 @@ class ImageCheckpoint:
         Raises:
             OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
         """
-        workload = plan.party.workload
+        workload = plan.target.workload
         criu = self._support.require_criu()
         processes = await workload.find_processes()
         for obstacle in await self._support.obstacles(processes, suspended=True):
@@ -119,12 +119,12 @@ class ImageCheckpoint:
             # It is final, and others' operations go on, some time before the workload is settled.
             self._disk.expect(partial_image.image_id, workload)
             try:
-                report.enter("image")
+                progress.enter("image")
                 intent = intent_of("image", plan, {}, ())
-                await report.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
-                party = plan.party
-                subject = self._host.subject(workload, party.home, party.members, processes, criu)
-                kept = await self._write(workload, partial_image, subject, room, report)
+                await progress.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
+                target = plan.target
+                subject = self._host.subject(workload, target.home, target.members, processes, criu)
+                kept = await self._write(workload, partial_image, subject, room, progress)
             finally:
                 partial_image.close()
                 with trio.CancelScope(shield=True):
@@ -135,7 +135,7 @@ class ImageCheckpoint:
             pids = [identity.pid for identity in processes]
             while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
                 await trio.sleep(POLL_INTERVAL_S)
-        report.checkpoint_id, report.disk_bytes = kept.checkpoint_id, kept.disk_bytes
+        progress.checkpoint_id, progress.disk_bytes = kept.checkpoint_id, kept.disk_bytes
         return kept
 
     async def _write(
@@ -144,7 +144,7 @@ class ImageCheckpoint:
         partial_image: PartialImage,
         subject: ImageSubject,
         room: DiskReservation,
-        report: Progress,
+        progress: Progress,
     ) -> StoredCheckpoint:
         """Has CRIU write the processes, and end them once the image is final."""
         kept: list[StoredCheckpoint] = []
@@ -158,34 +158,38 @@ class ImageCheckpoint:
             crash_point("image-final")
             kept.append(StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes))
 
-        def progress(size_bytes: int) -> None:
+        def note_written(size_bytes: int) -> None:
             room.written_bytes = size_bytes
-            report.tell_bytes("image", size_bytes)
+            progress.tell_bytes("image", size_bytes)
 
         self._workloads.stop_watching(workload)
         try:
             await dump(
-                self._support.require_criu(), workload.root.pid, partial_image.path, commit, progress=progress
+                self._support.require_criu(),
+                workload.root.pid,
+                partial_image.path,
+                commit,
+                progress=note_written,
             )
         except BaseException as error:
             if not kept:
                 self._workloads.watch_again(workload, self._nursery)
                 raise
             with trio.CancelScope(shield=True):
-                await self._end_written(workload, kept[0].checkpoint_id, error, report)
+                await self._end_written(workload, kept[0].checkpoint_id, error, progress)
         return kept[0]
 
     async def _end_written(
-        self, workload: Workload, image_id: str, error: BaseException, report: Progress
+        self, workload: Workload, image_id: str, error: BaseException, progress: Progress
     ) -> None:
         """Ends processes of which there is an image, and that CRIU has not ended as it should.
 
         Raises:
             OperationError: They live, and the image is deleted.
         """
-        report.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
+        progress.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
         try:
-            await self._stopping.end_processes(workload, report, parked=True)
+            await self._termination.end_processes(workload, progress, parked=True)
         except OperationError:
             await self.forget(image_id)
             self._workloads.watch_again(workload, self._nursery)
@@ -208,11 +212,11 @@ class ImageCheckpoint:
 
     def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
         """Notes after a restart of the worker that a workload has become an image. No await in here."""
-        (found,) = intent.parties
+        (found,) = intent.targets
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        party = WorkloadPlan(
+        target = WorkloadPlan(
             workload,
             members=found.members,
             home=found.home,
@@ -220,15 +224,15 @@ class ImageCheckpoint:
         )
         outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
         members = tuple(outcome.member_after() for outcome in outcomes)
-        settle_state(self._workloads, party, outcomes, members, None, intent.policy, kept)
+        settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
 
-    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
+    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
 
         Raises:
             OperationError: It failed. Nothing of it runs, and the image is as it was.
         """
-        workload = plan.party.workload
+        workload = plan.target.workload
         before, parked = workload.members, workload.parked
         if parked is None:
             raise ValueError("a workload that is parked has what it is parked by")
@@ -236,29 +240,31 @@ class ImageCheckpoint:
         try:
             self._workloads.take_host(workload)
             with self._host_memory.charged(image_memory(workload), parks=False):
-                await self._resume(plan, parked, reserved, report)
-            plan.party.wakes = True
-            await self._moving.wake(plan, reserved, report)
+                await self._resume(plan, parked, reserved, progress)
+            plan.target.wakes = True
+            await self._cuda_suspend.wake(plan, reserved, progress)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self.put_back(workload, parked, before, report)
+                await self.put_back(workload, parked, before, progress)
             raise
         finally:
-            self._moving.release(reserved)
+            self._cuda_suspend.release(reserved)
         self._workloads.watch_again(workload, self._nursery)
         await self._disk.clean_up_in_time(workload)
 
-    async def _resume(self, plan: Plan, parked: Parked, reserved: Sequence[Lease], report: Progress) -> None:
+    async def _resume(
+        self, plan: Plan, parked: Parked, reserved: Sequence[Lease], progress: Progress
+    ) -> None:
         """Has CRIU bring the processes back, and finds the members among them."""
-        workload = plan.party.workload
+        workload = plan.target.workload
         criu = self._support.require_criu()
-        report.enter("verify")
+        progress.enter("verify")
         image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)
-        await verify(self._store, image, partial(report.tell_bytes, "verify"))
+        await verify(self._store, image, partial(progress.tell_bytes, "verify"))
         intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
-        await report.intend(intent)
-        report.enter("resume")
+        await progress.intend(intent)
+        progress.enter("resume")
         folder = self._workloads.folder(workload.workload_id)
         group = self._workloads.group_of(workload)
         forget_start(folder)
@@ -273,8 +279,8 @@ class ImageCheckpoint:
             nursery=self._nursery,
         )
         workload.absent = False
-        report.checkpoint_id, report.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
-        plan.party.members = workload.members = await self._members(workload, workload.members)
+        progress.checkpoint_id, progress.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
+        plan.target.members = workload.members = await self._members(workload, workload.members)
         self._workloads.set_state(workload, RESTORING)
 
     async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
@@ -300,13 +306,13 @@ class ImageCheckpoint:
         return tuple(members)
 
     async def put_back(
-        self, workload: Workload, parked: Parked, members: tuple[Member, ...], report: Progress
+        self, workload: Workload, parked: Parked, members: tuple[Member, ...], progress: Progress
     ) -> None:
         """Ends what was brought back of a workload, if it lives: it is an image as before."""
         try:
-            await self._stopping.end_processes(workload, report, parked=True)
+            await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
-            report.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            progress.warnings.append(f"and what was brought back could not be ended: {error.message}")
             workload.error = error
             self._workloads.watch_again(workload, self._nursery)
             self._workloads.set_state(workload, UNKNOWN)

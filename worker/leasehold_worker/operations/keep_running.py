@@ -44,55 +44,55 @@ class KeepRunning:
         self,
         pool: GpuPool,
         workloads: Workloads,
-        hook_calls: HookFactory,
-        moving: CudaSuspend,
+        hook_factory: HookFactory,
+        cuda_suspend: CudaSuspend,
         *,
-        proof: Verification,
+        verification: Verification,
         host_memory: SuspendMemory,
     ) -> None:
         self._pool = pool
         self._workloads = workloads
-        self._hook_calls = hook_calls
-        self._moving = moving
-        self._proof = proof
+        self._hook_factory = hook_factory
+        self._cuda_suspend = cuda_suspend
+        self._verification = verification
         self._host_memory = host_memory
 
-    async def put_to_sleep(self, plan: Plan, report: Progress) -> None:
+    async def put_to_sleep(self, plan: Plan, progress: Progress) -> None:
         """Calls the hooks of the way down, and gives the lease up.
 
         Raises:
             OperationError: A hook failed, or MEMORY_NOT_FREED; all hooks are undone, and the workload runs.
         """
-        party, policy = plan.party, plan.policy
-        workload = party.workload
+        target, policy = plan.target, plan.policy
+        workload = target.workload
         if policy is None:
             raise ValueError("a workload is put to sleep by a policy")
-        full = bytes_by_gpu(party.members)
+        full = bytes_by_gpu(target.members)
         self._workloads.set_state(workload, SUSPENDING)
         try:
-            beside = self._hook_calls.beside(plan.parties, policy, report)
+            operation_hooks = self._hook_factory.operation_hooks(plan.targets, policy, progress)
             # At most all of it goes to host memory: only the framework knows how much it drops.
             offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
             with self._host_memory.charged(offloaded):
                 self._workloads.limit_memory(workload, sum(offloaded.values()))
-                await self._moving.call_down(plan, beside, [], report)
-            kept = await self._kept_bytes(party, policy, beside)
+                await self._cuda_suspend.call_down(plan, operation_hooks, [], progress)
+            kept = await self._kept_bytes(target, policy, operation_hooks)
             require_alive(workload)
         except BaseException:
             self._workloads.limit_memory(workload, 0)
             self._workloads.set_state(workload, RUNNING)
             raise
-        left = bytes_by_gpu(party.members)
+        left = bytes_by_gpu(target.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
         # No await from here on: the lease and the state are one record on disk.
         self._pool.slots.add_asleep(kept)
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        report.released_gpu_uuids = party.home
-        workload.members = party.members
+        progress.released_gpu_uuids = target.home
+        workload.members = target.members
         workload.parked = Parked(
-            gpu_uuids=party.home,
+            gpu_uuids=target.home,
             device_memory_bytes=freed,
             policy=policy,
             since=datetime.now(UTC),
@@ -102,7 +102,7 @@ class KeepRunning:
         self._workloads.set_state(workload, SLEEPING)
 
     async def _kept_bytes(
-        self, party: WorkloadPlan, policy: EvictionPolicy, beside: OperationHooks
+        self, target: WorkloadPlan, policy: EvictionPolicy, operation_hooks: OperationHooks
     ) -> dict[str, int | None]:
         """What the workload keeps on its GPUs, by GPU.
 
@@ -110,73 +110,75 @@ class KeepRunning:
             OperationError: MEMORY_NOT_FREED: more than others could do without. The hooks are undone.
         """
         try:
-            kept = await self._proof.kept_bytes(party.members, party.home)
+            kept = await self._verification.kept_bytes(target.members, target.home)
             if policy.weight_strategy != RETAIN:
                 for gpu_uuid, kept_bytes in kept.items():
-                    _require_room(party.workload, self._pool.slots.get(gpu_uuid), kept_bytes)
+                    _require_room(target.workload, self._pool.slots.get(gpu_uuid), kept_bytes)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await beside.back()
+                await operation_hooks.back()
             raise
         return kept
 
-    async def wake(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
+    async def wake(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
 
         Raises:
             OperationError: A hook failed. The workload sleeps again; or where it can't be brought to that, it
                 runs and holds its GPUs, since it takes them.
         """
-        workload = plan.party.workload
-        beside = self._hook_calls.beside(plan.parties, None, report)
+        workload = plan.target.workload
+        operation_hooks = self._hook_factory.operation_hooks(plan.targets, None, progress)
         self._workloads.set_state(workload, RESTORING)
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            await report.intend(intent_of("hooks", plan, {}, reserved))
-            report.enter("hooks")
+            await progress.intend(intent_of("hooks", plan, {}, reserved))
+            progress.enter("hooks")
             with trio.CancelScope(shield=True):
                 try:
-                    await beside.up()
+                    await operation_hooks.up()
                 except OperationError:
-                    if not await beside.down_again():
-                        self._take_over(plan, reserved, report)
+                    if not await operation_hooks.down_again():
+                        self._take_over(plan, reserved, progress)
                     raise
-            self._take_over(plan, reserved, report)
+            self._take_over(plan, reserved, progress)
         except BaseException:
             if workload.state == RESTORING:
                 self._workloads.set_state(workload, SLEEPING)
             raise
         finally:
-            self._moving.release(reserved)
+            self._cuda_suspend.release(reserved)
 
-    async def call_up(self, workload: Workload, report: Progress) -> None:
+    async def call_up(self, workload: Workload, progress: Progress) -> None:
         """Calls the hooks of the way up for a workload that runs, since not all of them were undone.
 
         Raises:
             OperationError: HOOK_FAILED; what is left is tried again the next time.
         """
-        report.enter("hooks")
+        progress.enter("hooks")
         with trio.CancelScope(shield=True):
-            members = await self._moving.members_of(workload)
-            beside = self._hook_calls.beside([WorkloadPlan(workload, members=members)], None, report)
+            members = await self._cuda_suspend.members_of(workload)
+            operation_hooks = self._hook_factory.operation_hooks(
+                [WorkloadPlan(workload, members=members)], None, progress
+            )
             try:
-                await beside.up()
+                await operation_hooks.up()
             finally:
                 self._workloads.set_state(workload, workload.state)
 
-    def _take_over(self, plan: Plan, reserved: Sequence[Lease], report: Progress) -> None:
+    def _take_over(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Gives a workload the GPUs on which it is awake. No await in here: one record on disk.
 
         Raises:
             OperationError: TARGET_CRASHED: it ended meanwhile.
         """
-        workload = plan.party.workload
+        workload = plan.target.workload
         require_alive(workload)
-        granted = self._pool.reassign(reserved, [(workload.workload_id, plan.party.destination)])
+        granted = self._pool.reassign(reserved, [(workload.workload_id, plan.target.destination)])
         workload.lease = granted.get(workload.workload_id)
         workload.parked = None
         workload.yielded = False
-        report.claimed_gpu_uuids = plan.party.destination
+        progress.claimed_gpu_uuids = plan.target.destination
         self._workloads.limit_memory(workload, 0)
         self._workloads.set_state(workload, RUNNING)
 

@@ -65,12 +65,12 @@ class Killer:
         self._inventory = inventory
         self._rates = rates
 
-    async def kill(self, workload: Workload, report: Progress, *, force: bool = False) -> None:
+    async def kill(self, workload: Workload, progress: Progress, *, force: bool = False) -> None:
         """Sends SIGKILL to every process of the workload, once that is safe.
 
         Args:
             workload: The workload; its first process may have ended.
-            report: Gets what was done with the members.
+            progress: Gets what was done with the members.
             force: Kill also what could not be suspended.
 
         Raises:
@@ -78,12 +78,12 @@ class Killer:
         """
         async with workload.ending:
             if workload.restored and not force:
-                await self._park(workload, report)
-            report.enter("kill")
+                await self._park(workload, progress)
+            progress.enter("kill")
             self._end_group(workload.workload_id)
             await _kill_all(workload)
 
-    async def _park(self, workload: Workload, report: Progress) -> None:
+    async def _park(self, workload: Workload, progress: Progress) -> None:
         """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
         while True:
             running: Sequence[Member] = ()
@@ -95,8 +95,8 @@ class Killer:
                     [member]
                     for member in await Verification(self._inventory).measured(running, home_of(workload))
                 ]
-                group = Group(self._driver, self._inventory, self._rates, lanes, report.enter)
-                report.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
+                group = Group(self._driver, self._inventory, self._rates, lanes, progress.enter)
+                progress.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
                 await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
             except OperationError as error:
                 if await self._become_fewer(workload, running):

@@ -83,22 +83,22 @@ def state_of(
 
 
 def occupied_gpus(
-    party: WorkloadPlan, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
+    target: WorkloadPlan, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
 ) -> tuple[set[str], set[str]]:
     """The GPUs that a workload's members are on for certain, and those that they may be on.
 
     Args:
-        party: The workload, with the GPUs that it had and was to get.
+        target: The workload, with the GPUs that it had and was to get.
         outcomes: Its members.
         occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
     """
-    possible = {*party.home, *party.destination, *_held(party)}
+    possible = {*target.home, *target.destination, *_held(target)}
     certain = possible & occupancy.listed
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
-            places = possible.intersection(moved(party.home, outcome.displacement))
+            places = possible.intersection(moved(target.home, outcome.displacement))
             # A member on a GPU that the workload does not lease still needs those that it does.
-            certain |= places or set(_held(party))
+            certain |= places or set(_held(target))
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
         return certain, possible
@@ -129,15 +129,17 @@ class Settlement:
         self._plan = plan
 
     @property
-    def _parties(self) -> list[WorkloadPlan]:
+    def _targets(self) -> list[WorkloadPlan]:
         """Those that have not ended: what ended ones held is free."""
-        return [party for party in self._plan.parties if party.workload.state not in ENDED]
+        return [target for target in self._plan.targets if target.workload.state not in ENDED]
 
-    def done(self, report: Progress) -> None:
+    def done(self, progress: Progress) -> None:
         """Gives every workload the GPUs that it was to get."""
-        self._exchange({party.workload.workload_id: party.destination for party in self._parties}, report)
+        self._exchange(
+            {target.workload.workload_id: target.destination for target in self._targets}, progress
+        )
 
-    def failed(self, occupancies: Mapping[str, Occupancy], report: Progress, *, keep: bool = False) -> None:
+    def failed(self, occupancies: Mapping[str, Occupancy], progress: Progress, *, keep: bool = False) -> None:
         """Leaves every workload the GPUs that its members may be on.
 
         After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
@@ -145,28 +147,30 @@ class Settlement:
 
         Args:
             occupancies: Where NVML says that members are now, by workload id.
-            report: Gets the GPUs that changed hands.
+            progress: Gets the GPUs that changed hands.
             keep: Workloads that are parked whole keep the GPUs that they hold: they are to run there again.
         """
         certain: dict[str, set[str]] = {}
         possible: dict[str, set[str]] = {}
-        for party in self._parties:
-            workload_id = party.workload.workload_id
+        for target in self._targets:
+            workload_id = target.workload.workload_id
             mine = self._outcomes[workload_id]
-            certain[workload_id], possible[workload_id] = occupied_gpus(party, mine, occupancies[workload_id])
+            certain[workload_id], possible[workload_id] = occupied_gpus(
+                target, mine, occupancies[workload_id]
+            )
             states = {outcome.state_after for outcome in mine} - {GONE}
             # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
-            kept = keep or (party.workload.state == RESTORING and party.workload.parked is None)
+            kept = keep or (target.workload.state == RESTORING and target.workload.parked is None)
             if not states or (kept and states == {CHECKPOINTED}):
-                certain[workload_id] = set(_held(party))
-            if party.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
+                certain[workload_id] = set(_held(target))
+            if target.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
                 certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
-        for stray in self._parties:
-            for holder in self._parties:
+        for stray in self._targets:
+            for holder in self._targets:
                 shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
                 if holder is not stray and shared & certain[holder.workload.workload_id]:
                     certain[stray.workload.workload_id] -= shared
-                    report.warnings.append(
+                    progress.warnings.append(
                         f"memory of workload {stray.workload.name} is left on {', '.join(sorted(shared))}, "
                         f"which workload {holder.workload.name} holds: stop the former"
                     )
@@ -176,31 +180,31 @@ class Settlement:
             taken |= gpu_uuids
         self._exchange(
             {
-                party.workload.workload_id: _in_order(party, certain[party.workload.workload_id])
-                for party in self._parties
+                target.workload.workload_id: _in_order(target, certain[target.workload.workload_id])
+                for target in self._targets
             },
-            report,
+            progress,
         )
 
-    def _exchange(self, wanted: Mapping[str, Sequence[str]], report: Progress) -> None:
+    def _exchange(self, wanted: Mapping[str, Sequence[str]], progress: Progress) -> None:
         """Exchanges the leases that change, in one step."""
-        before = [gpu_uuid for party in self._parties for gpu_uuid in _held(party)]
+        before = [gpu_uuid for target in self._targets for gpu_uuid in _held(target)]
         changed = [
-            party for party in self._parties if tuple(wanted[party.workload.workload_id]) != _held(party)
+            target for target in self._targets if tuple(wanted[target.workload.workload_id]) != _held(target)
         ]
         granted = self._pool.reassign(
-            [*(party.workload.lease for party in changed if party.workload.lease), *self._reserved],
-            [(party.workload.workload_id, wanted[party.workload.workload_id]) for party in changed],
+            [*(target.workload.lease for target in changed if target.workload.lease), *self._reserved],
+            [(target.workload.workload_id, wanted[target.workload.workload_id]) for target in changed],
         )
-        for party in changed:
-            party.workload.lease = granted.get(party.workload.workload_id)
-        after = {gpu_uuid for party in self._parties for gpu_uuid in _held(party)}
-        report.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
-        report.claimed_gpu_uuids = tuple(gpu_uuid for party in changed for gpu_uuid in _held(party))
+        for target in changed:
+            target.workload.lease = granted.get(target.workload.workload_id)
+        after = {gpu_uuid for target in self._targets for gpu_uuid in _held(target)}
+        progress.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
+        progress.claimed_gpu_uuids = tuple(gpu_uuid for target in changed for gpu_uuid in _held(target))
 
 
 async def where_members_are(
-    proof: Verification, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
+    verification: Verification, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
 ) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
     """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
 
@@ -208,19 +212,19 @@ async def where_members_are(
     """
     members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
     if not done:
-        return members, {id_: await proof.occupancy(mine) for id_, mine in members.items()}
-    awake = [party for party in plan.parties if party.destination]
-    usage = await proof.usage() if awake else {}
-    for party in awake:
-        mine = members[party.workload.workload_id]
+        return members, {id_: await verification.occupancy(mine) for id_, mine in members.items()}
+    awake = [target for target in plan.targets if target.destination]
+    usage = await verification.usage() if awake else {}
+    for target in awake:
+        mine = members[target.workload.workload_id]
         at_home = [replace(member, displacement=()) for member in mine]
-        members[party.workload.workload_id] = sized(at_home, usage, party.destination)
+        members[target.workload.workload_id] = sized(at_home, usage, target.destination)
     return members, {}
 
 
 def settle_state(
     workloads: Workloads,
-    party: WorkloadPlan,
+    target: WorkloadPlan,
     outcomes: Sequence[MemberOutcome],
     members: tuple[Member, ...],
     error: OperationError | None,
@@ -231,18 +235,18 @@ def settle_state(
 
     Args:
         workloads: The registry.
-        party: The workload, with the GPUs that it had and was to get.
+        target: The workload, with the GPUs that it had and was to get.
         outcomes: Its members.
         members: The same as they are kept.
         error: Why the operation failed. None: it didn't.
         policy: How it was to be parked. None: plainly.
         kept: What its processes became on disk. None: they are where they were.
     """
-    workload = party.workload
+    workload = target.workload
     if workload.state in ENDED:
         return
     parked_before = workload.parked is not None
-    runs = bool(party.destination) or party.wakes if error is None else not parked_before
+    runs = bool(target.destination) or target.wakes if error is None else not parked_before
     state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
     if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
         state = SLEEPING
@@ -254,13 +258,13 @@ def settle_state(
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
     workload.members = members
-    workload.home = party.home if state == WORKLOAD_UNKNOWN else ()
+    workload.home = target.home if state == WORKLOAD_UNKNOWN else ()
     if state not in PARKED:
         workload.yielded = False
     if workload.lease is not None or state == WORKLOAD_RUNNING:
         workload.parked = None
     elif not parked_before or (error is None and policy is not None):
-        workload.parked = _parked(party, outcomes, policy or PLAIN_SUSPEND, kept)
+        workload.parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
     if workload.parked is not None and state in PROCESS_STRATEGIES:
         as_it_is = EvictionPolicy()
         as_it_is.CopyFrom(workload.parked.policy)
@@ -270,20 +274,20 @@ def settle_state(
 
 
 def _parked(
-    party: WorkloadPlan,
+    target: WorkloadPlan,
     outcomes: Sequence[MemberOutcome],
     policy: EvictionPolicy,
     kept: StoredCheckpoint | None,
 ) -> Parked:
     """What waking it needs to know, whatever it was parked by before."""
-    before = party.workload.parked
+    before = target.workload.parked
     taken_down = bytes_by_gpu(outcome.member for outcome in outcomes)
-    full = {**taken_down, **party.full_bytes}
+    full = {**taken_down, **target.full_bytes}
     in_host = sum(taken_down.values())
     if policy.weight_strategy == OFFLOAD:
         in_host = max(in_host, sum(full.values()))
     return Parked(
-        gpu_uuids=party.home,
+        gpu_uuids=target.home,
         device_memory_bytes=full,
         policy=policy,
         since=before.since if before else datetime.now(UTC),
@@ -293,13 +297,13 @@ def _parked(
     )
 
 
-def _held(party: WorkloadPlan) -> tuple[str, ...]:
-    return party.workload.lease.gpu_uuids if party.workload.lease else ()
+def _held(target: WorkloadPlan) -> tuple[str, ...]:
+    return target.workload.lease.gpu_uuids if target.workload.lease else ()
 
 
-def _in_order(party: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
+def _in_order(target: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
     """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
-    if gpu_uuids == set(_held(party)):
-        return _held(party)
-    known = dict.fromkeys((*party.home, *party.destination, *_held(party)))
+    if gpu_uuids == set(_held(target)):
+        return _held(target)
+    known = dict.fromkeys((*target.home, *target.destination, *_held(target)))
     return tuple(uuid for uuid in known if uuid in gpu_uuids)

@@ -29,7 +29,7 @@ from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.cuda_suspend import intent_of
-from leasehold_worker.operations.stop import Stop
+from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
@@ -70,25 +70,25 @@ class StopRestart:
         self,
         pool: GpuPool,
         workloads: Workloads,
-        kernels: ApplicationRegistry,
-        envelopes: ApplicationStore,
+        applications: ApplicationRegistry,
+        application_store: ApplicationStore,
         disk: CheckpointDirectory,
-        stopping: Stop,
-        taking: Acquisition,
+        termination: Termination,
+        acquisition: Acquisition,
         nursery: trio.Nursery,
         timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._timeouts = timeouts
         self._pool = pool
         self._workloads = workloads
-        self._kernels = kernels
-        self._envelopes = envelopes
+        self._applications = applications
+        self._application_store = application_store
         self._disk = disk
-        self._stopping = stopping
-        self._taking = taking
+        self._termination = termination
+        self._acquisition = acquisition
         self._nursery = nursery
 
-    async def checkpoint(self, workload_id: str, report: Progress) -> None:
+    async def checkpoint(self, workload_id: str, progress: Progress) -> None:
         """Has the application of a running workload save itself, and go on.
 
         Raises:
@@ -97,8 +97,8 @@ class StopRestart:
         workload = self._workloads.get(workload_id)
         require_state(workload, (RUNNING,), "checkpointed")
         kernel = self.kernel_of(workload)
-        report.enter("save")
-        self._told(await self._save(kernel, report, resume=True), report)
+        progress.enter("save")
+        self._told(await self._save(kernel, progress, resume=True), progress)
         await self._disk.clean_up_in_time(workload)
 
     def kernel_of(self, workload: Workload) -> Application:
@@ -107,12 +107,12 @@ class StopRestart:
         Raises:
             OperationError: KERNEL_NOT_READY: it serves none.
         """
-        kernel = self._kernels.of(workload.workload_id)
+        kernel = self._applications.of(workload.workload_id)
         if kernel is None:
             raise no_kernel(workload)
         return kernel
 
-    async def park(self, plan: Plan, report: Progress) -> None:
+    async def park(self, plan: Plan, progress: Progress) -> None:
         """Has the application save itself if it can, ends the processes, and gives all of the host back.
 
         It can be cancelled until the processes are told to end.
@@ -120,37 +120,37 @@ class StopRestart:
         Raises:
             OperationError: It failed, and the workload is as before.
         """
-        workload = plan.party.workload
+        workload = plan.target.workload
         before = workload.state
         saved: StoredCheckpoint | None = None
-        kernel = self._kernels.of(workload.workload_id) if before == RUNNING else None
+        kernel = self._applications.of(workload.workload_id) if before == RUNNING else None
         if plan.saves and kernel is None:
             raise no_kernel(workload)
         self._workloads.set_state(workload, SUSPENDING)
         try:
             if kernel is not None:
-                report.enter("save")
-                await report.intend(intent_of("save", plan, {}, ()))
-                saved = self._told(await self._save(kernel, report, resume=False), report)
+                progress.enter("save")
+                await progress.intend(intent_of("save", plan, {}, ()))
+                saved = self._told(await self._save(kernel, progress, resume=False), progress)
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
                 if kept is not None:
                     self._disk.expect(kept.checkpoint_id, workload)
-                await report.intend(_ending("end", plan, kept))
+                await progress.intend(_ending("end", plan, kept))
                 if before != CHECKPOINTED:
                     require_alive(workload)  # one that has come to its own end is not to be started again
                 self._workloads.stop_watching(workload)
                 at_work = before in (RUNNING, SLEEPING)
-                told = partial(report.intend, _ending("ending", plan, kept))
-                await self._stopping.end_processes(workload, report, parked=not at_work, told=told)
+                told = partial(progress.intend, _ending("ending", plan, kept))
+                await self._termination.end_processes(workload, progress, parked=not at_work, told=told)
         except BaseException:
             with trio.CancelScope(shield=True):
                 if kernel is not None and saved is not None:
-                    report.warnings += [warning for warning in [await kernel.undo()] if warning]
+                    progress.warnings += [warning for warning in [await kernel.undo()] if warning]
                 self.keep_alive(workload, before)
             raise
-        self.settle_stopped(plan.party, plan.policy, kept, report)
+        self.settle_stopped(plan.target, plan.policy, kept, progress)
         await self._disk.clean_up_in_time(workload)
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
@@ -161,17 +161,17 @@ class StopRestart:
 
     def settle_stopped(
         self,
-        party: WorkloadPlan,
+        target: WorkloadPlan,
         policy: EvictionPolicy | None,
         kept: StoredCheckpoint | None,
-        report: Progress,
+        progress: Progress,
     ) -> None:
         """Gives back all that a workload held whose processes have ended, and says from what it can be woken.
 
         No await in here: leases and states are one record on disk.
         """
-        workload = party.workload
-        report.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        workload = target.workload
+        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
@@ -180,7 +180,7 @@ class StopRestart:
         workload.restored = workload.headless = False
         workload.absent, workload.hooked = True, None
         workload.parked = Parked(
-            gpu_uuids=party.home,
+            gpu_uuids=target.home,
             device_memory_bytes={},
             policy=policy or STOP_POLICY,
             since=workload.parked.since if workload.parked else datetime.now(UTC),
@@ -191,52 +191,52 @@ class StopRestart:
         self._workloads.set_state(workload, STOPPED)
 
     async def start_again(
-        self, plan: Plan, operation: command_pb2.RestoreOperation, report: Progress
+        self, plan: Plan, operation: command_pb2.RestoreOperation, progress: Progress
     ) -> None:
         """Starts the program of a stopped workload, and restores its application.
 
         Raises:
             OperationError: It failed; nothing of it runs, and the workload is stopped as before.
         """
-        workload = plan.party.workload
+        workload = plan.target.workload
         run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=operation.gpu_uuids)
-        allocation = await self._taking.for_run(workload.workload_id, run, preferred=plan.party.home)
+        allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
         workload.host = allocation.host
         self._workloads.set_state(workload, RESTORING)
         try:
-            report.enter("start")
-            await report.intend(intent_of("start", plan, {}, [lease] if lease else []))
+            progress.enter("start")
+            await progress.intend(intent_of("start", plan, {}, [lease] if lease else []))
             self.expect(workload.workload_id, plan.checkpoint_id)
             await self._workloads.start_again(
                 workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
             )
             if plan.checkpoint_id:
                 named = operation.checkpoint_id or None
-                await self._restore(workload, workload.workload_id, named, report)
+                await self._restore(workload, workload.workload_id, named, progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
-                await self._go_back(workload, allocation, report)
+                await self._go_back(workload, allocation, progress)
             raise
-        self.settle_started(workload, allocation.hand_over_lease(), report)
+        self.settle_started(workload, allocation.hand_over_lease(), progress)
 
-    def settle_started(self, workload: Workload, lease: Lease | None, report: Progress) -> None:
+    def settle_started(self, workload: Workload, lease: Lease | None, progress: Progress) -> None:
         """Makes a workload run that was started again."""
         workload.lease = lease
-        report.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
         workload.parked = None
         workload.yielded = False
         workload.start_time = datetime.now(UTC)
         self._workloads.watch_again(workload, self._nursery)
         self._workloads.set_state(workload, RUNNING)
 
-    async def _go_back(self, workload: Workload, allocation: Allocation, report: Progress) -> None:
+    async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
         """Ends what was started of a workload: it is stopped as before, or keeps what it has."""
         try:
-            await self._stopping.end_processes(workload, report, parked=True)
+            await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
-            report.warnings.append(f"and what was started could not be ended: {error.message}")
+            progress.warnings.append(f"and what was started could not be ended: {error.message}")
             workload.lease = allocation.hand_over_lease()
             workload.error = error
             self._workloads.watch_again(workload, self._nursery)
@@ -251,14 +251,14 @@ class StopRestart:
     def expect(self, workload_id: str, checkpoint_id: str) -> None:
         """Says whether an application that is about to be started is to wait until it is restored."""
         if checkpoint_id:
-            self._kernels.expect_restore(workload_id)
+            self._applications.expect_restore(workload_id)
         else:
-            self._kernels.forget_restore(workload_id)
+            self._applications.forget_restore(workload_id)
 
     async def find(self, checkpoint_id: str) -> StoredCheckpoint | None:
         """A checkpoint that is whole by its header. None: there is none."""
         try:
-            return await trio.to_thread.run_sync(self._envelopes.find, checkpoint_id)
+            return await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
         except OperationError:
             return None
 
@@ -268,41 +268,41 @@ class StopRestart:
         Raises:
             OperationError: UNKNOWN_CHECKPOINT, or CHECKPOINT_CORRUPT.
         """
-        await trio.to_thread.run_sync(self._envelopes.find, checkpoint_id)
+        await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
 
-    async def begin_with(self, workload: Workload, checkpoint_id: str, report: Progress) -> None:
+    async def begin_with(self, workload: Workload, checkpoint_id: str, progress: Progress) -> None:
         """Restores the application of a workload that was just started.
 
         Raises:
             OperationError: It can't be restored; the workload is ended.
         """
         try:
-            await self._restore(workload, "", checkpoint_id, report)
+            await self._restore(workload, "", checkpoint_id, progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
                 stop = command_pb2.StopOperation()
-                await self._stopping.stop(workload.workload_id, stop, Progress(lambda _: None))
+                await self._termination.stop(workload.workload_id, stop, Progress(lambda _: None))
             raise
 
     async def _restore(
-        self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, report: Progress
+        self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, progress: Progress
     ) -> None:
         """Restores the application of a program that was just started, once it serves its kernel."""
-        report.enter("load")
+        progress.enter("load")
         kernel = await self._served(workload)
         restored = await checkpointing.restore(
             kernel,
-            self._envelopes,
+            self._application_store,
             workload_id=from_workload_id,
             checkpoint_id=checkpoint_id,
             timeouts=self._timeouts,
-            progress=report.tell_bytes,
+            progress=progress.tell_bytes,
         )
-        self._kernels.forget_restore(workload.workload_id)
-        report.warnings += restored.warnings
-        report.checkpoint_id = restored.checkpoint.checkpoint_id
-        report.disk_bytes = restored.checkpoint.file_bytes
+        self._applications.forget_restore(workload.workload_id)
+        progress.warnings += restored.warnings
+        progress.checkpoint_id = restored.checkpoint.checkpoint_id
+        progress.disk_bytes = restored.checkpoint.file_bytes
 
     async def _served(self, workload: Workload) -> Application:
         """Waits for the kernel of a program that was just started, and for no program that has ended."""
@@ -311,7 +311,9 @@ class StopRestart:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
             try:
-                found.append(await self._kernels.wait_served(workload.workload_id, self._timeouts.start_s))
+                found.append(
+                    await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
+                )
             except OperationError as error:
                 errors.append(error)
             nursery.cancel_scope.cancel()
@@ -326,28 +328,28 @@ class StopRestart:
             )
         return found[0]
 
-    async def _save(self, kernel: Application, report: Progress, *, resume: bool) -> checkpointing.Saved:
+    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> checkpointing.Saved:
         available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
         with self._disk.room() as room:
             return await checkpointing.save(
                 kernel,
-                self._envelopes,
+                self._application_store,
                 available_bytes=available_bytes,
                 room=room,
                 resume=resume,
                 timeouts=self._timeouts,
-                progress=report.tell_bytes,
+                progress=progress.tell_bytes,
             )
 
-    def _told(self, saved: checkpointing.Saved, report: Progress) -> StoredCheckpoint:
-        report.warnings += saved.warnings
-        report.checkpoint_id = saved.checkpoint.checkpoint_id
-        report.disk_bytes = saved.checkpoint.file_bytes
+    def _told(self, saved: checkpointing.Saved, progress: Progress) -> StoredCheckpoint:
+        progress.warnings += saved.warnings
+        progress.checkpoint_id = saved.checkpoint.checkpoint_id
+        progress.disk_bytes = saved.checkpoint.file_bytes
         return saved.checkpoint
 
     async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
         """The newest checkpoint of a workload that is whole by its header. None: it has none."""
-        found = await trio.to_thread.run_sync(self._envelopes.scan, workload.workload_id)
+        found = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
 
 

@@ -43,12 +43,12 @@ class HookFactory:
     def __init__(
         self,
         workloads: Workloads,
-        proof: Verification,
+        verification: Verification,
         kernel_of: Callable[[str], KernelSide | None],
         written: Callable[[], Awaitable[None]],
     ) -> None:
         self._workloads = workloads
-        self._proof = proof
+        self._verification = verification
         self._kernel_of = kernel_of
         self._written = written
 
@@ -60,18 +60,18 @@ class HookFactory:
         """
         await runner.probe(self._context(None, WorkloadPlan(workload), HookRecord(), []))
 
-    def beside(
-        self, parties: Sequence[WorkloadPlan], policy: EvictionPolicy | None, report: Progress
+    def operation_hooks(
+        self, targets: Sequence[WorkloadPlan], policy: EvictionPolicy | None, progress: Progress
     ) -> "OperationHooks":
         """The hooks of an operation on some workloads.
 
         Args:
-            parties: The workloads, with what is noted of their hooks.
+            targets: The workloads, with what is noted of their hooks.
             policy: How they are being parked. None: as each was, or as is plain where it wasn't.
-            report: Gets what goes wrong and is not fatal.
+            progress: Gets what goes wrong and is not fatal.
         """
-        hooked = [party for party in parties if calls(party.workload.spec.hooks)]
-        return OperationHooks(hooked, partial(self._context, policy), report, self._keep)
+        hooked = [target for target in targets if calls(target.workload.spec.hooks)]
+        return OperationHooks(hooked, partial(self._context, policy), progress, self._keep)
 
     async def _keep(self, workload: Workload) -> None:
         """Puts on disk what is noted of a workload's hooks."""
@@ -80,9 +80,9 @@ class HookFactory:
         crash_point("hook-noted")
 
     def _context(
-        self, policy: EvictionPolicy | None, party: WorkloadPlan, record: HookRecord, warnings: list[str]
+        self, policy: EvictionPolicy | None, target: WorkloadPlan, record: HookRecord, warnings: list[str]
     ) -> HookContext:
-        workload = party.workload
+        workload = target.workload
         parked_by = workload.parked.policy if workload.parked else PLAIN
         if workload.hooked is not None:
             parked_by = workload.hooked.policy
@@ -93,19 +93,19 @@ class HookFactory:
             root=workload.root,
             hooks=workload.spec.hooks,
             policy=policy or parked_by,
-            member_pids=[member.identity.pid for member in party.members],
+            member_pids=[member.identity.pid for member in target.members],
             environment={**self._workloads.inherited, **workload.spec.environment},
             working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
-            measure=partial(self._measure, party),
+            measure=partial(self._measure, target),
             kernel=self._kernel_of(workload.workload_id),
             record=record,
             warnings=warnings,
         )
 
-    async def _measure(self, party: WorkloadPlan) -> int | None:
+    async def _measure(self, target: WorkloadPlan) -> int | None:
         """Device bytes that NVML lists for the members now. None: it can't say of one."""
-        members = await self._proof.measured(party.members, party.home)
-        if not party.home or not needed_by_gpu(members, party.home).keys() >= set(party.home):
+        members = await self._verification.measured(target.members, target.home)
+        if not target.home or not needed_by_gpu(members, target.home).keys() >= set(target.home):
             return None
         return sum(member.total_bytes for member in members)
 
@@ -115,28 +115,28 @@ class OperationHooks:
     """The hooks of one operation. Workloads without hooks cost nothing.
 
     Args:
-        parties: Those that have hooks.
+        targets: Those that have hooks.
         context: What those of one are called with.
-        report: Gets what goes wrong and is not fatal.
+        progress: Gets what goes wrong and is not fatal.
         keep: Puts a workload on disk as it is now, before it returns.
     """
 
     def __init__(
         self,
-        parties: Sequence[WorkloadPlan],
+        targets: Sequence[WorkloadPlan],
         context: Callable[[WorkloadPlan, HookRecord, list[str]], HookContext],
-        report: Progress,
+        progress: Progress,
         keep: Callable[[Workload], Awaitable[None]],
     ) -> None:
-        self._parties = parties
+        self._targets = targets
         self._context = context
-        self._report = report
+        self._progress = progress
         self._keep = keep
 
     @property
     def is_needed(self) -> bool:
         """Whether there are any."""
-        return bool(self._parties)
+        return bool(self._targets)
 
     async def down(self) -> None:
         """Calls the hooks of the way down, or undoes what some have done.
@@ -146,16 +146,16 @@ class OperationHooks:
         """
         called: list[WorkloadPlan] = []
         try:
-            for party in self._parties:
-                await self._down(party)
-                called.append(party)
+            for target in self._targets:
+                await self._down(target)
+                called.append(target)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._back(called)
             raise
 
-    async def _down(self, party: WorkloadPlan) -> None:
-        workload, context = party.workload, self._noting(party)
+    async def _down(self, target: WorkloadPlan) -> None:
+        workload, context = target.workload, self._noting(target)
         workload.hooked = workload.hooked or Hooked(context.policy, ())
         try:
             await runner.down(context)
@@ -170,15 +170,15 @@ class OperationHooks:
             OperationError: HOOK_FAILED, the first.
         """
         errors: list[OperationError] = []
-        for party in self._parties:
-            context = self._noting(party)
+        for target in self._targets:
+            context = self._noting(target)
             try:
                 await runner.up(context)
-                party.workload.hooked = None
+                target.workload.hooked = None
             except OperationError as error:
                 errors.append(error)
                 # Gone again by the next wake, also where a hook of one call was at fault.
-                party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
+                target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
         if errors:
             raise errors[0]
 
@@ -189,46 +189,48 @@ class OperationHooks:
             Whether all of it sleeps as before, by the hooks' and by NVML's word.
         """
         asleep = True
-        for party in self._parties:
-            context = self._noting(party)
-            party.workload.hooked = party.workload.hooked or Hooked(context.policy, ())
+        for target in self._targets:
+            context = self._noting(target)
+            target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
             failures = await runner.down_again(context)
-            asleep = asleep and not failures and await self._is_as_small(party, context)
+            asleep = asleep and not failures and await self._is_as_small(target, context)
         return asleep
 
-    async def _is_as_small(self, party: WorkloadPlan, context: HookContext) -> bool:
+    async def _is_as_small(self, target: WorkloadPlan, context: HookContext) -> bool:
         """Whether a workload holds no more device memory than before. A framework may lag behind its word."""
-        before = sum(member.total_bytes for member in party.members)
+        before = sum(member.total_bytes for member in target.members)
         with trio.move_on_after(SMALL_DEADLINE_S):
             while True:
                 now = await context.measure()
                 if now is None or now <= before:
                     return True
                 await trio.sleep(SMALL_INTERVAL_S)
-        self._report.warnings.append(
-            f"workload {party.workload.name} was told to sleep again, and takes more of its GPUs than it did"
+        self._progress.warnings.append(
+            f"workload {target.workload.name} was told to sleep again, and takes more of its GPUs than it did"
         )
         return False
 
     async def back(self) -> None:
         """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
-        running = [party for party in self._parties if party.workload.parked is None]
+        running = [target for target in self._targets if target.workload.parked is None]
         with trio.CancelScope(shield=True):
             await self._back(running)
 
-    async def _back(self, parties: Sequence[WorkloadPlan]) -> None:
-        for party in reversed(parties):
-            workload = party.workload
-            await runner.roll_back(self._noting(party))
+    async def _back(self, targets: Sequence[WorkloadPlan]) -> None:
+        for target in reversed(targets):
+            workload = target.workload
+            await runner.roll_back(self._noting(target))
             _forget_if_undone(workload)
             try:
                 await self._keep(workload)
             except OperationError as error:
-                self._report.warnings.append(f"that its hooks are undone is not on disk yet: {error.message}")
+                self._progress.warnings.append(
+                    f"that its hooks are undone is not on disk yet: {error.message}"
+                )
 
-    def _noting(self, party: WorkloadPlan) -> HookContext:
+    def _noting(self, target: WorkloadPlan) -> HookContext:
         """What the hooks of a workload are called with. How far they go is on disk before they go on."""
-        workload = party.workload
+        workload = target.workload
 
         async def keep(notes: frozenset[str]) -> None:
             before = workload.hooked
@@ -240,7 +242,7 @@ class OperationHooks:
                 raise
 
         record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
-        context = self._context(party, record, self._report.warnings)
+        context = self._context(target, record, self._progress.warnings)
         return context
 
 

@@ -35,79 +35,82 @@ UNKNOWN_FREE: Final = (
 class Destinations:
     """Finds the GPUs for plans of one worker."""
 
-    def __init__(self, inventory: Inventory, pool: GpuPool, gates: DriverChecks) -> None:
+    def __init__(self, inventory: Inventory, pool: GpuPool, driver_checks: DriverChecks) -> None:
         self._inventory = inventory
         self._pool = pool
-        self._gates = gates
+        self._driver_checks = driver_checks
 
     def complete(self, plan: Plan, wanted: Sequence[GpuPair]) -> None:
         """One permutation serves all workloads: each GPU is leased to one of them."""
         plan.pairs = complete_pairs(wanted, self._inventory.chips)
         moves = {pair.old_uuid: pair.new_uuid for pair in plan.pairs}
-        for party in plan.parties:
-            party.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in party.home)
+        for target in plan.targets:
+            target.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in target.home)
 
     async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         """Pairs each GPU that was held with the one to wake on."""
-        party, findings = plan.party, plan.findings
-        if (pairs := _where_some_run(party)) is not None:
-            plan.pairs, party.destination = pairs, moved(party.home, pairs)
+        target, findings = plan.target, plan.findings
+        if (pairs := _where_some_run(target)) is not None:
+            plan.pairs, target.destination = pairs, moved(target.home, pairs)
             return
         with findings.check("destinations", "free"):
             if operation.pairs:
-                named = parse_pairs(operation.pairs, party.home)
+                named = parse_pairs(operation.pairs, target.home)
                 moves = {pair.old_uuid: pair.new_uuid for pair in named}
-                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in party.home)
+                wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in target.home)
             elif operation.gpu_uuids:
                 uuids = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-                if len(uuids) != len(party.home):
+                if len(uuids) != len(target.home):
                     raise invalid(
                         "gpu_uuids",
-                        f"{len(uuids)} GPUs are named, and the workload held {len(party.home)}: name as many",
+                        f"{len(uuids)} GPUs are named, and the workload held {len(target.home)}: name "
+                        "as many",
                     )
-                wanted = tuple(map(GpuPair, party.home, uuids))
+                wanted = tuple(map(GpuPair, target.home, uuids))
             else:
-                wanted = await self._place(party)
+                wanted = await self._place(target)
             self.complete(plan, wanted)
 
-    async def _place(self, party: WorkloadPlan) -> tuple[GpuPair, ...]:
-        spec = party.workload.spec
+    async def _place(self, target: WorkloadPlan) -> tuple[GpuPair, ...]:
+        spec = target.workload.spec
         free = self._pool.unclaimed(
             allow_foreign=spec.resources.allow_foreign,
-            for_helper=spec.HasField("helper") and party.workload.yielded,
+            for_helper=spec.HasField("helper") and target.workload.yielded,
         )
-        room = await self._room(party.members)
-        needed = needed_by_gpu(party.members, party.home)
-        gpu_uuids = [*_held(party), *free]
-        return choose_gpus(party.home, gpu_uuids, self._inventory.chips, room, needed)
+        room = await self._room(target.members)
+        needed = needed_by_gpu(target.members, target.home)
+        gpu_uuids = [*_held(target), *free]
+        return choose_gpus(target.home, gpu_uuids, self._inventory.chips, room, needed)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
         findings = plan.findings
         with findings.check("gpus", "free for this"):
-            for party in plan.parties:
-                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(party) if gpu_uuid not in held]
-                self._pool.slots.check_free(wanted, allow_foreign=party.workload.spec.resources.allow_foreign)
-        destinations = [gpu_uuid for party in plan.parties for gpu_uuid in party.destination]
+            for target in plan.targets:
+                wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(target) if gpu_uuid not in held]
+                self._pool.slots.check_free(
+                    wanted, allow_foreign=target.workload.spec.resources.allow_foreign
+                )
+        destinations = [gpu_uuid for target in plan.targets for gpu_uuid in target.destination]
         if plan.pairs:
-            homes = {gpu_uuid for party in plan.parties for gpu_uuid in party.home}
+            homes = {gpu_uuid for target in plan.targets for gpu_uuid in target.home}
             if elsewhere := [gpu_uuid for gpu_uuid in destinations if gpu_uuid not in homes]:
-                await self._gates.mig(findings, elsewhere)
-            await self._gates.device_nodes(findings, plan.members, destinations)
+                await self._driver_checks.mig(findings, elsewhere)
+            await self._driver_checks.device_nodes(findings, plan.members, destinations)
         resident = _resident_bytes(plan.members)
         room = await self._room(plan.members)
-        for party in plan.parties:
-            needed = needed_by_gpu(party.members, party.home)
+        for target in plan.targets:
+            needed = needed_by_gpu(target.members, target.home)
             # What it is to have once its framework has taken the weights back.
-            needed = {uuid: max(size, party.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
-            for old, new in zip(party.home, party.destination, strict=True):
+            needed = {uuid: max(size, target.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
+            for old, new in zip(target.home, target.destination, strict=True):
                 # What the workloads themselves give up is free by the time that it is needed.
                 free = room.free_bytes
                 free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
                 plan.destinations.append(
                     Destination(new, self._inventory.chips.get(new, ""), free_then.get(new), needed.get(old))
                 )
-                with findings.about(party.workload):
+                with findings.about(target.workload):
                     if old in needed and new not in free and new not in room.shared:
                         findings.warn("device_memory", UNKNOWN_FREE.format(new))
                         continue
@@ -121,27 +124,27 @@ class Destinations:
 
 def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
     """A workload that sleeps wakes where its CUDA contexts are."""
-    party = plan.party
+    target = plan.target
     with plan.findings.check("destinations", "those where its contexts are"):
         if operation.gpu_uuids or operation.pairs:
             raise invalid(
                 "gpu_uuids",
-                f"workload {party.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
+                f"workload {target.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
                 "there, or suspend it by cuda_suspend first",
             )
-        party.destination = party.home
+        target.destination = target.home
 
 
-def _held(party: WorkloadPlan) -> tuple[str, ...]:
-    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
+def _held(target: WorkloadPlan) -> tuple[str, ...]:
+    return target.workload.lease.gpu_uuids if target.workload.lease is not None else ()
 
 
-def _where_some_run(party: WorkloadPlan) -> tuple[GpuPair, ...] | None:
+def _where_some_run(target: WorkloadPlan) -> tuple[GpuPair, ...] | None:
     """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
-    held = set(_held(party))
-    for member in party.members:
+    held = set(_held(target))
+    for member in target.members:
         runs = member.state in (RUNNING, LOCKED)
-        if runs and held.issuperset(moved(party.home, member.displacement)):
+        if runs and held.issuperset(moved(target.home, member.displacement)):
             return member.displacement
     return None
 
@@ -157,13 +160,13 @@ def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
     return total
 
 
-def full_bytes(party: WorkloadPlan) -> dict[str, int]:
+def full_bytes(target: WorkloadPlan) -> dict[str, int]:
     """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
-    full = bytes_by_gpu(party.members)
-    parked = party.workload.parked
+    full = bytes_by_gpu(target.members)
+    parked = target.workload.parked
     if parked is not None:
         for gpu_uuid, size in parked.device_memory_bytes.items():
-            present = full.get(gpu_uuid, 0) if party.workload.is_asleep else 0
+            present = full.get(gpu_uuid, 0) if target.workload.is_asleep else 0
             full[gpu_uuid] = present + size
     return full
 

@@ -70,19 +70,19 @@ class Durations:
         self._seen_s = OrderedDict[_Key, float]()
         self._rates: dict[str, float] = {}
 
-    def learn(self, workload_id: str, policy: EvictionPolicy | None, way: Way, report: Progress) -> None:
+    def learn(self, workload_id: str, policy: EvictionPolicy | None, way: Way, progress: Progress) -> None:
         """Takes in the phases of an operation that succeeded.
 
         Args:
             workload_id: Whose.
             policy: What it was parked by, or is. None: by nothing.
             way: Which way it went.
-            report: Its report, which is closed by that.
+            progress: Its report, which is closed by that.
         """
-        report.close(failed=False)
-        if policy is None or any(phase.failed or phase.rollback for phase in report.phases):
+        progress.close(failed=False)
+        if policy is None or any(phase.failed or phase.rollback for phase in progress.phases):
             return
-        for name, seconds in _by_name(report.phases).items():
+        for name, seconds in _by_name(progress.phases).items():
             weights = _weights(name, policy)
             if (way, name, weights) not in ASSUMED:
                 continue
@@ -90,8 +90,8 @@ class Durations:
                 key = (workload_id, way, name, weights)
                 self._seen_s[key] = seconds
                 self._seen_s.move_to_end(key)
-            elif report.disk_bytes >= LEAST_BYTES:
-                rate = report.disk_bytes / max(seconds, 0.001)
+            elif progress.disk_bytes >= LEAST_BYTES:
+                rate = progress.disk_bytes / max(seconds, 0.001)
                 known = self._rates.get(name, rate)
                 self._rates[name] = (1 - _NEWEST_WEIGHT) * known + _NEWEST_WEIGHT * rate
         while len(self._seen_s) > REMEMBERED_LIMIT:
@@ -118,7 +118,7 @@ class Durations:
     def _part(self, plan: Plan, way: Way, name: str, size: int) -> Estimate:
         policy = plan.policy or EvictionPolicy()
         weights = _weights(name, policy)
-        seen_s = self._seen_s.get((plan.party.workload.workload_id, way, name, weights))
+        seen_s = self._seen_s.get((plan.target.workload.workload_id, way, name, weights))
         if seen_s is not None:
             return Estimate(seen_s, f"{name} {seen_s:.1f} s (as the last time)")
         if (seen_rate := self._rates.get(name)) is not None:  # all of the time that was seen is in it
@@ -132,12 +132,12 @@ class Durations:
 
 def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
     """The phases of a plan that are not the driver's, in order, with the bytes that each moves."""
-    policy, workload = plan.policy, plan.party.workload
+    policy, workload = plan.policy, plan.target.workload
     if policy is None:
         return
     stops = policy.process_strategy == STOP
     on_disk = _on_disk(plan)
-    moved = sum(member.total_bytes for member in plan.members) or sum(plan.party.full_bytes.values())
+    moved = sum(member.total_bytes for member in plan.members) or sum(plan.target.full_bytes.values())
     if way is Way.DOWN:
         if calls(workload.spec.hooks) and workload.parked is None and not stops:
             yield HOOKS, moved
@@ -156,7 +156,7 @@ def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
     if policy.process_strategy == CHECKPOINT:
         yield RESUME, on_disk
     if calls(workload.spec.hooks):
-        yield HOOKS, max(moved, sum(plan.party.full_bytes.values()))
+        yield HOOKS, max(moved, sum(plan.target.full_bytes.values()))
 
 
 def _on_disk(plan: Plan) -> int:

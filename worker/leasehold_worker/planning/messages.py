@@ -11,18 +11,18 @@ def plan_message(record: Plan) -> plan_pb2.Plan:
     """What an operation would do."""
     released = [
         gpu_uuid
-        for party in record.parties
-        if party.workload.lease is not None and not record.already_there
-        for gpu_uuid in party.workload.lease.gpu_uuids
-        if not any(gpu_uuid in other.destination for other in record.parties)
+        for target in record.targets
+        if target.workload.lease is not None and not record.already_there
+        for gpu_uuid in target.workload.lease.gpu_uuids
+        if not any(gpu_uuid in other.destination for other in record.targets)
     ]
     need, estimate = record.host_memory, record.estimate
     return plan_pb2.Plan(
         already_there=record.already_there,
         members=[
-            plan_pb2.MemberPlan(workload_id=party.workload.workload_id, member=member_message(member))
-            for party in record.parties
-            for member in party.members
+            plan_pb2.MemberPlan(workload_id=target.workload.workload_id, member=member_message(member))
+            for target in record.targets
+            for member in target.members
         ],
         pairs=pair_messages(record.pairs),
         released_gpu_uuids=released,

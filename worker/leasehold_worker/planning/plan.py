@@ -97,7 +97,7 @@ class Plan:
     """What an operation would do.
 
     Attributes:
-        parties: The workloads that it is about.
+        targets: The workloads that it is about.
         already_there: There is nothing to do.
         astray: Members are on GPUs that they must leave before they can be woken.
         pairs: Complete pairs for the driver; none where all stay.
@@ -113,7 +113,7 @@ class Plan:
         saves: Nothing is lost, because its application saves itself.
     """
 
-    parties: list[WorkloadPlan] = field(default_factory=list)
+    targets: list[WorkloadPlan] = field(default_factory=list)
     already_there: bool = False
     astray: bool = False
     pairs: tuple[GpuPair, ...] = ()
@@ -131,7 +131,7 @@ class Plan:
     @property
     def members(self) -> list[Member]:
         """The CUDA processes of all parties."""
-        return [member for party in self.parties for member in party.members]
+        return [member for target in self.targets for member in target.members]
 
     @property
     def bytes_by_pid(self) -> dict[int, int]:
@@ -146,13 +146,13 @@ class Plan:
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY.
         """
-        for party in self.parties:
-            resident = [member for member in party.members if member.state != CHECKPOINTED]
-            known = needed_by_gpu(resident, party.home)
-            if unknown := [gpu_uuid for gpu_uuid in party.home if gpu_uuid not in known]:
+        for target in self.targets:
+            resident = [member for member in target.members if member.state != CHECKPOINTED]
+            known = needed_by_gpu(resident, target.home)
+            if unknown := [gpu_uuid for gpu_uuid in target.home if gpu_uuid not in known]:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-                    f"NVML tells neither what workload {party.workload.name} has on {unknown[0]} nor how "
+                    f"NVML tells neither what workload {target.workload.name} has on {unknown[0]} nor how "
                     "much of that GPU is in use, so whether the host's memory can hold it is not known: "
                     "look at `nvidia-smi -q -d MEMORY`, or stop the workload",
                     {"gpu_uuid": unknown[0]},
@@ -164,21 +164,21 @@ class Plan:
         return self.policy is None or self.policy.process_strategy != CHECKPOINT
 
     @property
-    def party(self) -> WorkloadPlan:
+    def target(self) -> WorkloadPlan:
         """The only party of a suspend or a restore."""
-        (party,) = self.parties
-        return party
+        (target,) = self.targets
+        return target
 
-    def to_reserve(self, party: WorkloadPlan) -> list[str]:
+    def to_reserve(self, target: WorkloadPlan) -> list[str]:
         """GPUs that a party gets and that no party of the plan holds."""
-        leases = [other.workload.lease for other in self.parties if other.workload.lease is not None]
+        leases = [other.workload.lease for other in self.targets if other.workload.lease is not None]
         held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}
-        return [gpu_uuid for gpu_uuid in party.destination if gpu_uuid not in held]
+        return [gpu_uuid for gpu_uuid in target.destination if gpu_uuid not in held]
 
     @property
     def is_parked(self) -> bool:
         """Whether its workloads are parked already, so that their hooks have been called."""
-        return all(party.workload.parked is not None for party in self.parties)
+        return all(target.workload.parked is not None for target in self.targets)
 
     def require_room(self) -> None:
         """Refuses a plan for which others would have to make room still, though they were asked.

@@ -55,14 +55,14 @@ class PolicyChecks:
     def __init__(
         self,
         resources: Resources,
-        kernels: ApplicationRegistry,
-        envelopes: ApplicationStore,
+        applications: ApplicationRegistry,
+        application_store: ApplicationStore,
         disk: CheckpointDirectory,
         criu: CriuSupport,
     ) -> None:
         self._resources = resources
-        self._kernels = kernels
-        self._envelopes = envelopes
+        self._applications = applications
+        self._application_store = application_store
         self._disk = disk
         self._criu = criu
 
@@ -73,7 +73,7 @@ class PolicyChecks:
             plan: With the policy, which gets what is found.
             allowed: Whether it may free nothing, or lose something.
         """
-        workload, policy = plan.party.workload, plan.policy
+        workload, policy = plan.target.workload, plan.policy
         if policy is None:
             return
         with plan.findings.check("policy", policy_text(policy)):
@@ -108,26 +108,26 @@ class PolicyChecks:
     def _is_harmless(self, workload: Workload, refusal: errors_pb2.ErrorReason.ValueType) -> bool:
         """Whether nothing is lost, since the application saves itself first."""
         lost = refusal == errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST
-        return lost and workload.state == RUNNING and self._kernels.of(workload.workload_id) is not None
+        return lost and workload.state == RUNNING and self._applications.of(workload.workload_id) is not None
 
     async def look_at_image(self, plan: Plan) -> None:
         """What writing an image takes: a CRIU, processes that it can write, and room on disk."""
-        findings, party = plan.findings, plan.party
-        party.processes = party.processes or await party.workload.find_processes()
+        findings, target = plan.findings, plan.target
+        target.processes = target.processes or await target.workload.find_processes()
         with findings.check("criu", "works here"):
             self._criu.require_criu()
-        at_rest = party.workload.state == SUSPENDED
+        at_rest = target.workload.state == SUSPENDED
         try:
-            for obstacle in await self._criu.obstacles(party.processes, suspended=at_rest):
+            for obstacle in await self._criu.obstacles(target.processes, suspended=at_rest):
                 error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
                 findings.refuse("processes", error)
-            read = partial(image_bytes, party.processes)
-            needed = await read_process(party.workload.root.pid, read, is_long=True)
+            read = partial(image_bytes, target.processes)
+            needed = await read_process(target.workload.root.pid, read, is_long=True)
         except OperationError as error:
             findings.refuse("processes", error)
             return
         if not at_rest:
-            needed += sum(member.total_bytes for member in party.members)
+            needed += sum(member.total_bytes for member in target.members)
         await self._look_at_disk(plan, needed)
 
     async def _look_at_disk(self, plan: Plan, needed_bytes: int) -> None:
@@ -143,16 +143,16 @@ class PolicyChecks:
 
     async def look_at_application(self, plan: Plan) -> None:
         """What stopping a workload takes: an application that can save itself now, if it serves a kernel."""
-        workload = plan.party.workload
-        if workload.state != RUNNING or self._kernels.of(workload.workload_id) is None:
+        workload = plan.target.workload
+        if workload.state != RUNNING or self._applications.of(workload.workload_id) is None:
             plan.findings.skip("application", "it serves no kernel, or is parked: nothing is saved")
             return
         await self.look_at_kernel(plan)
 
     async def look_at_kernel(self, plan: Plan) -> None:
         """What saving an application takes: a kernel that says yes, and room on disk."""
-        findings, workload = plan.findings, plan.party.workload
-        kernel = self._kernels.of(workload.workload_id)
+        findings, workload = plan.findings, plan.target.workload
+        kernel = self._applications.of(workload.workload_id)
         if kernel is None:
             findings.refuse("application", no_kernel(workload))
             return
@@ -169,7 +169,7 @@ class PolicyChecks:
 
     async def look_at_kept_image(self, plan: Plan) -> None:
         """What bringing processes back takes: CRIU, and an image for this host. Its bytes are read later."""
-        workload = plan.party.workload
+        workload = plan.target.workload
         plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
         with plan.findings.check("criu", "works here"):
             self._criu.require_criu()
@@ -184,7 +184,7 @@ class PolicyChecks:
 
     async def look_at_start(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         """What starting a stopped workload again takes: room, and what its application had saved."""
-        findings, workload = plan.findings, plan.party.workload
+        findings, workload = plan.findings, plan.target.workload
         parked_id = workload.parked.checkpoint_id if workload.parked else ""
         plan.checkpoint_id = operation.checkpoint_id or parked_id
         with findings.check("pairs", "none"):
@@ -195,7 +195,7 @@ class PolicyChecks:
                     {"field": "pairs"},
                 )
         with findings.check("resources", "there"):
-            request = AllocRequest.of(workload.spec.resources, plan.party.home)
+            request = AllocRequest.of(workload.spec.resources, plan.target.home)
             if operation.gpu_uuids:
                 request = AllocRequest(GpuRequest(0), request.host)
             taken = self._resources.alloc(
@@ -205,10 +205,10 @@ class PolicyChecks:
             plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
         if operation.checkpoint_id:
             with findings.check("checkpoint", f"{plan.checkpoint_id} is there"):
-                found = await trio.to_thread.run_sync(self._envelopes.find, operation.checkpoint_id)
+                found = await trio.to_thread.run_sync(self._application_store.find, operation.checkpoint_id)
                 plan.tiers.append(TierNeed(DISK, found.file_bytes, None))
             return
-        found_all = await trio.to_thread.run_sync(self._envelopes.scan, workload.workload_id)
+        found_all = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
         whole = [each for each in found_all if isinstance(each, StoredCheckpoint)]
         if plan.checkpoint_id and not found_all:
             findings.refuse("checkpoint", _gone(plan.checkpoint_id, workload))
@@ -217,7 +217,7 @@ class PolicyChecks:
 
     def tell_tiers(self, plan: Plan) -> None:
         """Where bytes would go, or come from."""
-        workload, policy = plan.party.workload, plan.policy
+        workload, policy = plan.target.workload, plan.policy
         if policy is None:
             return
         moved = sum(member.total_bytes for member in plan.members)

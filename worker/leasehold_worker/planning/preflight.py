@@ -96,7 +96,7 @@ class Preflight:
         foreign: ForeignWatch,
         host_memory: SuspendMemory,
         rates: Rates,
-        proof: Verification,
+        verification: Verification,
         policies: PolicyChecks,
         tiers: Tiers,
     ) -> None:
@@ -106,11 +106,11 @@ class Preflight:
         self._foreign = foreign
         self._host_memory = host_memory
         self._rates = rates
-        self._proof = proof
+        self._verification = verification
         self._policies = policies
         self._tiers = tiers
-        self._gates = DriverChecks(driver, inventory)
-        self._destinations = Destinations(inventory, pool, self._gates)
+        self._driver_checks = DriverChecks(driver, inventory)
+        self._destinations = Destinations(inventory, pool, self._driver_checks)
 
     async def suspend(
         self,
@@ -198,25 +198,25 @@ class Preflight:
 
     async def _look_at_suspended(self, plan: Plan) -> None:
         """What is needed to put parked processes on disk."""
-        party = plan.party
-        party.processes = await party.workload.find_processes()
-        party.full_bytes = party.workload.parked.device_memory_bytes if party.workload.parked else {}
-        await self._gates.runnable(plan.findings, party.processes)
-        party.members = await self._parked_members(plan)
+        target = plan.target
+        target.processes = await target.workload.find_processes()
+        target.full_bytes = target.workload.parked.device_memory_bytes if target.workload.parked else {}
+        await self._driver_checks.runnable(plan.findings, target.processes)
+        target.members = await self._parked_members(plan)
 
     async def _look_at_sleeper(self, plan: Plan) -> None:
         """What is needed to free what a framework drops, while the processes run on."""
-        party = plan.party
-        with plan.findings.check("state", f"{party.workload.name} is running on GPUs"):
-            require_state(party.workload, (RUNNING,), "put to sleep")
-            if party.workload.lease is None:
+        target = plan.target
+        with plan.findings.check("state", f"{target.workload.name} is running on GPUs"):
+            require_state(target.workload, (RUNNING,), "put to sleep")
+            if target.workload.lease is None:
                 raise invalid(
                     "policy",
-                    f"workload {party.workload.name} holds no GPU, so there is nothing to free: choose "
+                    f"workload {target.workload.name} holds no GPU, so there is nothing to free: choose "
                     "checkpoint or stop",
                 )
         await _list_processes(plan)
-        await self._find_members(plan.findings, party)
+        await self._find_members(plan.findings, target)
         if plan.policy is not None and plan.policy.weight_strategy == OFFLOAD and not plan.refused:
             self._look_at_host_memory(plan)
 
@@ -242,7 +242,7 @@ class Preflight:
         plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
         if workload.state == RUNNING and not moves:
             plan.already_there = workload.hooked is None
-            plan.party.destination = plan.party.home
+            plan.target.destination = plan.target.home
             if workload.hooked is not None:
                 plan.policy = workload.hooked.policy
                 plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
@@ -263,21 +263,21 @@ class Preflight:
         if workload.state == UNKNOWN:
             processes = await workload.find_processes()
         if workload.state == WORKLOAD_CHECKPOINTED:
-            plan.party.members = workload.members
+            plan.target.members = workload.members
             await self._policies.look_at_kept_image(plan)
-        elif await self._gates.runnable(findings, processes):
-            plan.party.members = await self._parked_members(plan)
-        plan.party.full_bytes = full_bytes(plan.party)
+        elif await self._driver_checks.runnable(findings, processes):
+            plan.target.members = await self._parked_members(plan)
+        plan.target.full_bytes = full_bytes(plan.target)
         if workload.is_asleep:
             stay_at_home(plan, operation)
         else:
             await self._destinations.choose(plan, operation)
             plan.astray = workload.state == UNKNOWN and not plan.refused and await self._are_astray(plan)
         if not workload.is_asleep:
-            self._gates.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
+            self._driver_checks.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
         if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
-            await self._gates.members(findings, plan.members)
-        if len(plan.party.destination) == len(plan.party.home):
+            await self._driver_checks.members(findings, plan.members)
+        if len(plan.target.destination) == len(plan.target.home):
             await self._destinations.check(plan, held)
         if plan.astray:
             self._look_at_host_memory(plan)
@@ -314,9 +314,9 @@ class Preflight:
         wanted: list[GpuPair] = []
         for move in operation.moves:
             workload = self._workloads.get(move.workload_id)
-            if any(party.workload is workload for party in plan.parties):
+            if any(target.workload is workload for target in plan.targets):
                 raise invalid("moves", f"workload {workload.name} is named twice: give all its pairs at once")
-            plan.parties.append(WorkloadPlan(workload, home=home_of(workload)))
+            plan.targets.append(WorkloadPlan(workload, home=home_of(workload)))
             with (
                 plan.findings.about(workload),
                 plan.findings.check("pairs", f"for GPUs that {workload.name} holds"),
@@ -326,12 +326,12 @@ class Preflight:
                         "pairs",
                         f"workload {workload.name} holds no GPU, so there is nothing to move: leave it out",
                     )
-                wanted += parse_pairs(move.pairs, plan.parties[-1].home)
+                wanted += parse_pairs(move.pairs, plan.targets[-1].home)
         with plan.findings.check("chips", "the same on both sides"):
             self._destinations.complete(plan, wanted)
         if plan.refused:
             return plan
-        stays = all(party.home == party.destination for party in plan.parties)
+        stays = all(target.home == target.destination for target in plan.targets)
         if stays and not await self._are_elsewhere(plan):
             plan.already_there = True
             return plan
@@ -347,35 +347,42 @@ class Preflight:
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
         """Checks the needs of parking: members that can be locked and checkpointed, and host memory."""
         findings = plan.findings
-        for party in plan.parties:
-            with findings.about(party.workload), findings.check("state", f"{party.workload.name} is running"):
-                require_state(party.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
-            party.home = party.home or home_of(party.workload)
-        self._gates.driver(findings, cuda_version)
+        for target in plan.targets:
+            with (
+                findings.about(target.workload),
+                findings.check("state", f"{target.workload.name} is running"),
+            ):
+                require_state(target.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
+            target.home = target.home or home_of(target.workload)
+        self._driver_checks.driver(findings, cuda_version)
         await both(partial(self._look_at_gpus, plan), partial(_list_processes, plan))
-        for party in plan.parties:
+        for target in plan.targets:
             # An image holds any program, and then there is nothing for the driver to do.
-            held = party.workload.lease is not None or party.workload.is_asleep
-            with findings.about(party.workload):
-                await self._find_members(findings, party, needs_cuda=held or verb != "checkpointed")
+            held = target.workload.lease is not None or target.workload.is_asleep
+            with findings.about(target.workload):
+                await self._find_members(findings, target, needs_cuda=held or verb != "checkpointed")
         if plan.refused:
             return
-        await self._gates.members(findings, plan.members)
+        await self._driver_checks.members(findings, plan.members)
         self._look_at_host_memory(plan)
-        for party in plan.parties:
-            if are_unlisted(party.members):
-                with findings.about(party.workload):
+        for target in plan.targets:
+            if are_unlisted(target.members):
+                with findings.about(target.workload):
                     findings.warn(
                         "device_memory_known",
-                        f"NVML lists no member of workload {party.workload.name} on a GPU: all memory in use "
-                        "on its GPUs counts as its own, and where its members run is not proved",
+                        f"NVML lists no member of workload {target.workload.name} on a GPU: all memory in "
+                        "use on its GPUs counts as its own, and where its members run is not proved",
                     )
 
     async def _look_at_gpus(self, plan: Plan) -> None:
         findings = plan.findings
-        await self._gates.mig(findings, [gpu_uuid for party in plan.parties for gpu_uuid in party.home])
-        leases = [party.workload.lease for party in plan.parties if party.workload.lease is not None]
-        await self._gates.present(findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids])
+        await self._driver_checks.mig(
+            findings, [gpu_uuid for target in plan.targets for gpu_uuid in target.home]
+        )
+        leases = [target.workload.lease for target in plan.targets if target.workload.lease is not None]
+        await self._driver_checks.present(
+            findings, [gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids]
+        )
 
     def _look_at_host_memory(self, plan: Plan) -> None:
         need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
@@ -388,35 +395,35 @@ class Preflight:
             need.check()
 
     async def _find_members(
-        self, findings: Findings, party: WorkloadPlan, *, needs_cuda: bool = True
+        self, findings: Findings, target: WorkloadPlan, *, needs_cuda: bool = True
     ) -> None:
-        processes = party.processes
-        if not await self._gates.runnable(findings, processes) or findings.refusals:
+        processes = target.processes
+        if not await self._driver_checks.runnable(findings, processes) or findings.refusals:
             findings.skip("members", "driver calls would block or be refused")
             return
-        with findings.check("members", f"those of {party.workload.name} run"):
+        with findings.check("members", f"those of {target.workload.name} run"):
             try:
                 search, usage = await both(
-                    partial(search_members, self._driver, processes), self._proof.usage
+                    partial(search_members, self._driver, processes), self._verification.usage
                 )
-                party.members = found = search.members
+                target.members = found = search.members
                 if needs_cuda or found:
                     require_open(search, usage)
                     pids = {identity.pid for identity in processes}
                     listed = any(pids & gpu.processes.keys() for gpu in usage.values())
-                    require_members(party.workload, found, listed=listed)
+                    require_members(target.workload, found, listed=listed)
             except OperationError:
                 # The driver takes a process that is about to be gone for one without CUDA.
-                if await will_end(party.workload.root):
-                    require_alive(party.workload)
+                if await will_end(target.workload.root):
+                    require_alive(target.workload)
                 raise
-            measured = sized(found, usage, party.home)
-            party.members = await find_displaced(measured, _leased(party), self._inventory.chips, findings)
-            party.full_bytes = full_bytes(party)
+            measured = sized(found, usage, target.home)
+            target.members = await find_displaced(measured, _leased(target), self._inventory.chips, findings)
+            target.full_bytes = full_bytes(target)
             require_all(processes, found, usage)
 
     async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
-        workload = plan.party.workload
+        workload = plan.target.workload
         alive = tuple(member for member in workload.members if is_alive(member.identity))
         if workload.state == UNKNOWN and not plan.refused:
             with plan.findings.check("members", "found afresh"):
@@ -431,7 +438,7 @@ class Preflight:
         before = {member.identity: member for member in known}
         members: list[Member] = []
         newcomers = [member for member in found if member.identity not in before]
-        measured = {member.identity: member for member in await self._proof.measured(newcomers)}
+        measured = {member.identity: member for member in await self._verification.measured(newcomers)}
         for member in found:
             former = before.get(member.identity)
             state = state_since(former.state, member.state) if former else member.state
@@ -448,19 +455,21 @@ class Preflight:
 
     async def _are_elsewhere(self, plan: Plan) -> bool:
         """Whether processes of running workloads are on GPUs that these do not lease."""
-        usage = await self._proof.usage()
-        for party in plan.parties:
-            processes = await party.workload.find_processes()
-            if party.workload.state == RUNNING and is_elsewhere(processes, _leased(party), usage):
+        usage = await self._verification.usage()
+        for target in plan.targets:
+            processes = await target.workload.find_processes()
+            if target.workload.state == RUNNING and is_elsewhere(processes, _leased(target), usage):
                 return True
         return False
 
     async def _are_astray(self, plan: Plan) -> bool:
         """Whether members that are not parked are on other GPUs than their workload is to have."""
         resident = [member for member in plan.members if member.state != CHECKPOINTED]
-        if any(moved(plan.party.home, member.displacement) != plan.party.destination for member in resident):
+        if any(
+            moved(plan.target.home, member.displacement) != plan.target.destination for member in resident
+        ):
             return True
-        return not await self._proof.listed_gpus(resident) <= set(plan.party.destination)
+        return not await self._verification.listed_gpus(resident) <= set(plan.target.destination)
 
     async def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
         """How long the driver's copies take; the rest is milliseconds."""
@@ -468,13 +477,13 @@ class Preflight:
             return None
         lanes_s: list[float] = []
         chips: dict[str, int] = {}
-        for party in plan.parties:
+        for target in plan.targets:
             times_s = []
-            for member in party.members:
+            for member in target.members:
                 chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
                 chips[chip] = max(chips.get(chip, 0), member.total_bytes)
                 times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
-            one_by_one = await is_sequential(party.workload.spec, party.members)
+            one_by_one = await is_sequential(target.workload.spec, target.members)
             lanes_s += [sum(times_s)] if one_by_one else times_s
         duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
@@ -483,27 +492,27 @@ class Preflight:
 
 
 async def _list_processes(plan: Plan) -> None:
-    for party in plan.parties:
-        party.tree = await party.workload.find_tree()
-        party.processes = party.tree.processes
+    for target in plan.targets:
+        target.tree = await target.workload.find_tree()
+        target.processes = target.tree.processes
 
 
 def _check_ready(plan: Plan) -> None:
-    for party in plan.parties:
-        if party.workload.has_probe:
+    for target in plan.targets:
+        if target.workload.has_probe:
             with (
-                plan.findings.about(party.workload),
-                plan.findings.check("ready", f"{party.workload.name} is ready"),
+                plan.findings.about(target.workload),
+                plan.findings.check("ready", f"{target.workload.name} is ready"),
             ):
-                require_ready(party.workload)
+                require_ready(target.workload)
 
 
 def _is_unready(plan: Plan) -> bool:
     return any(refusal.reason == errors_pb2.ERROR_REASON_NOT_READY for refusal in plan.findings.refusals)
 
 
-def _leased(party: WorkloadPlan) -> tuple[str, ...]:
-    return party.workload.lease.gpu_uuids if party.workload.lease is not None else ()
+def _leased(target: WorkloadPlan) -> tuple[str, ...]:
+    return target.workload.lease.gpu_uuids if target.workload.lease is not None else ()
 
 
 def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:

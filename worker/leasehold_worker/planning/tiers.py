@@ -94,7 +94,7 @@ class Tiers:
             tier = SHORTAGES.get(refusal.reason)
             if tier is None:
                 continue
-            others = [each for each in self._workloads.all() if each is not plan.party.workload]
+            others = [each for each in self._workloads.all() if each is not plan.target.workload]
             missing = _missing(plan, tier)
             moves = choose(others, tier, missing, images=self._has_images()) if missing > 0 else None
             if moves:

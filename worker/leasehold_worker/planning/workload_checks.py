@@ -82,8 +82,10 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
     for member in members:
         if member.state != RUNNING:
             state = state_name(member.state)
-            moving = member.state in (LOCKED, CHECKPOINTED)
-            remedy = "let whoever suspends it resume it" if moving else "stop the workload if it stays so"
+            cuda_suspend = member.state in (LOCKED, CHECKPOINTED)
+            remedy = (
+                "let whoever suspends it resume it" if cuda_suspend else "stop the workload if it stays so"
+            )
             if member.state == FAILED:
                 remedy = "the driver has given it up, so stop the workload"
             raise OperationError(

@@ -51,10 +51,10 @@ class Queries:
     """
 
     def __init__(
-        self, workloads: Workloads, planning: PlanQueries, disk: CheckpointDirectory, worker_id: str
+        self, workloads: Workloads, plan_queries: PlanQueries, disk: CheckpointDirectory, worker_id: str
     ) -> None:
         self._workloads = workloads
-        self._planning = planning
+        self._plan_queries = plan_queries
         self._disk = disk
         self._worker_id = worker_id
         self._plans = trio.CapacityLimiter(PLANS_AT_ONCE)
@@ -101,7 +101,7 @@ class Queries:
     def _plan(self, query: PlanQuery) -> _Question:
         async def answer() -> ConnectRequest:
             async with self._plans:
-                return ConnectRequest(plan_answer=await self._planning.answer(query))
+                return ConnectRequest(plan_answer=await self._plan_queries.answer(query))
 
         return _Question(
             answer, lambda error: ConnectRequest(plan_answer=PlanAnswer(plan_id=query.plan_id, error=error))

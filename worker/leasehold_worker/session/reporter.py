@@ -76,7 +76,7 @@ class Reporter:
         resources: Resources,
         workloads: Workloads,
         criu: CriuSupport,
-        kernels: ApplicationRegistry,
+        applications: ApplicationRegistry,
     ) -> None:
         self._identity = identity
         self._inventory = inventory
@@ -85,7 +85,7 @@ class Reporter:
         self._resources = resources
         self._workloads = workloads
         self._criu = criu
-        self._kernels = kernels
+        self._applications = applications
         self._commands = commands
         self._journal = journal
         self._load_sequence = 0

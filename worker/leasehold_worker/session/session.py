@@ -88,7 +88,7 @@ class CoordinatorSession:
         reporter: Reporter,
         commands: Commands,
         pool: GpuPool,
-        questions: Queries,
+        queries: Queries,
         journal: Journal,
     ) -> None:
         self._coordinator = coordinator
@@ -96,7 +96,7 @@ class CoordinatorSession:
         self._reporter = reporter
         self._commands = commands
         self._pool = pool
-        self._questions = questions
+        self._queries = queries
         self._journal = journal
         self._outbox: Outbox | None = None
         self._overflow = trio.Event()
@@ -327,12 +327,12 @@ class CoordinatorSession:
         if self._asked < QUESTIONS_LIMIT:
             self._asked += 1
             nursery.start_soon(self._answer, frame, outbox)
-        elif outbox.has_room and (refusal := self._questions.refuse(frame, _FULL)):
+        elif outbox.has_room and (refusal := self._queries.refuse(frame, _FULL)):
             outbox.put_answer(refusal)
 
     async def _answer(self, frame: ConnectResponse, outbox: Outbox) -> None:
         try:
-            if (answer := await self._questions.answer(frame)) is None:
+            if (answer := await self._queries.answer(frame)) is None:
                 return
             async with self._answer_turn:
                 while not outbox.has_room:  # noqa: ASYNC110 - gRPC's thread tells nobody

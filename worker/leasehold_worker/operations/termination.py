@@ -33,14 +33,14 @@ KILL_WAIT_S: Final = 15.0
 
 
 @final
-class Stop:
+class Termination:
     """The stop operation."""
 
     def __init__(self, workloads: Workloads, killer: Killer) -> None:
         self._workloads = workloads
         self._killer = killer
 
-    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, report: Progress) -> None:
+    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, progress: Progress) -> None:
         """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
 
         A parked workload is killed at once: its CUDA calls block, so it could not end by itself. So is one
@@ -51,26 +51,26 @@ class Stop:
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:
-            report.already_there = True
+            progress.already_there = True
             return
         before = workload.state
         home = workload.lease.gpu_uuids if workload.lease else ()
-        party = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
-        await report.intend(Intent("stop", (party,)))
+        target = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
+        await progress.intend(Intent("stop", (target,)))
         self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
         if before in AWAY:
             self._workloads.end_without_processes(workload)
             return
         with trio.CancelScope(shield=True):
             if before in (RUNNING, SLEEPING) and self._may_terminate(workload, force=operation.force):
-                report.enter("terminate")
+                progress.enter("terminate")
                 send_signal(workload.root, signal.SIGTERM)
                 await _wait_grace(workload, operation)
             if not workload.ended.is_set():
-                await self._kill(workload, before, report, force=operation.force)
+                await self._kill(workload, before, progress, force=operation.force)
 
     async def resume(
-        self, workload: Workload, operation: command_pb2.StopOperation, report: Progress, *, parked: bool
+        self, workload: Workload, operation: command_pb2.StopOperation, progress: Progress, *, parked: bool
     ) -> None:
         """Ends a workload whose stop was under way when the worker was killed.
 
@@ -80,7 +80,7 @@ class Stop:
         Args:
             workload: The workload.
             operation: How it is to be stopped.
-            report: Gets what was done with the members.
+            progress: Gets what was done with the members.
             parked: It was parked when the stop began.
 
         Raises:
@@ -97,12 +97,12 @@ class Stop:
                 await _wait_grace(workload, operation)
             if not workload.ended.is_set():
                 before = SUSPENDED if parked else RUNNING
-                await self._kill(workload, before, report, force=operation.force)
+                await self._kill(workload, before, progress, force=operation.force)
 
     async def end_processes(
         self,
         workload: Workload,
-        report: Progress,
+        progress: Progress,
         *,
         parked: bool,
         told: Callable[[], Awaitable[None]] | None = None,
@@ -113,7 +113,7 @@ class Stop:
 
         Args:
             workload: The workload.
-            report: Gets what was done with the members.
+            progress: Gets what was done with the members.
             parked: Its CUDA calls block, so it could not end by itself and is killed at once.
             told: Notes that it has been told to end, and so will.
 
@@ -124,19 +124,19 @@ class Stop:
             await trio.lowlevel.checkpoint()
             return
         if not parked and self._may_terminate(workload, force=False):
-            report.enter("terminate")
+            progress.enter("terminate")
             send_signal(workload.root, signal.SIGTERM)
             if told is not None:
-                await _note(told, report)
+                await _note(told, progress)
             with trio.move_on_after(DEFAULT_GRACE_S):
                 await wait_ended(workload.root)
         # Takes as long as suspending the members does, and is not broken off.
-        await self._killer.kill(workload, report)
+        await self._killer.kill(workload, progress)
         deadline = trio.current_time() + KILL_WAIT_S
         while not await _gone(workload):
             if trio.current_time() > deadline:
                 raise _stuck(workload)
-            await self._killer.kill(workload, report)
+            await self._killer.kill(workload, progress)
 
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
         return force or not workload.restored or catches(workload.root, signal.SIGTERM)
@@ -145,12 +145,12 @@ class Stop:
         self,
         workload: Workload,
         before: workload_pb2.WorkloadState.ValueType,
-        report: Progress,
+        progress: Progress,
         *,
         force: bool,
     ) -> None:
         try:
-            await self._killer.kill(workload, report, force=force)
+            await self._killer.kill(workload, progress, force=force)
         except OperationError as error:
             workload.error = error if workload.headless else workload.error
             self._workloads.set_state(workload, UNKNOWN if workload.headless else before)
@@ -181,12 +181,12 @@ def _stuck(workload: Workload) -> OperationError:
     )
 
 
-async def _note(told: Callable[[], Awaitable[None]], report: Progress) -> None:
+async def _note(told: Callable[[], Awaitable[None]], progress: Progress) -> None:
     """Notes what can't be taken back, or says that it couldn't."""
     try:
         await told()
     except OperationError as error:
-        report.warnings.append(f"that it was told to end is not on disk: {error.message}")
+        progress.warnings.append(f"that it was told to end is not on disk: {error.message}")
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:

@@ -47,7 +47,8 @@ from leasehold_worker.host.processes import boot_id, memory_bytes, process_tree,
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import RUNNING, Workload
+from leasehold_worker.workloads.states import RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
 MIB: Final = 2**20

@@ -14,12 +14,8 @@ from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    RUNNING,
-    SUSPENDED,
-    Workload,
-)
+from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDED
+from leasehold_worker.workloads.workload import Workload
 
 from .cases import Kind
 from .member import PROGRAM, PROGRESS_ROUNDS, Members

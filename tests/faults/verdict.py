@@ -9,7 +9,7 @@ from leasehold.v1.workload_pb2 import MemberState
 from leasehold_simgpu import ProcessState
 from leasehold_worker.driver.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
 from leasehold_worker.host.processes import is_alive
-from leasehold_worker.workloads.workload import ENDED
+from leasehold_worker.workloads.states import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
 from .cases import CaseFault, Kind

@@ -16,7 +16,7 @@ import trio
 from leasehold.v1 import command_pb2
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.commands.progress import Progress
-from leasehold_worker.workloads.workload import RUNNING
+from leasehold_worker.workloads.states import RUNNING
 
 from tests.faults.arena import POLL_S, Actor, Arena, Outcome, Stage, open_arena
 from tests.faults.cases import Kind

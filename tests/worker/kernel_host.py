@@ -21,7 +21,7 @@ from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
-from leasehold_worker.workloads.workload import ENDED
+from leasehold_worker.workloads.states import ENDED
 
 from .kernel_programs import THREADS
 

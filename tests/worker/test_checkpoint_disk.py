@@ -22,7 +22,8 @@ from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.session import checkpoint_query
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
-from leasehold_worker.workloads.workload import CHECKPOINTED, RUNNING, Parked, Workload
+from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING
+from leasehold_worker.workloads.workload import Parked, Workload
 
 from tests import prefork
 
@@ -445,10 +446,10 @@ async def test_a_long_list_is_told_page_by_page(world: World, monkeypatch: pytes
 
 HANGING = """
 import time
-from leasehold_worker import checkpoint_disk
-checkpoint_disk.CLEAN_UP_TIMEOUT_S = 0.1
-checkpoint_disk.CLEAN_UPS_AT_ONCE = 1
-checkpoint_disk.CheckpointDisk.clean_up = lambda *_: time.sleep(1000)
+from leasehold_worker.checkpoints import directory
+directory.CLEAN_UP_TIMEOUT_S = 0.1
+directory.CLEAN_UPS_AT_ONCE = 1
+directory.CheckpointDirectory.clean_up = lambda *_: time.sleep(1000)
 """
 
 

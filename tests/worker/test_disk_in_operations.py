@@ -21,7 +21,8 @@ from leasehold_worker.operations import image_checkpoint
 from leasehold_worker.operations.stop_restart import StopRestart
 from leasehold_worker.planning.plan import Plan, TierNeed, WorkloadPlan
 from leasehold_worker.workloads.eviction import DISK, RETAIN, STOP
-from leasehold_worker.workloads.workload import RUNNING, Workload
+from leasehold_worker.workloads.states import RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 from .criu_cases import fake_criu, program
 from .kernel_host import SIZE, Served, open_served

@@ -28,7 +28,8 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.operations import termination
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.programs.programs import launched
-from leasehold_worker.workloads.workload import RUNNING, STOPPED, UNKNOWN, Workload
+from leasehold_worker.workloads.states import RUNNING, STOPPED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload
 
 POLICY = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
 SLOW = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"

@@ -12,7 +12,8 @@ from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.operations.hook_retries import WAITS_S, HookRetries
-from leasehold_worker.workloads.workload import SUSPENDED, Hooked, Workload
+from leasehold_worker.workloads.states import SUSPENDED
+from leasehold_worker.workloads.workload import Hooked, Workload
 
 LEFT = Hooked(workload_pb2.EvictionPolicy(), ("engine",))
 

@@ -32,7 +32,7 @@ from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimSt
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
-from leasehold_worker.workloads.workload import ENDED
+from leasehold_worker.workloads.states import ENDED
 
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
 EXEC = local_pb2.CLAIM_HOLD_PROCESS

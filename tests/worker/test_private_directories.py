@@ -41,14 +41,14 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, which: str) -> 
 
 @as_root
 @pytest.mark.parametrize("link", ["state", "state/lock", "state/journal.sqlite3"])
-def test_a_link_of_somebody_else_is_not_followed(tmp_path: Path, coordinator_session: str) -> None:
+def test_a_link_of_somebody_else_is_not_followed(tmp_path: Path, link: str) -> None:
     victim = tmp_path / "victim"
-    if coordinator_session == "state":
+    if link == "state":
         victim.mkdir()
     else:
         (tmp_path / "state").mkdir()
-    (tmp_path / coordinator_session).symlink_to(victim)
-    os.lchown(tmp_path / coordinator_session, NOBODY, NOBODY)
+    (tmp_path / link).symlink_to(victim)
+    os.lchown(tmp_path / link, NOBODY, NOBODY)
     with pytest.raises(StartError, match=f"belongs to user id {NOBODY}"):
         open_private(tmp_path / "state", "state directory")
     assert not victim.exists() or not list(victim.iterdir())

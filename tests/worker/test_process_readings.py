@@ -14,6 +14,7 @@ from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
 from leasehold_worker.agent import assembly
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
+from leasehold_worker.criu import support
 from leasehold_worker.driver.members import RUNNING as MEMBER_RUNNING
 from leasehold_worker.driver.members import Member
 from leasehold_worker.driver.transfer_rates import Rates
@@ -22,7 +23,7 @@ from leasehold_worker.host import process_readings, processes
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.process_readings import READING, USER_READERS, read_process
 from leasehold_worker.host.processes import Pid, ProcessIdentity
-from leasehold_worker.operations import image_checkpoint, kill
+from leasehold_worker.operations import kill
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.planning import driver_checks
 from leasehold_worker.planning.displacement import find_displaced
@@ -173,7 +174,7 @@ async def test_a_look_for_what_an_image_can_not_hold_ends(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(process_readings, "LONG_READ_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(image_checkpoint, "obstacles", lambda *_, **__: released.wait(30))
+    monkeypatch.setattr(support, "obstacles", lambda *_, **__: released.wait(30))
     try:
         with running("sleep", "1000") as peer:
             async with open_local(tmp_path) as local:

@@ -24,7 +24,8 @@ from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.workloads.workload import CLAIM, UNKNOWN, Workload
+from leasehold_worker.workloads.states import UNKNOWN
+from leasehold_worker.workloads.workload import CLAIM, Workload
 
 from .test_local_claims import running
 

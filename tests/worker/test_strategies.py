@@ -27,7 +27,7 @@ from leasehold_worker.workloads.eviction import (
     resolve,
     strategy_of,
 )
-from leasehold_worker.workloads.workload import AWAY, PARKED
+from leasehold_worker.workloads.states import AWAY, PARKED
 
 
 def policy(weights: int = 0, process: int = 0, escalate_to: int = 0) -> EvictionPolicy:

@@ -17,14 +17,8 @@ from leasehold_worker.workloads.eviction import (
     RETAIN,
     STOP,
 )
-from leasehold_worker.workloads.workload import (
-    CHECKPOINTED,
-    RUNNING,
-    SLEEPING,
-    SUSPENDED,
-    Parked,
-    Workload,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.workload import Parked, Workload
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30

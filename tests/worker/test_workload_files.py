@@ -154,7 +154,7 @@ def test_a_reader_of_a_worker_is_told_where_what_is_kept_begins(
 def test_the_files_of_the_oldest_ended_workloads_are_removed(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = "from leasehold_worker import workloads; workloads.ENDED_LIMIT = 1; "
+    few = "from leasehold_worker.workloads import registry; registry.ENDED_LIMIT = 1; "
     monkeypatch.setattr(conftest, "WORKER", few + prefork.WORKER)
     start_worker(None)
     session = coordinator.next_session()

@@ -37,14 +37,8 @@ from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
 from leasehold_worker.session.session import CoordinatorSession
 from leasehold_worker.workloads.messages import workload_message
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    FAILED,
-    LET_GO,
-    RELEASED,
-    RUNNING,
-    Workload,
-)
+from leasehold_worker.workloads.states import ENDED, FAILED, RELEASED, RUNNING
+from leasehold_worker.workloads.workload import LET_GO, Workload
 
 logger = logging.getLogger(__name__)
 

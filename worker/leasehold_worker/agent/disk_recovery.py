@@ -26,16 +26,8 @@ from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    CHECKPOINTED,
-    FAILED,
-    RUNNING,
-    STOPPED,
-    SUSPENDED,
-    UNKNOWN,
-    Parked,
-    Workload,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED, FAILED, RUNNING, STOPPED, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
 

@@ -37,18 +37,10 @@ from leasehold_worker.operations.settlement import Settlement, settle_state, whe
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND
-from leasehold_worker.workloads.workload import (
-    AWAY,
-    ENDED,
-    PARKED,
-    SLEEPING,
-    SUSPENDED,
-    WEDGED,
-    Workload,
-    home_of,
-)
-from leasehold_worker.workloads.workload import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads.workload import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.workload import Workload, home_of
 
 logger = logging.getLogger(__name__)
 

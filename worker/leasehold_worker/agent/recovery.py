@@ -33,14 +33,8 @@ from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.programs import abandon, exit_record, launched
 from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
-from leasehold_worker.workloads.workload import (
-    CHECKPOINTED,
-    ENDED,
-    FAILED,
-    STOPPED,
-    UNKNOWN,
-    Workload,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED, ENDED, FAILED, STOPPED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 

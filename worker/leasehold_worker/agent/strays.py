@@ -32,14 +32,8 @@ from leasehold_worker.host.processes import (
 )
 from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.programs.programs import launched
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    RUNNING,
-    UNKNOWN,
-    WORKLOAD_ID_VARIABLE,
-    Workload,
-    told_arguments,
-)
+from leasehold_worker.workloads.states import ENDED, RUNNING, UNKNOWN
+from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 logger = logging.getLogger(__name__)
 

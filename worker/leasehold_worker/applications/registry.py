@@ -15,7 +15,8 @@ from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
 from leasehold_worker.workloads.foreign_processes import owner, read_mark
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import RUNNING, Workload
+from leasehold_worker.workloads.states import RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 

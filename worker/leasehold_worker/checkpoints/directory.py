@@ -28,12 +28,8 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.capacity import directory_bytes
 from leasehold_worker.leasing.host_reservations import KEPT_FREE_PERCENT
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    PARKED,
-    RUNNING,
-    Workload,
-)
+from leasehold_worker.workloads.states import ENDED, PARKED, RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 

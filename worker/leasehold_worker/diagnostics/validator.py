@@ -22,7 +22,8 @@ from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuFacts
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
-from leasehold_worker.workloads.workload import RUNNING, SUSPENDED, Workload
+from leasehold_worker.workloads.states import RUNNING, SUSPENDED
+from leasehold_worker.workloads.workload import Workload
 
 CONTEXT_BYTES: Final = 2**30
 """Room for what a context takes beside the buffer."""

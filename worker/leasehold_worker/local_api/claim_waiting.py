@@ -25,7 +25,8 @@ from leasehold_worker.timestamps import seconds, timestamp
 from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner, read_mark
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import CLAIM, ENDED, EXEC, Workload
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
 
 HOOKS_LIMIT_BYTES: Final = 65_536
 """What the hooks of a claim may have: they travel with all that is told of its workload."""

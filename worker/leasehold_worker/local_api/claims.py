@@ -28,15 +28,8 @@ from leasehold_worker.leasing.messages import lease_message
 from leasehold_worker.local_api.claim_waiting import ClaimStream, ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    CLAIM,
-    ENDED,
-    EXEC,
-    RUNNING,
-    WORKLOAD_ID_VARIABLE,
-    Workload,
-    told_arguments,
-)
+from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.workload import CLAIM, EXEC, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 logger = logging.getLogger(__name__)
 

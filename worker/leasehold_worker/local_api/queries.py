@@ -15,7 +15,8 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import ENDED, Workload
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import Workload
 
 LIST_LIMIT_BYTES: Final = 3 * 2**20
 """A client takes 4 MiB. In a longer list, what programs were started with is left out."""

@@ -34,15 +34,8 @@ from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    ADOPT,
-    ENDED,
-    LET_GO,
-    RUNNING,
-    WORKLOAD_ID_VARIABLE,
-    Workload,
-    told_arguments,
-)
+from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 LOOK_TIMEOUT_S: Final = 2.0
 """How long an adoption that is done waits for a look at who is on its GPUs."""

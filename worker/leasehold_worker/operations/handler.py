@@ -37,7 +37,7 @@ from leasehold_worker.planning.preflight import Preflight, lock_timeout_s
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
+from leasehold_worker.workloads.states import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
 
 PLACEMENT_ATTEMPTS: Final = 3
 """How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""

@@ -44,7 +44,8 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import CHECKPOINTED, UNKNOWN, Parked, Workload
+from leasehold_worker.workloads.states import CHECKPOINTED, UNKNOWN
+from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive
 from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import RUNNING, SLEEPING, Parked, Workload, parked_bytes
+from leasehold_worker.workloads.states import RUNNING, SLEEPING
+from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
 
 SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING

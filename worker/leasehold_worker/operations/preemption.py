@@ -26,7 +26,8 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, is_weaker
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import PARKED, RUNNING, Workload
+from leasehold_worker.workloads.states import PARKED, RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 

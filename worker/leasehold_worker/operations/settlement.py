@@ -33,17 +33,12 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.workloads.eviction import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    PARKED,
-    SLEEPING,
-    SUSPENDED,
-    Parked,
-)
-from leasehold_worker.workloads.workload import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads.workload import UNKNOWN as WORKLOAD_UNKNOWN
-from leasehold_worker.workloads.workload import WEDGED as WORKLOAD_WEDGED
+from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads.states import ENDED, PARKED, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
+from leasehold_worker.workloads.workload import Parked
 
 RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 

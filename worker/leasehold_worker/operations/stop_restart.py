@@ -34,15 +34,8 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    CHECKPOINTED,
-    RUNNING,
-    SLEEPING,
-    STOPPED,
-    UNKNOWN,
-    Parked,
-    Workload,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING, SLEEPING, STOPPED, UNKNOWN
+from leasehold_worker.workloads.workload import Parked, Workload
 
 STOP_POLICY: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
 

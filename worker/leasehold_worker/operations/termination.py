@@ -14,15 +14,8 @@ from leasehold_worker.host.processes import catches, send_signal, wait_ended
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import KILL_AGAIN_S, LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
-from leasehold_worker.workloads.workload import (
-    AWAY,
-    ENDED,
-    RUNNING,
-    SLEEPING,
-    SUSPENDED,
-    UNKNOWN,
-    Workload,
-)
+from leasehold_worker.workloads.states import AWAY, ENDED, RUNNING, SLEEPING, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload
 
 DEFAULT_GRACE_S: Final = 10.0
 LONGEST_GRACE_S: Final = 366 * 86_400.0

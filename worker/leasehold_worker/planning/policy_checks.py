@@ -34,13 +34,8 @@ from leasehold_worker.workloads.eviction import (
     strategy_of,
     weights_text,
 )
-from leasehold_worker.workloads.workload import (
-    AWAY,
-    RUN,
-    RUNNING,
-    SUSPENDED,
-    Workload,
-)
+from leasehold_worker.workloads.states import AWAY, RUNNING, SUSPENDED
+from leasehold_worker.workloads.workload import RUN, Workload
 
 _SAYS: Final = {
     errors_pb2.ERROR_REASON_NOTHING_FREED: "frees no device memory",

@@ -64,17 +64,9 @@ from leasehold_worker.workloads.eviction import (
 )
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.workload import (
-    PARKED,
-    RUNNING,
-    SLEEPING,
-    STOPPED,
-    SUSPENDED,
-    UNKNOWN,
-    Workload,
-    home_of,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads.states import PARKED, RUNNING, SLEEPING, STOPPED, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload, home_of
 
 LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
 """A week, as the coordinator allows and docs/protocol.md says."""

@@ -19,13 +19,8 @@ from leasehold_worker.workloads.eviction import (
     is_allowed_by_ladder,
 )
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import (
-    CHECKPOINTED,
-    SLEEPING,
-    SUSPENDED,
-    Workload,
-    parked_bytes,
-)
+from leasehold_worker.workloads.states import CHECKPOINTED, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.workload import Workload, parked_bytes
 
 SHORTAGES: Final = {
     errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY: HOST,

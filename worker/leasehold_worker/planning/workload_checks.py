@@ -24,9 +24,10 @@ from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive, user_id
-from leasehold_worker.workloads.workload import ENDED, PARKED, WEDGED, Workload
-from leasehold_worker.workloads.workload import RUNNING as WORKLOAD_RUNNING
-from leasehold_worker.workloads.workload import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.states import ENDED, PARKED, WEDGED
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import read_kept
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import ENDED, Workload
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import Workload
 
 CHUNK_LIMIT_BYTES: Final = 65_536
 """Well below the limit of a frame."""

@@ -29,7 +29,7 @@ from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads.messages import parked_workload_messages, workload_message
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import ENDED
+from leasehold_worker.workloads.states import ENDED
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
 """Sides with the same major version talk."""

@@ -13,7 +13,7 @@ import trio
 from leasehold_worker.host.capacity import directory_bytes
 from leasehold_worker.leasing.host_reservations import HostReservations
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import ENDED
+from leasehold_worker.workloads.states import ENDED
 
 logger = logging.getLogger(__name__)
 

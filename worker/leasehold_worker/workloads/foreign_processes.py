@@ -34,7 +34,8 @@ from leasehold_worker.leasing.leases import ForeignProcess, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.log_format import printable
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import ENDED, IN_OPERATION, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.workloads.states import ENDED, IN_OPERATION
+from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from leasehold_worker.driver.messages import member_message
 from leasehold_worker.leasing.messages import lease_message
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads import workload as records
+from leasehold_worker.workloads.states import AWAY
 from leasehold_worker.workloads.workload import Workload
 
 
@@ -31,7 +32,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
         generation=record.generation,
         lease=lease_message(record.lease) if record.lease else None,
         members=[member_message(member) for member in record.members],
-        root_pid=record.root.pid if record.state not in records.AWAY else None,
+        root_pid=record.root.pid if record.state not in AWAY else None,
         parked_gpu_uuids=parked.gpu_uuids if parked else (),
         parked_bytes=told_parked_bytes(record),
         park_time=timestamp(parked.since) if parked else None,

@@ -22,17 +22,8 @@ from leasehold_worker.leasing.host_reservations import HostRequest, HostReservat
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.programs import LaunchError, forget_start, launch, launched, wait_exit
-from leasehold_worker.workloads.workload import (
-    ENDED,
-    EXITED,
-    IN_OPERATION,
-    LET_GO,
-    RELEASED,
-    RUN,
-    UNKNOWN,
-    WORKLOAD_ID_VARIABLE,
-    Workload,
-)
+from leasehold_worker.workloads.states import ENDED, EXITED, IN_OPERATION, RELEASED, UNKNOWN
+from leasehold_worker.workloads.workload import LET_GO, RUN, WORKLOAD_ID_VARIABLE, Workload
 
 logger = logging.getLogger(__name__)
 

@@ -20,35 +20,13 @@ from leasehold_worker.host.processes import ProcessIdentity, ProcessTree, identi
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.workloads.probes import probes
+from leasehold_worker.workloads.states import ENDED, RUNNING
 
 logger = logging.getLogger(__name__)
 
-RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
-SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
-EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
-FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
-WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
-UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
-SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
-CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
-STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
-RELEASED: Final = workload_pb2.WORKLOAD_STATE_RELEASED
-
-ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
-AWAY: Final = frozenset({CHECKPOINTED, STOPPED})
-"""Parked without processes."""
-
-PARKED: Final = frozenset({SLEEPING, SUSPENDED, *AWAY})
 
 KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
 
-IN_OPERATION: Final = frozenset(
-    {
-        workload_pb2.WORKLOAD_STATE_SUSPENDING,
-        workload_pb2.WORKLOAD_STATE_RESTORING,
-        workload_pb2.WORKLOAD_STATE_REMAPPING,
-    }
-)
 
 PATIENCE_S: Final = 0.2
 """How long processes are listed again where it matters that none is missed."""

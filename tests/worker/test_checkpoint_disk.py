@@ -14,7 +14,7 @@ from leasehold.v1.worker_session_pb2 import CheckpointQuery
 from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
 from leasehold_worker.checkpoints import ages, directory
 from leasehold_worker.checkpoints.application_store import ApplicationStore
-from leasehold_worker.checkpoints.directory import SUSPENDING, CheckpointDirectory
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, HostFacts, ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.errors import OperationError
@@ -22,7 +22,7 @@ from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.processes import Pid, ProcessIdentity
 from leasehold_worker.session import checkpoint_query
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
-from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING
+from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING, SUSPENDING
 from leasehold_worker.workloads.workload import Parked, Workload
 
 from tests import prefork

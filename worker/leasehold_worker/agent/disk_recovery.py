@@ -20,18 +20,25 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.rpc import forbid_writing
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import is_alive, tracer, wait_ended
-from leasehold_worker.operations.settlement import PROCESS_STRATEGIES
 from leasehold_worker.operations.termination import DEFAULT_GRACE_S
 from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, FAILED, RUNNING, STOPPED, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.states import (
+    CHECKPOINTED,
+    FAILED,
+    PARKED_BY,
+    RESTORING,
+    RUNNING,
+    STOPPED,
+    SUSPENDED,
+    UNKNOWN,
+)
 from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
 
-RESTORING: Final = WorkloadState.WORKLOAD_STATE_RESTORING
 
 FREED_TIMEOUT_S: Final = 60.0
 """How long CRIU may take to let processes go on once it notices that the worker is gone."""
@@ -231,7 +238,7 @@ class DiskRecovery:
 def _state_before(workload: Workload) -> WorkloadState.ValueType:
     """Where a parked workload stands, by what it was parked by."""
     strategy = workload.parked.policy.process_strategy if workload.parked else None
-    states = [state for state, by in PROCESS_STRATEGIES.items() if by == strategy]
+    states = [state for state, by in PARKED_BY.items() if by == strategy]
     return states[0] if states else RUNNING
 
 

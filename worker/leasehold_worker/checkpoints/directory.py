@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 
 from leasehold_worker.checkpoints import retention
@@ -28,7 +28,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.capacity import directory_bytes
 from leasehold_worker.leasing.host_reservations import KEPT_FREE_PERCENT
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import ENDED, PARKED, RUNNING
+from leasehold_worker.workloads.states import ENDED, PARKED, RUNNING, SUSPENDING
 from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ CLEAN_UPS_AT_ONCE: Final = 4
 
 LOOK_INTERVAL_S: Final = 60.0
 """How often what nobody needs is looked for."""
-
-SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
 
 @final

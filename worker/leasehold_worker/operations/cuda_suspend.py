@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple, final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
@@ -54,11 +54,8 @@ from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
 from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
 from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
-
-SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
-RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
-REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 
 STALE_BUS_ID: Final = (
     "a process of the workload has loaded NCCL: communicators that are made after this move may fail, as the "

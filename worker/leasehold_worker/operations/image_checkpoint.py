@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
 from msgspec import structs
 
@@ -44,12 +44,11 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, UNKNOWN
+from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING, UNKNOWN
 from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
 
-RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 POLL_INTERVAL_S: Final = 0.01
 GONE_TIMEOUT_S: Final = 30.0

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.byte_sizes import size_text
@@ -26,11 +26,8 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive
 from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import RUNNING, SLEEPING
+from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSPENDING
 from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
-
-SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
-RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 MOST_KEPT: Final = 0.5
 """Part of a GPU's memory that a workload may keep there while it sleeps. With more, the GPU is of little use

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, final
 
-from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 
 from leasehold_worker.commands.progress import Progress
@@ -31,26 +30,16 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
-from leasehold_worker.workloads.eviction import CHECKPOINT, CUDA_SUSPEND, KEEP_RUNNING, OFFLOAD, RETAIN
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.states import ENDED, PARKED, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.states import ENDED, PARKED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
 from leasehold_worker.workloads.workload import Parked
 
-RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
-
 PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
-
-
-PROCESS_STRATEGIES: Final = {
-    SLEEPING: KEEP_RUNNING,
-    SUSPENDED: CUDA_SUSPEND,
-    WORKLOAD_CHECKPOINTED: CHECKPOINT,
-}
-"""What a parked workload was parked by, by its state: a way down may have ended before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +249,10 @@ def settle_state(
         workload.parked = None
     elif not parked_before or (error is None and policy is not None):
         workload.parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
-    if workload.parked is not None and state in PROCESS_STRATEGIES:
+    if workload.parked is not None and state in PARKED_BY:
         as_it_is = EvictionPolicy()
         as_it_is.CopyFrom(workload.parked.policy)
-        as_it_is.process_strategy = PROCESS_STRATEGIES[state]
+        as_it_is.process_strategy = PARKED_BY[state]
         workload.parked = replace(workload.parked, policy=as_it_is)
     workloads.set_state(workload, state)
 

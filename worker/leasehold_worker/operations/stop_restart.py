@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
 from msgspec import structs
 
@@ -34,13 +34,18 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING, SLEEPING, STOPPED, UNKNOWN
+from leasehold_worker.workloads.states import (
+    CHECKPOINTED,
+    RESTORING,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    SUSPENDING,
+    UNKNOWN,
+)
 from leasehold_worker.workloads.workload import Parked, Workload
 
 STOP_POLICY: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
-
-SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
-RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
 
 
 @final

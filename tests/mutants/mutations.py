@@ -14,6 +14,7 @@ from leasehold_worker.driver.members import Member
 from leasehold_worker.driver.process import CheckpointProcess, RestoreOptions
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.leasing.slots import GpuSlots
+from leasehold_worker.moves.move import Move
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.planning.plan import Plan
 
@@ -65,17 +66,17 @@ def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
 
 def _free_before_checkpoint() -> None:
     """Releases the leases before the members are locked. Switches off the search for foreign processes."""
-    original = CudaSuspend._park
+    original = CudaSuspend._begin
     check_free = GpuSlots.check_free
 
-    async def park(self: CudaSuspend, plan: Plan, *arguments: Any) -> None:
+    async def begin(self: CudaSuspend, plan: Plan, *arguments: Any) -> Move:
         for target in plan.targets:
             if target.workload.lease is not None:
                 self._pool.release(target.workload.lease)
-        await original(self, plan, *arguments)
+        return await original(self, plan, *arguments)
 
     def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
         check_free(self, gpu_uuids, allow_foreign=True)
 
-    CudaSuspend._park = park  # type: ignore[assignment, method-assign]
+    CudaSuspend._begin = begin  # type: ignore[assignment, method-assign]
     GpuSlots.check_free = check_leases  # type: ignore[method-assign]

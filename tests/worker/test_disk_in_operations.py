@@ -143,7 +143,7 @@ async def test_what_a_workload_is_stopped_with_is_needed_while_it_ends(tmp_path:
         policy = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
         plan = Plan([WorkloadPlan(kernel.workload)], policy=policy, saves=True)
         with pytest.raises(OperationError, match="written down"):
-            await stop_restart(served, disk).park(plan, Progress(_nobody, intend))
+            await stop_restart(served, disk).suspend(plan, Progress(_nobody, intend))
         assert seen == ["CHECKPOINT_IN_USE"]
         assert disk.in_use() == set(), "it runs on, and needs nothing"
 

@@ -40,6 +40,7 @@ from leasehold_worker.leasing.host_reservations import HostReservations
 from leasehold_worker.leasing.leases import Standing
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.moves.workload_hooks import HookFactory
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
@@ -49,7 +50,6 @@ from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.operations.stop_restart import StopRestart
 from leasehold_worker.operations.termination import Termination
-from leasehold_worker.operations.workload_hooks import HookFactory
 from leasehold_worker.planning.durations import Durations
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.preflight import Preflight

@@ -33,7 +33,7 @@ from leasehold_worker.driver.verification import Occupancy, placed
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.operations.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND

@@ -16,6 +16,7 @@ from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resour
 from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.plan import Plan
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Workload
@@ -108,6 +109,33 @@ class Acquisition:
         with trio.move_on_after(HELPERS_TIMEOUT_S):
             return await self._pool.claim(workload.workload_id, request)
         return None
+
+    def reserve(self, plan: Plan) -> list[Lease]:
+        """Reserves the GPUs that a plan takes and that no workload of the plan holds, all or nothing.
+
+        Raises:
+            OperationError: NO_FREE_GPU, and nothing is reserved.
+        """
+        reserved: list[Lease] = []
+        try:
+            for target in plan.targets:
+                if gpu_uuids := plan.to_reserve(target):
+                    reserved.append(
+                        self._pool.reserve_gpus(
+                            target.workload.workload_id,
+                            gpu_uuids,
+                            allow_foreign=target.workload.spec.resources.allow_foreign,
+                        )
+                    )
+        except OperationError:
+            self.release(reserved)
+            raise
+        return reserved
+
+    def release(self, reserved: Sequence[Lease]) -> None:
+        """Gives back reserved GPUs. GPUs that a workload got were exchanged, and stay with it."""
+        for lease in reserved:
+            self._pool.release(lease)
 
     def _helpers_would_do(self, request: GpuRequest) -> bool:
         """Whether what helpers hold, and what is free, is enough."""

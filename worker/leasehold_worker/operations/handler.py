@@ -4,6 +4,7 @@ Each begins with its plan. How a workload is parked is its policy's; waking undo
 that was. Suspending releases the lease, restoring claims again, and the map follows from where it lands.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, final
 
@@ -29,15 +30,23 @@ from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
+from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import Plan
-from leasehold_worker.planning.preflight import Preflight, lock_timeout_s
+from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, PARKED, RUNNING, SLEEPING, STOPPED, WEDGED
+from leasehold_worker.workloads.states import (
+    PARKED,
+    PARKED_BY,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    WEDGED,
+)
 
 PLACEMENT_ATTEMPTS: Final = 3
 """How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
@@ -81,8 +90,13 @@ class Operations:
         self._nursery = nursery
         self._cuda_suspend = cuda_suspend
         self._keep_running = keep_running
-        self._image_checkpoint = image_checkpoint
         self._stop_restart = stop_restart
+        self._strategies: Mapping[ProcessStrategy.ValueType, Strategy] = {
+            eviction.KEEP_RUNNING: keep_running,
+            eviction.CUDA_SUSPEND: cuda_suspend,
+            eviction.CHECKPOINT: image_checkpoint,
+            eviction.STOP: stop_restart,
+        }
         self._termination = termination
         self._adoption = adoption
         self._cordons = cordons
@@ -221,7 +235,7 @@ class Operations:
                 if not self._is_settled(plan, progress):
                     # Kept with the states that follow; who was parked as a helper stays one.
                     workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
-                    await self._park(plan, operation, progress)
+                    await self._suspend(plan, progress)
                 progress.policy = plan.policy
                 return
             except OperationError as error:
@@ -236,21 +250,10 @@ class Operations:
                 how = "was not possible" if plan.refused else "failed and was undone"
                 progress.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
 
-    async def _park(self, plan: Plan, operation: command_pb2.SuspendOperation, progress: Progress) -> None:
-        policy = plan.policy
-        match policy.process_strategy if policy is not None else None:
-            case eviction.KEEP_RUNNING:
-                await self._keep_running.put_to_sleep(plan, progress)
-            case eviction.CUDA_SUSPEND:
-                await self._cuda_suspend.park(plan, progress, lock_timeout_s(operation))
-            case eviction.CHECKPOINT:
-                await self._cuda_suspend.park(
-                    plan, progress, lock_timeout_s(operation), self._image_checkpoint.keep
-                )
-            case eviction.STOP:
-                await self._stop_restart.park(plan, progress)
-            case other:
-                raise ValueError(f"{other} is not in the table of strategies")
+    async def _suspend(self, plan: Plan, progress: Progress) -> None:
+        if plan.policy is None:
+            raise ValueError("a plan that suspends has a policy")
+        await self._strategies[plan.policy.process_strategy].suspend(plan, progress)
 
     async def restore(
         self, workload_id: str, operation: command_pb2.RestoreOperation, progress: Progress
@@ -269,7 +272,7 @@ class Operations:
         if workload.state == STOPPED:
             plan = await self.preflight.restore(workload_id, operation)
             if not self._is_settled(plan, progress):
-                await self._stop_restart.start_again(plan, operation, progress)
+                await self._stop_restart.restore(plan, (), progress)
             return
         lent = None
         if workload.state != SLEEPING:
@@ -282,7 +285,7 @@ class Operations:
             if self._is_settled(plan, progress):
                 return
             try:
-                reserved = self._cuda_suspend.reserve(plan)
+                reserved = self._acquisition.reserve(plan)
                 break
             except OperationError:  # somebody else was quicker
                 if named or attempt == PLACEMENT_ATTEMPTS - 1:
@@ -297,18 +300,16 @@ class Operations:
             plan.require()
             progress.warnings += plan.findings.warnings
         except BaseException:
-            self._cuda_suspend.release([lease])
+            self._acquisition.release([lease])
             raise
         await self._wake(plan, [lease], progress)
 
     async def _wake(self, plan: Plan, reserved: list[Lease], progress: Progress) -> None:
-        match plan.target.workload.state:
-            case state if state == SLEEPING:
-                await self._keep_running.wake(plan, reserved, progress)
-            case state if state == CHECKPOINTED:
-                await self._image_checkpoint.bring_back(plan, reserved, progress)
-            case _:
-                await self._cuda_suspend.wake(plan, reserved, progress)
+        strategy = self._strategies[PARKED_BY.get(plan.target.workload.state, eviction.CUDA_SUSPEND)]
+        try:
+            await strategy.restore(plan, reserved, progress)
+        finally:
+            self._acquisition.release(reserved)
         _warn_of_children(progress)
 
     async def remap(self, operation: command_pb2.RemapOperation, progress: Progress) -> None:
@@ -317,9 +318,11 @@ class Operations:
         plan = await self.preflight.remap(operation)
         if self._is_settled(plan, progress):
             return
-        await self._cuda_suspend.remap(
-            plan, self._cuda_suspend.reserve(plan), progress, lock_timeout_s(operation)
-        )
+        reserved = self._acquisition.reserve(plan)
+        try:
+            await self._cuda_suspend.remap(plan, reserved, progress)
+        finally:
+            self._acquisition.release(reserved)
         _warn_of_children(progress)
 
     def _note_failed(self, plan: Plan) -> None:

@@ -26,7 +26,8 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.dump import dump
 from leasehold_worker.criu.obstacles import outside_connections
-from leasehold_worker.criu.restore import new_identities, restore, taken_pids
+from leasehold_worker.criu.restore import new_identities, taken_pids
+from leasehold_worker.criu.restore import restore as restore_image
 from leasehold_worker.criu.support import CriuSupport, image_memory
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
@@ -37,8 +38,9 @@ from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
-from leasehold_worker.operations.cuda_suspend import CudaSuspend, intent_of
-from leasehold_worker.operations.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.moves.move import intent_of
+from leasehold_worker.moves.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import forget_start
@@ -98,6 +100,15 @@ class ImageCheckpoint:
         self._cuda_suspend = cuda_suspend
         self._termination = termination
         self._nursery = nursery
+
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
+        """Suspends the processes of a workload, writes them to disk, and sees them end; or rolls that back.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the progress says.
+        """
+        async with self._cuda_suspend.suspended(plan, progress) as move:
+            move.kept = await self.keep(plan, progress)
 
     async def keep(self, plan: Plan, progress: Progress) -> StoredCheckpoint:
         """Writes the parked processes of a workload to disk, and sees them end.
@@ -226,7 +237,7 @@ class ImageCheckpoint:
         members = tuple(outcome.member_after() for outcome in outcomes)
         settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
 
-    async def bring_back(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
 
         Raises:
@@ -242,13 +253,11 @@ class ImageCheckpoint:
             with self._host_memory.charged(image_memory(workload), parks=False):
                 await self._resume(plan, parked, reserved, progress)
             plan.target.wakes = True
-            await self._cuda_suspend.wake(plan, reserved, progress)
+            await self._cuda_suspend.restore(plan, reserved, progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.put_back(workload, parked, before, progress)
             raise
-        finally:
-            self._cuda_suspend.release(reserved)
         self._workloads.watch_again(workload, self._nursery)
         await self._disk.clean_up_in_time(workload)
 
@@ -269,7 +278,7 @@ class ImageCheckpoint:
         group = self._workloads.group_of(workload)
         forget_start(folder)
         self._workloads.limit_memory(workload, sum(parked.device_memory_bytes.values()))
-        workload.root = await restore(
+        workload.root = await restore_image(
             criu,
             image.path,
             image.manifest.subject.root_pid,

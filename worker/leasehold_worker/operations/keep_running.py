@@ -20,8 +20,9 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.leases import Lease, SlotLease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
-from leasehold_worker.operations.cuda_suspend import CudaSuspend, intent_of
-from leasehold_worker.operations.workload_hooks import HookFactory, OperationHooks
+from leasehold_worker.moves.move import intent_of
+from leasehold_worker.moves.workload_hooks import HookFactory, OperationHooks
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive
 from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
@@ -55,7 +56,7 @@ class KeepRunning:
         self._verification = verification
         self._host_memory = host_memory
 
-    async def put_to_sleep(self, plan: Plan, progress: Progress) -> None:
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
         """Calls the hooks of the way down, and gives the lease up.
 
         Raises:
@@ -118,7 +119,7 @@ class KeepRunning:
             raise
         return kept
 
-    async def wake(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
 
         Raises:
@@ -144,8 +145,6 @@ class KeepRunning:
             if workload.state == RESTORING:
                 self._workloads.set_state(workload, SLEEPING)
             raise
-        finally:
-            self._cuda_suspend.release(reserved)
 
     async def call_up(self, workload: Workload, progress: Progress) -> None:
         """Calls the hooks of the way up for a workload that runs, since not all of them were undone.

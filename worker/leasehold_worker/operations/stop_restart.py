@@ -3,6 +3,7 @@
 The application may serve none. Then stopping loses what it has computed, and that has to be asked for.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, final
@@ -27,8 +28,8 @@ from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.moves.move import intent_of
 from leasehold_worker.operations.acquisition import Acquisition
-from leasehold_worker.operations.cuda_suspend import intent_of
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
@@ -110,7 +111,7 @@ class StopRestart:
             raise no_kernel(workload)
         return kernel
 
-    async def park(self, plan: Plan, progress: Progress) -> None:
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
         """Has the application save itself if it can, ends the processes, and gives all of the host back.
 
         It can be cancelled until the processes are told to end.
@@ -188,16 +189,16 @@ class StopRestart:
         )
         self._workloads.set_state(workload, STOPPED)
 
-    async def start_again(
-        self, plan: Plan, operation: command_pb2.RestoreOperation, progress: Progress
-    ) -> None:
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Starts the program of a stopped workload, and restores its application.
+
+        No lease is reserved for that. The program needs resources of the host, too: both are claimed here.
 
         Raises:
             OperationError: It failed; nothing of it runs, and the workload is stopped as before.
         """
         workload = plan.target.workload
-        run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=operation.gpu_uuids)
+        run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
         allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
         workload.host = allocation.host
@@ -210,7 +211,7 @@ class StopRestart:
                 workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
             )
             if plan.checkpoint_id:
-                named = operation.checkpoint_id or None
+                named = plan.named_checkpoint_id or None
                 await self._restore(workload, workload.workload_id, named, progress)
         except BaseException:
             with trio.CancelScope(shield=True):

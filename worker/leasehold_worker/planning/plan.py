@@ -13,6 +13,7 @@ from leasehold.v1.workload_pb2 import EvictionPolicy
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import CHECKPOINTED, Member, needed_by_gpu
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, ProcessTree
@@ -111,6 +112,9 @@ class Plan:
         checkpoint_id: What on disk it is woken from. Empty: nothing.
         moves_down: Parked workloads that make room first.
         saves: Nothing is lost, because its application saves itself.
+        lock_timeout_s: How long submitted work may take to drain.
+        named_gpu_uuids: GPUs that the request names for a restore.
+        named_checkpoint_id: The checkpoint that the request names for a restore. Empty: none.
     """
 
     targets: list[WorkloadPlan] = field(default_factory=list)
@@ -127,6 +131,9 @@ class Plan:
     checkpoint_id: str = ""
     moves_down: list[MoveDown] = field(default_factory=list)
     saves: bool = False
+    lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
+    named_gpu_uuids: Sequence[str] = ()
+    named_checkpoint_id: str = ""
 
     @property
     def members(self) -> list[Member]:

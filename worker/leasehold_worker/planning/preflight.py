@@ -121,7 +121,7 @@ class Preflight:
             OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
         """
         workload = self._workloads.get(workload_id)
-        lock_timeout_s(operation)
+        drain_s = lock_timeout_s(operation)
         asked = operation.policy if operation.HasField("policy") else None
         rungs = ladder(resolve(asked, workload.spec.eviction))
         first: Plan | None = None
@@ -131,6 +131,7 @@ class Preflight:
                 continue
             allowed = operation.force or rung is not rungs[0]
             plan = await self._suspend_by(workload, rung, allowed=allowed, forced=operation.force)
+            plan.lock_timeout_s = drain_s
             self._tiers.excuse(plan)
             if not plan.refused:
                 plan.findings.warnings += skipped
@@ -231,7 +232,11 @@ class Preflight:
         """
         workload = self._workloads.get(workload_id)
         moves = bool(operation.gpu_uuids or operation.pairs)
-        plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
+        plan = Plan(
+            [WorkloadPlan(workload, home=home_of(workload))],
+            named_gpu_uuids=operation.gpu_uuids,
+            named_checkpoint_id=operation.checkpoint_id,
+        )
         if workload.state == RUNNING and not moves:
             plan.already_there = workload.hooked is None
             plan.target.destination = plan.target.home
@@ -299,10 +304,10 @@ class Preflight:
         Raises:
             OperationError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT.
         """
-        lock_timeout_s(operation)
+        drain_s = lock_timeout_s(operation)
         if not operation.moves:
             raise invalid("moves", "a remap needs a workload and its pairs: give one move at least")
-        plan = Plan()
+        plan = Plan(lock_timeout_s=drain_s)
         wanted: list[GpuPair] = []
         for move in operation.moves:
             workload = self._workloads.get(move.workload_id)

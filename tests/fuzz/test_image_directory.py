@@ -19,7 +19,7 @@ from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
 
-from tests.worker.test_checkpoint_disk import World
+from tests.worker.checkpoints.test_directory import World
 
 from .conftest import Examples
 

@@ -12,7 +12,7 @@ from leasehold_worker.session import grpc_bridge
 from leasehold_worker.session import session as coordinator_session
 
 from tests.worker.scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session
-from tests.worker.test_link import next_session, open_link
+from tests.worker.session.test_session import next_session, open_link
 
 from .conftest import Examples
 from .messages import fill

@@ -43,7 +43,8 @@ from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.journal_file import keep_workload
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.host.processes import boot_id, memory_bytes, process_tree, send_signal
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import boot_id, memory_bytes, send_signal
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads

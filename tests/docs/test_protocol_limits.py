@@ -12,7 +12,7 @@ from leasehold_client.verb import lock_timeout_option, timeout_option
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.field_rules import check_duration
 from leasehold_worker.errors import OperationError
-from leasehold_worker.planning.preflight import lock_timeout_s
+from leasehold_worker.planning.workload_checks import lock_timeout_s
 
 WEEK_S = 7 * 86_400
 

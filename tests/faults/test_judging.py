@@ -8,7 +8,8 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 
 from .arena import Outcome, Stage
 from .calls import miscounted

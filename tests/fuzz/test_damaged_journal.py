@@ -21,7 +21,8 @@ from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.errors import StartError
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.leases import Cordon, Lease, LeaseId, Standing
 from leasehold_worker.workloads.workload import Workload
 

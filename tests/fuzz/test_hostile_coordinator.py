@@ -1,6 +1,6 @@
 """A worker, spoken to by a coordinator that means harm or is broken.
 
-Bytes that are no frame are in ``tests/worker/session/test_agent_sessions.py``: a worker that has read such bytes
+Bytes that are no frame are in ``tests/worker/session/test_agent_sessions.py``: a worker that has read them
 reconnects only after a minute.
 """
 

@@ -16,7 +16,8 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_client.demo_counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.host.processes import Pid, identify
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import identify
 
 from tests.prefork import WORKER, Forked
 

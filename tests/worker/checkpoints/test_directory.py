@@ -19,7 +19,8 @@ from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, HostFacts
 from leasehold_worker.checkpoints.image_store import ImageStore
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.session import checkpoint_query
 from leasehold_worker.session.checkpoint_query import answer_checkpoints
 from leasehold_worker.workloads.states import CHECKPOINTED, RUNNING, SUSPENDING

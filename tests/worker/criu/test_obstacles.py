@@ -14,7 +14,8 @@ import trio
 from leasehold_worker.criu import dump, obstacles
 from leasehold_worker.criu.image_size import image_bytes
 from leasehold_worker.criu.unix_sockets import unix_peers
-from leasehold_worker.host.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify
 
 from tests.worker.criu_cases import end, wait_for
 

@@ -24,7 +24,8 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, process_tree
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs.programs import launch, launched, wait_exit
 
 from tests.worker.conftest import COUNTER

@@ -12,7 +12,8 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.criu.installation import CriuFacts
 from leasehold_worker.criu.restore import new_identities, restore
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, is_alive
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs import programs
 from leasehold_worker.programs.programs import abandon, exit_record, launched, wait_exit
 

@@ -3,7 +3,8 @@
 from leasehold_worker.driver.members import RUNNING, Member, are_unlisted, needed_by_gpu
 from leasehold_worker.driver.verification import Before, freed_usage, not_freed, sized
 from leasehold_worker.gpus.inventory import GpuUsage
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 
 GIB = 2**30
 MEMBER = Member(ProcessIdentity(Pid(10), 1), RUNNING, {"a": 8 * GIB})

@@ -12,7 +12,8 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
-from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, is_alive, send_signal, wait_ended
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, send_signal, wait_ended
 
 from tests.worker.dead_volumes import dead_volume
 from tests.worker.framework_servers import ScriptedServer, VllmServer, serving

@@ -13,7 +13,8 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroup_limits, cgroups
 from leasehold_worker.host.cgroup_limits import ResourceLimits
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 
 GIB = 2**30
 ME = os.getpid()

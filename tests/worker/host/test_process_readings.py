@@ -21,8 +21,9 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import process_readings, processes
 from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_readings import READING, USER_READERS, read_process
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.operations import kill
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.planning import driver_checks

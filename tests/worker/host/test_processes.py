@@ -20,10 +20,10 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.driver.helper import trace_permission
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import processes
+from leasehold_worker.host.process_files import Pid, _read_file
+from leasehold_worker.host.process_trees import ProcessTree, kill_tree, process_tree, scan_tree
 from leasehold_worker.host.processes import (
-    Pid,
     ProcessIdentity,
-    ProcessTree,
     catches,
     command_line,
     has_ended,
@@ -33,12 +33,9 @@ from leasehold_worker.host.processes import (
     is_alive,
     is_ending,
     is_zombie,
-    kill_tree,
     lineage,
     memory_bytes,
     missing_device_nodes,
-    process_tree,
-    scan_tree,
     send_signal,
     user_id,
     user_name,
@@ -200,7 +197,7 @@ def test_a_stopped_process_is_blocked() -> None:
 
 
 def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    me, mine = identify(os.getpid()), processes._read_file
+    me, mine = identify(os.getpid()), _read_file
     assert me is not None
     with start_sleeper() as child:
         hidden = identity_of(child)
@@ -219,7 +216,7 @@ def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_scan_soon_after_another_reads_new_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    me, mine = identify(os.getpid()), processes._read_file
+    me, mine = identify(os.getpid()), _read_file
     assert me is not None
     read: list[str] = []
 

@@ -22,13 +22,16 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.peers import Peer
-from leasehold_worker.host.processes import ProcessIdentity, identify, process_tree
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api import claim_waiting
 from leasehold_worker.local_api import claims as local_claims
-from leasehold_worker.local_api.claim_waiting import LABELS_LIMIT_BYTES, ClaimStream, ClaimWaiting
+from leasehold_worker.local_api.claim_rules import LABELS_LIMIT_BYTES
+from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox

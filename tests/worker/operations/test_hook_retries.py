@@ -10,7 +10,8 @@ import trio.testing
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Operation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.operations.hook_retries import WAITS_S, HookRetries
 from leasehold_worker.workloads.states import SUSPENDED
 from leasehold_worker.workloads.workload import Hooked, Workload

@@ -9,7 +9,8 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, WorkloadSpec
 from leasehold_worker.commands.progress import OperationPhase, Progress
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.planning.durations import REMEMBERED_LIMIT, Durations, Way
 from leasehold_worker.planning.plan import Plan, TierNeed, WorkloadPlan
 from leasehold_worker.workloads.eviction import (

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from leasehold.v1.plan_pb2 import Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WorkloadSpec, WorkloadState
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.planning.tiers import choose
 from leasehold_worker.workloads.eviction import (
     CHECKPOINT,

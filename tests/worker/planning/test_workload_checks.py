@@ -8,7 +8,8 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_worker.driver.members import FAILED, LOCKED, RUNNING, Member, Search
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.facts import GpuUsage
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.planning.workload_checks import require_members, require_open, require_state
 
 from tests.worker.workloads.test_foreign_processes import workload_of

@@ -14,7 +14,8 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files import volume
 from leasehold_worker.files.volume import DiskSpace, Volume, disk_space
 from leasehold_worker.host.capacity import HostLimits
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.leasing.host_reservations import HostRequest, HostReservation, HostReservations
 from leasehold_worker.workloads import disk_usage

@@ -17,7 +17,8 @@ from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.gpus import inventory
-from leasehold_worker.host.processes import Pid, ProcessIdentity, identify, may_be_parent
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, identify, may_be_parent
 from leasehold_worker.leasing.leases import FOREIGN, FREE
 from leasehold_worker.workloads import foreign_processes
 from leasehold_worker.workloads.foreign_processes import owner

@@ -17,14 +17,9 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.host import process_readings, processes
-from leasehold_worker.host.processes import (
-    Pid,
-    ProcessIdentity,
-    identify,
-    is_alive,
-    process_tree,
-    send_signal,
-)
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, send_signal
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.workloads import workload
 from leasehold_worker.workloads.foreign_processes import owner

@@ -21,15 +21,9 @@ from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.host.processes import (
-    Pid,
-    ProcessIdentity,
-    boot_id,
-    command_line,
-    is_alive,
-    process_tree,
-    variable_of,
-)
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, boot_id, command_line, is_alive, variable_of
 from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.programs.programs import launched
 from leasehold_worker.workloads.states import ENDED, RUNNING, UNKNOWN

@@ -14,7 +14,8 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.regular_files import is_tellable
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 
 FILES_LIMIT: Final = 100_000
 """Files of an image: CRIU writes some for each process."""

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import trio
 from google.protobuf.duration_pb2 import Duration
@@ -18,6 +18,7 @@ from leasehold.v1.command_pb2 import Command, CommandState, Operation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 
 from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.execution import Execution, Perform
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.commands.ledger import (
@@ -35,93 +36,22 @@ from leasehold_worker.commands.ledger import (
     workload_ids,
 )
 from leasehold_worker.commands.messages import fitting, result_message
+from leasehold_worker.commands.outcomes import outcome_of
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import (
     ACCEPTED,
-    CANCELLED,
-    EXPIRED,
     FAILED,
-    REJECTED,
     SUCCEEDED,
     is_terminal,
 )
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.host.stalls import Stalls
-from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
 
 LOCAL_TIMEOUT: Final = Duration(seconds=600)
 """As for commands of the coordinator that move memory."""
-
-REASONS_OF_REFUSAL: Final = frozenset(
-    {
-        errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-        errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-        errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-        errors_pb2.ERROR_REASON_WRONG_STATE,
-        errors_pb2.ERROR_REASON_NO_FREE_GPU,
-        errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
-        errors_pb2.ERROR_REASON_DUPLICATE_GPU,
-        errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
-        errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-        errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
-        errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-        errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
-        errors_pb2.ERROR_REASON_NOT_READY,
-        errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        errors_pb2.ERROR_REASON_DEVICE_NODE_MISSING,
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
-        errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
-        errors_pb2.ERROR_REASON_CORDONED,
-        errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
-        errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
-        errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-        errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
-        errors_pb2.ERROR_REASON_NOT_PERMITTED,
-        errors_pb2.ERROR_REASON_NOTHING_FREED,
-        errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST,
-        errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
-        errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
-        errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
-        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
-        errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-        # The preflight asks the driver and NVML where the members are.
-        errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
-        errors_pb2.ERROR_REASON_DRIVER_TIMEOUT,
-        errors_pb2.ERROR_REASON_DRIVER_ERROR,
-    }
-)
-"""With no driver call made yet that changes a process, these mean REJECTED: nothing was begun."""
-
-
-BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})
-"""Phases in which something is done to a workload without the driver."""
-
-
-class CarryOut(Protocol):
-    """Carries out a command of the worker's own."""
-
-    async def __call__(
-        self, workload_id: str, operation: Operation, expected_generation: int | None = None
-    ) -> CommandUpdate:
-        """Carries it out, if the workload has not changed, and returns its outcome."""
-
-
-class Perform(Protocol):
-    """Carries out what a command says, by commands of the worker's own where it has to."""
-
-    async def __call__(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
-        """Carries it out.
-
-        Raises:
-            OperationError: It failed, or was refused.
-        """
 
 
 @final
@@ -159,7 +89,7 @@ class Commands:
         self._ledger = CommandLedger(entries)
         self._unwritten: set[str] = set()
         """Ids of commands that have ended, and whose outcome is not on disk yet."""
-        self._executions: dict[str, _Execution] = {}
+        self._executions: dict[str, Execution] = {}
         self._closed = False
         self._finished = trio.Event()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
@@ -305,7 +235,7 @@ class Commands:
                 case Tell(update) | Refuse(update):
                     self._tell(update)
                 case Start(entry):
-                    self._executions[entry.command_id] = execution = _Execution(entry)
+                    self._executions[entry.command_id] = execution = Execution(entry)
                     self._nursery.start_soon(self._execute, execution)
                 case Cancel(command_id):
                     if command_id in self._executions:
@@ -337,7 +267,7 @@ class Commands:
     def _refuse(self, command_id: str, error: OperationError) -> None:
         self._do(self._ledger.refuse(command_id, error))
 
-    async def _execute(self, execution: "_Execution") -> None:
+    async def _execute(self, execution: Execution) -> None:
         command = execution.entry.command
         started = time.monotonic()
         progress = Progress(partial(self._enter, command), partial(self._intend, command))
@@ -360,7 +290,7 @@ class Commands:
             progress.warnings.append(too_late)
         progress.close(failed=error is not None)
         del self._executions[command.command_id]
-        self._finish(command, _outcome(error, progress), error, progress, time.monotonic() - started)
+        self._finish(command, outcome_of(error, progress), error, progress, time.monotonic() - started)
 
     def _enter(self, command: Command, phase: str) -> None:
         self._carry_out(self._ledger.progress(command.command_id, phase))
@@ -396,66 +326,3 @@ class Commands:
         self._carry_out(self._ledger.finish(fitting(update)))
         self._finished.set()
         self._finished = trio.Event()
-
-
-@final
-class _Execution:
-    """A command whose operation is under way."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.scope = trio.CancelScope()
-        self._cancelled = entry.cancel_requested
-
-    def begin(self) -> None:
-        """Sets the deadline: the timeout counts from when the command may have come first."""
-        timeout_s = seconds(self.entry.command.timeout)
-        if timeout_s > 0:
-            waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)
-            self.scope.deadline = trio.current_time() + timeout_s - waited_s
-        if self._cancelled:
-            self.scope.cancel()
-
-    def cancel(self) -> None:
-        """Somebody asked for it."""
-        self._cancelled = True
-        self.scope.cancel()
-
-    def why_undone(self, progress: Progress) -> OperationError:
-        """Why an operation ended that was cancelled or timed out before its point of no return."""
-        for _, outcome in progress.outcomes:
-            if outcome.rolled_back is False and outcome.error is not None:
-                return outcome.error
-        undone = "everything was undone" if _has_called(progress) else "nothing was done"
-        if progress.warnings:
-            undone += ", but for what the warnings say"
-        if self._cancelled:
-            return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
-        return OperationError(
-            errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
-        )
-
-    def why_too_late(self) -> str | None:
-        """What to say of a cancellation or timeout that came after the point of no return."""
-        if self._cancelled:
-            return "the cancellation came after the point of no return, so it was finished"
-        if trio.current_time() > self.scope.deadline:
-            return "its timeout passed after the point of no return, so it was finished"
-        return None
-
-
-def _outcome(error: OperationError | None, progress: Progress) -> CommandState.ValueType:
-    if error is None:
-        return SUCCEEDED
-    if error.reason == errors_pb2.ERROR_REASON_CANCELLED:
-        return CANCELLED
-    if _has_called(progress):
-        return FAILED
-    if error.reason == errors_pb2.ERROR_REASON_EXPIRED:
-        return EXPIRED
-    return REJECTED if error.reason in REASONS_OF_REFUSAL else FAILED
-
-
-def _has_called(progress: Progress) -> bool:
-    called = any(outcome.phases for _, outcome in progress.outcomes)
-    return called or any(phase.name in BEGUN for phase in progress.phases)

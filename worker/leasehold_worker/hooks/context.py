@@ -9,7 +9,8 @@ from typing import Final, Protocol, final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WeightStrategy
 
-from leasehold_worker.host.processes import Pid, ProcessIdentity
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.eviction import policy_text, resolve
 from leasehold_worker.workloads.probes import is_probe

@@ -26,7 +26,8 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import list_folders
 from leasehold_worker.host.cgroup_files import ControlFiles, KernelFiles
 from leasehold_worker.host.cgroups import version_2_group
-from leasehold_worker.host.processes import identify, process_tree
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import identify
 
 logger = logging.getLogger(__name__)
 

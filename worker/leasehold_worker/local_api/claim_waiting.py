@@ -2,24 +2,32 @@
 
 import logging
 import os
-import re
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, final
 
 import trio
-from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
 
 from leasehold_worker.errors import OperationError, invalid
-from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.process_readings import read_process
-from leasehold_worker.host.processes import lineage, process_tree
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import lineage
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.local_api.claim_rules import (
+    NAME,
+    TEXT_LIMIT,
+    WAIT_LIMIT_S,
+    check_claim_hooks,
+    check_duration,
+    check_helper,
+    check_sizes,
+)
+from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.overlap import both
 from leasehold_worker.timestamps import seconds, timestamp
 from leasehold_worker.workloads.eviction import resolve
@@ -28,63 +36,17 @@ from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
 
-HOOKS_LIMIT_BYTES: Final = 65_536
-"""What the hooks of a claim may have: they travel with all that is told of its workload."""
-
 logger = logging.getLogger(__name__)
 
 COALESCE_S: Final = 0.05
 """How long a place in the queue may have changed before it is told."""
 
-WAIT_LIMIT_S: Final = 366 * 24 * 3600
-GRACE_LIMIT_S: Final = 7 * 24 * 3600
-SIGNAL_LIMIT: Final = 64
-"""The last signal of Linux (signal(7))."""
-
-LABELS_LIMIT_BYTES: Final = 4096
-"""Keys and values of a claim's labels together."""
 
 CLAIMED_LIMIT: Final = 512
 """Claims that are granted and have not ended: a hello tells all of them in one frame."""
 
 USER_CLAIMED_LIMIT: Final = 256
 """Those of one user other than root and the worker's."""
-
-TEXT_LIMIT: Final = 128
-"""Characters of the name or the UUID of a GPU."""
-
-UNITS_LIMIT: Final = 64
-"""Numbers of units that a claim may accept."""
-
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-
-@final
-class ClaimStream:
-    """One stream of a claimant.
-
-    Args:
-        peer: Who it is.
-        request: What it said.
-        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
-    """
-
-    def __init__(
-        self,
-        peer: Peer,
-        request: ClaimRequest,
-        tell: Callable[[ClaimResponse | OperationError | None], None],
-    ) -> None:
-        self.peer = peer
-        self.request = request
-        self.tell = tell
-        self.scope = trio.CancelScope()
-        self.marked_id = ""
-        """The workload id that its process was started with. Empty: none, or it was not read yet."""
-
-    def close(self) -> None:
-        """The claimant is gone. On trio's thread."""
-        self.scope.cancel()
 
 
 @final
@@ -158,7 +120,7 @@ class ClaimWaiting:
     def _new_name(self, wanted: str, workload_id: str) -> str:
         if not wanted:
             return workload_id
-        if not _NAME.fullmatch(wanted):
+        if not NAME.fullmatch(wanted):
             raise invalid(
                 "name",
                 f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
@@ -175,12 +137,12 @@ class ClaimWaiting:
 
     def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
         peer = claimant.peer
-        _check_hooks(wanted.spec.hooks, peer)
+        check_claim_hooks(wanted.spec.hooks, peer)
         resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
-            _check_duration("wait", wanted.wait, WAIT_LIMIT_S)
-        _check_helper(wanted.spec.helper)
-        _check_sizes(wanted.spec, self._pool.capacity)
+            check_duration("wait", wanted.wait, WAIT_LIMIT_S)
+        check_helper(wanted.spec.helper)
+        check_sizes(wanted.spec, self._pool.capacity)
         self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "waits for a claim already: one at a time")
@@ -314,71 +276,6 @@ class ClaimWaiting:
                     told = message
             await pool.wait_changed()
             await trio.sleep(COALESCE_S)
-
-
-def _check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) -> None:
-    if not 0 <= duration.ToNanoseconds() <= limit_s * 10**9:
-        raise invalid(
-            field,
-            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
-            f"to {limit_s} s",
-        )
-
-
-def _check_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
-    size = sum(hook.ByteSize() for hook in hooks)
-    if size > HOOKS_LIMIT_BYTES:
-        raise invalid(
-            "spec.hooks",
-            f"the hooks have {size} bytes, and at most {HOOKS_LIMIT_BYTES} fit: put more into files",
-        )
-    check_hooks(hooks)
-    if not peer.is_trusted:
-        check_foreign_hooks(hooks)
-
-
-def _check_helper(helper: workload_pb2.HelperTerms) -> None:
-    if helper.HasField("grace"):
-        _check_duration("spec.helper.grace", helper.grace, GRACE_LIMIT_S)
-    if helper.process_strategy not in (
-        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-        workload_pb2.PROCESS_STRATEGY_STOP,
-    ):
-        raise invalid(
-            "spec.helper.process_strategy",
-            "a helper is suspended or stopped: choose cuda_suspend or stop",
-        )
-    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
-        raise invalid(
-            "spec.helper.signal_number",
-            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
-        )
-
-
-def _check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
-    """Refuses what would make the lists of workloads, and the reports of them, too long to be sent."""
-    labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
-    resources = spec.resources
-    for field, what, size, limit in (
-        ("spec.labels", "bytes", labels, LABELS_LIMIT_BYTES),
-        ("spec.resources.gpu_uuids", "GPUs", len(resources.gpu_uuids), gpus),
-        ("spec.resources.gpu_name", "characters", len(resources.gpu_name), TEXT_LIMIT),
-        (
-            "spec.resources.gpu_uuids",
-            "characters in one",
-            max(map(len, resources.gpu_uuids), default=0),
-            TEXT_LIMIT,
-        ),
-        (
-            "spec.resources.acceptable_gpu_units",
-            "numbers",
-            len(resources.acceptable_gpu_units),
-            UNITS_LIMIT,
-        ),
-    ):
-        if size > limit:
-            raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")
 
 
 def _is_below(pid: int, peer: Peer) -> bool:

@@ -25,7 +25,8 @@ from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.messages import lease_message
-from leasehold_worker.local_api.claim_waiting import ClaimStream, ClaimWaiting
+from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED, RUNNING

@@ -22,7 +22,7 @@ from leasehold_worker.applications.stream import ApplicationStream
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.local_api.call_limits import CallLimits
-from leasehold_worker.local_api.claim_waiting import ClaimStream
+from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket

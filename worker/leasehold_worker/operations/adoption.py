@@ -17,11 +17,11 @@ from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_na
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.host.process_readings import READING, user_threads
+from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import (
     ProcessIdentity,
     command_line,
     identify,
-    process_tree,
     user_id,
     user_name,
     variable_of,

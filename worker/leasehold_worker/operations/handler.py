@@ -14,7 +14,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import ProcessStrategy
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
-from leasehold_worker.commands.executor import CarryOut
+from leasehold_worker.commands.execution import CarryOut
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED

@@ -28,7 +28,8 @@ from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.process_readings import SEARCH, user_threads
-from leasehold_worker.host.processes import ProcessIdentity, ProcessTree, kill_children, kill_tree
+from leasehold_worker.host.process_trees import ProcessTree, kill_children, kill_tree
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.workloads.workload import Workload, home_of
 

@@ -16,7 +16,8 @@ from leasehold_worker.driver.members import CHECKPOINTED, Member, needed_by_gpu
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, ProcessTree
+from leasehold_worker.host.process_trees import ProcessTree
+from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.suspend_memory import MemoryNeed
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.workloads.eviction import CHECKPOINT, process_text

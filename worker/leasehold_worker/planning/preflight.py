@@ -1,7 +1,6 @@
 """The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection
 from functools import partial
 from typing import Final, final
 
@@ -9,47 +8,32 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker.byte_sizes import size_text
-from leasehold_worker.driver.gpu_pairs import GpuPair, moved
+from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.members import (
-    CHECKPOINTED,
-    PARALLEL_LIMIT,
-    STUCK,
-    Member,
     are_unlisted,
-    find_members,
-    search_members,
-    state_name,
-    state_since,
 )
-from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
-from leasehold_worker.driver.transfer_rates import Estimate, Rates
-from leasehold_worker.driver.verification import Verification, sized
-from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.errors import invalid
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.host.processes import is_alive, will_end
+from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.overlap import both
 from leasehold_worker.planning.destinations import Destinations, full_bytes, stay_at_home
-from leasehold_worker.planning.displacement import find_displaced, is_elsewhere
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, DriverChecks
-from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.plan_members import PlanMembers
 from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.planning.workload_checks import (
-    is_sequential,
+    lock_timeout_s,
     parse_pairs,
-    require_alive,
-    require_all,
-    require_members,
-    require_open,
     require_ready,
     require_state,
 )
-from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import (
     DISCARD,
@@ -67,9 +51,6 @@ from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
 from leasehold_worker.workloads.states import PARKED, RUNNING, SLEEPING, STOPPED, SUSPENDED, UNKNOWN
 from leasehold_worker.workloads.workload import Workload, home_of
-
-LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
-"""A week, as the coordinator allows and docs/protocol.md says."""
 
 _DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
 """Where a workload may stand that is to be parked, by what is to be done with it."""
@@ -97,11 +78,10 @@ class Preflight:
         self._workloads = workloads
         self._foreign = foreign
         self._host_memory = host_memory
-        self._rates = rates
-        self._verification = verification
         self._policies = policies
         self._tiers = tiers
         self._driver_checks = DriverChecks(driver, inventory)
+        self._members = PlanMembers(driver, inventory, verification, rates, self._driver_checks)
         self._destinations = Destinations(inventory, pool, self._driver_checks)
 
     async def suspend(
@@ -185,7 +165,7 @@ class Preflight:
                     require_state(workload, (RUNNING, *PARKED), "stopped")
                 await self._policies.look_at_application(plan)
         if policy.process_strategy in (eviction.CUDA_SUSPEND, eviction.CHECKPOINT):
-            plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT])
+            plan.estimate = await self._members.estimate(plan, [DriverCall.CHECKPOINT])
         self._policies.tell_tiers(plan)
         return plan
 
@@ -195,7 +175,7 @@ class Preflight:
         target.processes = await target.workload.find_processes()
         target.full_bytes = target.workload.parked.device_memory_bytes if target.workload.parked else {}
         await self._driver_checks.runnable(plan.findings, target.processes)
-        target.members = await self._parked_members(plan)
+        target.members = await self._members.parked(plan)
 
     async def _look_at_sleeper(self, plan: Plan) -> None:
         """What is needed to free what a framework drops, while the processes run on."""
@@ -209,7 +189,7 @@ class Preflight:
                     "checkpoint or stop",
                 )
         await _list_processes(plan)
-        await self._find_members(plan.findings, target)
+        await self._members.find(plan.findings, target)
         if plan.policy is not None and plan.policy.weight_strategy == OFFLOAD and not plan.refused:
             self._look_at_host_memory(plan)
 
@@ -263,13 +243,15 @@ class Preflight:
             plan.target.members = workload.members
             await self._policies.look_at_kept_image(plan)
         elif await self._driver_checks.runnable(findings, processes):
-            plan.target.members = await self._parked_members(plan)
+            plan.target.members = await self._members.parked(plan)
         plan.target.full_bytes = full_bytes(plan.target)
         if workload.is_asleep:
             stay_at_home(plan, operation)
         else:
             await self._destinations.choose(plan, operation)
-            plan.astray = workload.state == UNKNOWN and not plan.refused and await self._are_astray(plan)
+            plan.astray = (
+                workload.state == UNKNOWN and not plan.refused and await self._members.are_astray(plan)
+            )
         if not workload.is_asleep:
             self._driver_checks.driver(findings, REMAP_CUDA_VERSION if plan.pairs else SUSPEND_CUDA_VERSION)
         if not plan.refused and workload.state in (SUSPENDED, UNKNOWN):
@@ -279,7 +261,7 @@ class Preflight:
         if plan.astray:
             self._look_at_host_memory(plan)
         calls = [DriverCall.CHECKPOINT, DriverCall.RESTORE] if plan.astray else [DriverCall.RESTORE]
-        plan.estimate = None if workload.is_asleep else await self._estimate(plan, calls)
+        plan.estimate = None if workload.is_asleep else await self._members.estimate(plan, calls)
         self._policies.tell_tiers(plan)
         return plan
 
@@ -329,7 +311,7 @@ class Preflight:
         if plan.refused:
             return plan
         stays = all(target.home == target.destination for target in plan.targets)
-        if stays and not await self._are_elsewhere(plan):
+        if stays and not await self._members.are_elsewhere(plan):
             plan.already_there = True
             return plan
         _check_ready(plan)
@@ -338,7 +320,7 @@ class Preflight:
             partial(self._foreign.look, self._workloads),
         )
         await self._destinations.check(plan)
-        plan.estimate = await self._estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
+        plan.estimate = await self._members.estimate(plan, [DriverCall.CHECKPOINT, DriverCall.RESTORE])
         return plan
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
@@ -357,7 +339,7 @@ class Preflight:
             # An image holds any program, and then there is nothing for the driver to do.
             held = target.workload.lease is not None or target.workload.is_asleep
             with findings.about(target.workload):
-                await self._find_members(findings, target, needs_cuda=held or verb != "checkpointed")
+                await self._members.find(findings, target, needs_cuda=held or verb != "checkpointed")
         if plan.refused:
             return
         await self._driver_checks.members(findings, plan.members)
@@ -391,102 +373,6 @@ class Preflight:
             plan.require_sizes()
             need.check()
 
-    async def _find_members(
-        self, findings: Findings, target: WorkloadPlan, *, needs_cuda: bool = True
-    ) -> None:
-        processes = target.processes
-        if not await self._driver_checks.runnable(findings, processes) or findings.refusals:
-            findings.skip("members", "driver calls would block or be refused")
-            return
-        with findings.check("members", f"those of {target.workload.name} run"):
-            try:
-                search, usage = await both(
-                    partial(search_members, self._driver, processes), self._verification.usage
-                )
-                target.members = found = search.members
-                if needs_cuda or found:
-                    require_open(search, usage)
-                    pids = {identity.pid for identity in processes}
-                    listed = any(pids & gpu.processes.keys() for gpu in usage.values())
-                    require_members(target.workload, found, listed=listed)
-            except OperationError:
-                # The driver takes a process that is about to be gone for one without CUDA.
-                if await will_end(target.workload.root):
-                    require_alive(target.workload)
-                raise
-            measured = sized(found, usage, target.home)
-            target.members = await find_displaced(measured, _leased(target), self._inventory.chips, findings)
-            target.full_bytes = full_bytes(target)
-            require_all(processes, found, usage)
-
-    async def _parked_members(self, plan: Plan) -> tuple[Member, ...]:
-        workload = plan.target.workload
-        alive = tuple(member for member in workload.members if is_alive(member.identity))
-        if workload.state == UNKNOWN and not plan.refused:
-            with plan.findings.check("members", "found afresh"):
-                return await self._found_again(workload, alive)
-        if len(alive) < len(workload.members):
-            plan.findings.warn("members", "some members ended while they were parked: they can't be restored")
-        return alive
-
-    async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
-        """The members of a workload in state UNKNOWN, where the driver has them now."""
-        found = await find_members(self._driver, await workload.find_processes())
-        before = {member.identity: member for member in known}
-        members: list[Member] = []
-        newcomers = [member for member in found if member.identity not in before]
-        measured = {member.identity: member for member in await self._verification.measured(newcomers)}
-        for member in found:
-            former = before.get(member.identity)
-            state = state_since(former.state, member.state) if former else member.state
-            members.append(replace(former or measured[member.identity], state=state))
-        for member in members:
-            if member.state in STUCK:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
-                    f"process {member.identity.pid} is {state_name(member.state)}, and no driver call leads "
-                    "on from there: stop the workload",
-                    {"pid": str(member.identity.pid)},
-                )
-        return tuple(members)
-
-    async def _are_elsewhere(self, plan: Plan) -> bool:
-        """Whether processes of running workloads are on GPUs that these do not lease."""
-        usage = await self._verification.usage()
-        for target in plan.targets:
-            processes = await target.workload.find_processes()
-            if target.workload.state == RUNNING and is_elsewhere(processes, _leased(target), usage):
-                return True
-        return False
-
-    async def _are_astray(self, plan: Plan) -> bool:
-        """Whether members that are not parked are on other GPUs than their workload is to have."""
-        resident = [member for member in plan.members if member.state != CHECKPOINTED]
-        if any(
-            moved(plan.target.home, member.displacement) != plan.target.destination for member in resident
-        ):
-            return True
-        return not await self._verification.listed_gpus(resident) <= set(plan.target.destination)
-
-    async def _estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
-        """How long the driver's copies take; the rest is milliseconds."""
-        if not plan.members:
-            return None
-        lanes_s: list[float] = []
-        chips: dict[str, int] = {}
-        for target in plan.targets:
-            times_s = []
-            for member in target.members:
-                chip = self._inventory.chips.get(next(iter(member.device_memory_bytes), ""), "GPU")
-                chips[chip] = max(chips.get(chip, 0), member.total_bytes)
-                times_s.append(sum(self._rates.transfer_s(chip, call, member.total_bytes) for call in calls))
-            one_by_one = await is_sequential(target.workload.spec, target.members)
-            lanes_s += [sum(times_s)] if one_by_one else times_s
-        duration_s = max(*lanes_s, sum(lanes_s) / PARALLEL_LIMIT)
-        order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
-        bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]
-        return Estimate(duration_s, "; ".join(bases) + order)
-
 
 async def _list_processes(plan: Plan) -> None:
     for target in plan.targets:
@@ -506,25 +392,3 @@ def _check_ready(plan: Plan) -> None:
 
 def _is_unready(plan: Plan) -> bool:
     return any(refusal.reason == errors_pb2.ERROR_REASON_NOT_READY for refusal in plan.findings.refusals)
-
-
-def _leased(target: WorkloadPlan) -> tuple[str, ...]:
-    return target.workload.lease.gpu_uuids if target.workload.lease is not None else ()
-
-
-def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
-    """How long submitted work may take to drain.
-
-    Raises:
-        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
-    """
-    if not operation.HasField("lock_timeout"):
-        return DEFAULT_LOCK_TIMEOUT_S
-    timeout_s = seconds(operation.lock_timeout)
-    if not 0 < timeout_s <= LOCK_TIMEOUT_LIMIT_S:
-        raise invalid(
-            "lock_timeout",
-            f"a lock timeout of {timeout_s:g} s is out of range: give more than 0 and at most "
-            f"{LOCK_TIMEOUT_LIMIT_S:g} s",
-        )
-    return timeout_s

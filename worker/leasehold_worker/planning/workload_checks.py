@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from leasehold.v1 import errors_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
@@ -19,12 +19,18 @@ from leasehold_worker.driver.members import (
     Search,
     state_name,
 )
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive, user_id
-from leasehold_worker.workloads.states import ENDED, PARKED, WEDGED
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.states import (
+    ENDED,
+    PARKED,
+    WEDGED,
+)
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.workload import Workload
@@ -192,3 +198,25 @@ def parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[
 
 def _name(state: WorkloadState.ValueType) -> str:
     return WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
+
+
+LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as the coordinator allows and docs/protocol.md says."""
+
+
+def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
+    """How long submitted work may take to drain.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
+    """
+    if not operation.HasField("lock_timeout"):
+        return DEFAULT_LOCK_TIMEOUT_S
+    timeout_s = seconds(operation.lock_timeout)
+    if not 0 < timeout_s <= LOCK_TIMEOUT_LIMIT_S:
+        raise invalid(
+            "lock_timeout",
+            f"a lock timeout of {timeout_s:g} s is out of range: give more than 0 and at most "
+            f"{LOCK_TIMEOUT_LIMIT_S:g} s",
+        )
+    return timeout_s

@@ -16,7 +16,8 @@ from msgspec import Meta
 
 from leasehold_worker.files import file_descriptors, private_directories
 from leasehold_worker.files.workload_files import NotRegularError, read_regular
-from leasehold_worker.host.processes import Pid, ProcessIdentity, boot_id, is_alive, wait_ended
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, boot_id, is_alive, wait_ended
 from leasehold_worker.programs import shim
 
 START_TIMEOUT_S: Final = 30.0

@@ -16,7 +16,8 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadStat
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_readings import SEARCH, user_threads
-from leasehold_worker.host.processes import ProcessIdentity, ProcessTree, identify, scan_tree
+from leasehold_worker.host.process_trees import ProcessTree, scan_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.workloads.probes import probes

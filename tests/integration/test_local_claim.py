@@ -357,11 +357,11 @@ def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None
 
 CRASH_AT_THE_GRANT = """
 import os
-from leasehold_worker.workloads import registry
-variables = registry.Workloads.variables
+from leasehold_worker.workloads.program_start import ProgramStart
+variables = ProgramStart.variables
 def crash(self, workload_id, name, lease):
     return os._exit(9) if name == "waiting" else variables(self, workload_id, name, lease)
-registry.Workloads.variables = crash
+ProgramStart.variables = crash
 """
 
 

@@ -132,7 +132,7 @@ class DiskRecovery:
             self._go_on(workload, UNKNOWN)
             return error, ""
         workload.absent = True
-        self._parts.workloads.give_back_host(workload)
+        self._parts.workloads.host_shares.give_back(workload)
         self._parts.applications.forget_restore(workload.workload_id)
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)

@@ -229,7 +229,7 @@ class LocalClaims:
             workload_id=workload.workload_id,
             name=workload.name,
             lease=lease_message(lease) if lease else None,
-            environment=self._workloads.variables(workload.workload_id, workload.name, lease),
+            environment=self._workloads.programs.variables(workload.workload_id, workload.name, lease),
         )
         session.tell(ClaimResponse(granted=granted))
 

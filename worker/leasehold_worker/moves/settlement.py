@@ -237,7 +237,7 @@ def settle_state(
     if kept is not None:
         state = WORKLOAD_CHECKPOINTED
         workload.absent = True
-        workloads.give_back_host(workload)
+        workloads.host_shares.give_back(workload)
     if state == SUSPENDED and workload.lease is not None:
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
     workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None

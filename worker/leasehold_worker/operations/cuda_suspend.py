@@ -189,7 +189,9 @@ class CudaSuspend:
             # Before the hooks: they may move weights to host memory, too.
             for target in plan.targets:
                 moved_bytes = sum(m.total_bytes for m in target.members if m.state != CHECKPOINTED)
-                self._workloads.limit_memory(target.workload, moved_bytes + parked_bytes(target.workload))
+                self._workloads.host_shares.limit_memory(
+                    target.workload, moved_bytes + parked_bytes(target.workload)
+                )
             if hooks.is_needed and not plan.is_parked:
                 await self.call_down(plan, hooks, reserved, progress)
                 called = True
@@ -202,7 +204,7 @@ class CudaSuspend:
                     await hooks.back()
                 for workload, former in before:
                     if workload.state == state:
-                        self._workloads.limit_memory(workload, parked_bytes(workload))
+                        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
                         self._workloads.set_state(workload, former)
             raise
 
@@ -270,7 +272,7 @@ class CudaSuspend:
             if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
                 target.workload.restored = True
             settle_state(self._workloads, target, mine, members[workload_id], error, plan.policy, move.kept)
-            self._workloads.limit_memory(target.workload, parked_bytes(target.workload))
+            self._workloads.host_shares.limit_memory(target.workload, parked_bytes(target.workload))
 
 
 def _mark_restored(plan: Plan) -> None:

@@ -249,7 +249,7 @@ class ImageCheckpoint:
             raise ValueError("a workload that is parked has what it is parked by")
         self._workloads.set_state(workload, RESTORING)
         try:
-            self._workloads.take_host(workload)
+            self._workloads.host_shares.take(workload)
             with self._host_memory.charged(image_memory(workload), parks=False):
                 await self._resume(plan, parked, reserved, progress)
             plan.target.wakes = True
@@ -275,9 +275,9 @@ class ImageCheckpoint:
         await progress.intend(intent)
         progress.enter("resume")
         folder = self._workloads.folder(workload.workload_id)
-        group = self._workloads.group_of(workload)
+        group = self._workloads.host_shares.group_of(workload)
         forget_start(folder)
-        self._workloads.limit_memory(workload, sum(parked.device_memory_bytes.values()))
+        self._workloads.host_shares.limit_memory(workload, sum(parked.device_memory_bytes.values()))
         workload.root = await restore_image(
             criu,
             image.path,
@@ -330,7 +330,7 @@ class ImageCheckpoint:
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        self._workloads.give_back_host(workload)
+        self._workloads.host_shares.give_back(workload)
         policy = EvictionPolicy()
         policy.CopyFrom(parked.policy)
         policy.process_strategy = CHECKPOINT  # what is left of a restore may say otherwise

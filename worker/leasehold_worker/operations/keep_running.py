@@ -73,12 +73,12 @@ class KeepRunning:
             # At most all of it goes to host memory: only the framework knows how much it drops.
             offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
             with self._host_memory.charged(offloaded):
-                self._workloads.limit_memory(workload, sum(offloaded.values()))
+                self._workloads.host_shares.limit_memory(workload, sum(offloaded.values()))
                 await self._cuda_suspend.call_down(plan, operation_hooks, [], progress)
             kept = await self._kept_bytes(target, policy, operation_hooks)
             require_alive(workload)
         except BaseException:
-            self._workloads.limit_memory(workload, 0)
+            self._workloads.host_shares.limit_memory(workload, 0)
             self._workloads.set_state(workload, RUNNING)
             raise
         left = bytes_by_gpu(target.members)
@@ -97,7 +97,7 @@ class KeepRunning:
             since=datetime.now(UTC),
             host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
         )
-        self._workloads.limit_memory(workload, parked_bytes(workload))
+        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
         self._workloads.set_state(workload, SLEEPING)
 
     async def _kept_bytes(
@@ -176,7 +176,7 @@ class KeepRunning:
         workload.parked = None
         workload.yielded = False
         progress.claimed_gpu_uuids = plan.target.destination
-        self._workloads.limit_memory(workload, 0)
+        self._workloads.host_shares.limit_memory(workload, 0)
         self._workloads.set_state(workload, RUNNING)
 
 

@@ -174,7 +174,7 @@ class StopRestart:
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None
-        self._workloads.give_back_host(workload)
+        self._workloads.host_shares.give_back(workload)
         workload.members = ()
         workload.restored = workload.headless = False
         workload.absent, workload.hooked = True, None
@@ -243,7 +243,7 @@ class StopRestart:
             return
         workload.absent = True
         workload.host = None
-        self._workloads.give_back_host(workload)  # the control group
+        self._workloads.host_shares.give_back(workload)  # the control group
         allocation.release()
         self._workloads.set_state(workload, STOPPED)
 

@@ -1,20 +1,17 @@
-"""Starts a workload's program or brings it back, outlives the worker, and keeps how the program ended.
+"""The shim of a workload: it starts or restores the program, outlives the worker, and records the exit.
 
-Run as ``python -I -S launcher.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY
-PROGRAM [ARGUMENT…]``, with the program's own output. DESCRIPTORS is how many it may have open, GROUP its
-control group, if any, and ENVIRONMENT_FD holds its environment. The launcher itself enters the working
-directory: if that is on a volume that does not answer, the worker gives up the launcher. Nothing but the
-standard library is imported, and little of it: one of these lives as long as each workload. Processes of the
-program that lose their parent become children of the launcher, so that the worker can tell whose they are.
-The launcher ends after the last of them.
+``python -I -S shim.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM
+[ARGUMENT…]`` starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its
+control group or empty, and ENVIRONMENT_FD holds its environment. The shim enters the working directory: if that
+volume hangs, the worker gives up the shim. One shim lives as long as each workload, so it imports little of the
+standard library and nothing else. Orphans of the program become children of the shim, which ends after them.
 
-Run as ``python -I -S launcher.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID``, it has CRIU
-bring a program back from an image as its child, under this pid, and goes on as if it had started it. Standard
-input holds the request for CRIU, made ready by the worker.
+``python -I -S shim.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a program
+from an image as a child of the shim, under this pid. Standard input holds the worker's request for CRIU.
 
-Into the folder it writes ``process``, who the program is, and ``exit``, how it ended. The first is made by a
-link, which only one can make: a worker that gives up a start makes it first, and the program never runs. A
-restored program is written down while CRIU still holds it, and is ended there if it was given up.
+The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
+link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program never
+runs. While the file of a restored program is made, CRIU still holds the program, and ends it if it was given up.
 """
 
 from __future__ import annotations

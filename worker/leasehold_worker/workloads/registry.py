@@ -13,15 +13,16 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 
-from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_output
+from leasehold_worker.files.workload_files import OUTPUT_FILE
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
-from leasehold_worker.leasing.host_reservations import HostRequest, HostReservation, HostReservations
+from leasehold_worker.leasing.host_reservations import HostReservation, HostReservations
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.programs.programs import LaunchError, forget_start, launch, launched, wait_exit
+from leasehold_worker.programs.programs import forget_start, launched, wait_exit
+from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.states import ENDED, EXITED, IN_OPERATION, RELEASED, UNKNOWN
 from leasehold_worker.workloads.workload import LET_GO, RUN, WORKLOAD_ID_VARIABLE, Workload
 
@@ -67,8 +68,9 @@ class Workloads:
         """Name of the worker's user, who programs run as."""
         self.inherited = inherited
         """What programs and hooks get of the worker's environment."""
+        self.programs = ProgramStart(limits, inherited, socket_path)
+        self.host_shares = HostShares(ledger, limits)
         self._pool = pool
-        self._ledger = ledger
         self.limits = limits
         self._look = look
         self._socket_path = socket_path.absolute()
@@ -169,7 +171,9 @@ class Workloads:
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
-        root = await self._start(workload_id, name, spec, lease, host, nursery, restores=restores)
+        root = await self.programs.start(
+            self.folder(workload_id), workload_id, name, spec, lease, host, nursery, restores=restores
+        )
         workload = Workload(
             workload_id,
             name,
@@ -197,8 +201,10 @@ class Workloads:
         """
         if workload.host is None:
             raise ValueError("a program is started with what its workload holds of the host")
-        forget_start(self.folder(workload.workload_id))
-        workload.root = await self._start(
+        folder = self.folder(workload.workload_id)
+        forget_start(folder)
+        workload.root = await self.programs.start(
+            folder,
             workload.workload_id,
             workload.name,
             workload.spec,
@@ -211,65 +217,6 @@ class Workloads:
         workload.ready_time = None
         workload.unready = ""
         workload.begun_s = time.monotonic()
-
-    async def _start(
-        self,
-        workload_id: str,
-        name: str,
-        spec: WorkloadSpec,
-        lease: Lease | None,
-        host: HostReservation,
-        nursery: trio.Nursery,
-        *,
-        restores: bool,
-    ) -> ProcessIdentity:
-        folder = self.folder(workload_id)
-        try:
-            output = await trio.to_thread.run_sync(open_output, folder)
-            try:
-                root = await launch(
-                    folder,
-                    spec.arguments,
-                    working_directory=spec.working_directory or folder / WORKING_FOLDER,
-                    environment={
-                        **self.inherited,
-                        **spec.environment,
-                        **self.variables(workload_id, name, lease, restores=restores),
-                    },
-                    output=output,
-                    group=self.limits.create(
-                        workload_id, host.request.cpu_millicores, host.request.memory_bytes
-                    ),
-                    nursery=nursery,
-                )
-            finally:
-                os.close(output)
-        except (OSError, LaunchError) as error:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_SPAWN_FAILED,
-                f"{spec.arguments[0]!r} could not be started: {error}; give a program that is on the worker",
-            ) from error
-        crash_point("program-started")
-        return root
-
-    def variables(
-        self, workload_id: str, name: str, lease: Lease | None, *, restores: bool = False
-    ) -> dict[str, str]:
-        """What the environment of a workload's program says of it, whatever it would inherit.
-
-        GPUs are named by UUID, and a workload without any sees none. A program that is to be restored is told
-        so here, too: no worker may be there to tell it.
-        """
-        visible = ",".join(lease.gpu_uuids) if lease else "-1"
-        return {
-            "CUDA_VISIBLE_DEVICES": visible,
-            "NVIDIA_VISIBLE_DEVICES": visible,
-            "LEASEHOLD_LEASE_ID": lease.lease_id if lease else "",
-            "LEASEHOLD_WORKLOAD": name,
-            WORKLOAD_ID_VARIABLE: workload_id,
-            "LEASEHOLD_SOCKET": str(self._socket_path),
-            "LEASEHOLD_RESTORE": "1" if restores else "",
-        }
 
     def outputs(self) -> list[Path]:
         """The outputs of the workloads that have not ended, beside those whose processes we did not start."""
@@ -319,46 +266,9 @@ class Workloads:
         known = who is not None and who.program == workload.root and may_be_parent(who.launcher, who.program)
         workload.launcher = who.launcher if who is not None and known else None
 
-    def give_back_host(self, workload: Workload) -> None:
-        """Gives back what a workload holds of its host beside GPUs."""
-        if workload.host is not None:
-            self._ledger.release(workload.host)
-            workload.host = None
-        group = self.limits.find(workload.workload_id)
-        if group is not None:
-            self.limits.remove(group)
-
-    def group_of(self, workload: Workload) -> Path | None:
-        """The control group for processes of a workload, made as its promises say. None: the worker's."""
-        wanted = workload.spec.resources
-        return self.limits.create(workload.workload_id, wanted.cpu_millicores, wanted.memory_bytes)
-
-    def take_host(self, workload: Workload) -> None:
-        """Takes what a workload needs of its host beside GPUs.
-
-        Raises:
-            OperationError: INSUFFICIENT_RESOURCES.
-        """
-        wanted = workload.spec.resources
-        request = HostRequest(wanted.cpu_millicores, wanted.memory_bytes, wanted.disk_bytes)
-        workload.host = self._ledger.reserve(workload.workload_id, request)
-
     def _roots_beside(self, workload: Workload) -> list[ProcessIdentity]:
         others = (other for other in self._by_id.values() if other is not workload)
         return [other.root for other in others if other.state not in ENDED and not other.absent]
-
-    def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
-        """Holds a workload to the memory that it was promised, and what is parked of it beside that.
-
-        What was promised is enforced as well as the kernel lets us: no operation fails for want of that.
-        """
-        promised = workload.spec.resources.memory_bytes
-        group = self.limits.find(workload.workload_id) if promised else None
-        if group is not None:
-            try:
-                self.limits.set_memory(group, promised + parked_bytes)
-            except OperationError as error:
-                logger.warning("workload %s: %s", workload.name, error.message)
 
     async def let_go(self, workload: Workload) -> None:
         """Ends a workload whose processes go on without us: what they hold is no longer leased.
@@ -420,7 +330,7 @@ class Workloads:
 
     def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
         """Ends a workload of which no process is left, and gives back what it held."""
-        self.give_back_host(workload)
+        self.host_shares.give_back(workload)
         if workload.lease is not None:
             self._pool.release(workload.lease)
             workload.lease = None

@@ -2,16 +2,18 @@
 
 ``python -I -S shim.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM
 [ARGUMENT…]`` starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its
-control group or empty, and ENVIRONMENT_FD holds its environment. The shim enters the working directory: if that
-volume hangs, the worker gives up the shim. One shim lives as long as each workload, so it imports little of the
-standard library and nothing else. Orphans of the program become children of the shim, which ends after them.
+control group or empty, and ENVIRONMENT_FD holds its environment. The shim enters the working directory: if
+that volume hangs, the worker gives up the shim. One shim lives as long as each workload, so it imports little
+of the standard library and nothing else. Orphans of the program become children of the shim, which ends after
+them.
 
-``python -I -S shim.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a program
-from an image as a child of the shim, under this pid. Standard input holds the worker's request for CRIU.
+``python -I -S shim.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a
+program from an image as a child of the shim, under this pid. Standard input holds the request for CRIU.
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
-link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program never
-runs. While the file of a restored program is made, CRIU still holds the program, and ends it if it was given up.
+link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program
+never runs. While the file of a restored program is made, CRIU holds the program, and ends it if it was given
+up.
 """
 
 from __future__ import annotations

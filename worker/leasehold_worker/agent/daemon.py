@@ -16,6 +16,7 @@ from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import PASSABLE, PRIVATE, UMASK, require_private
 from leasehold_worker.files.state_directory import open_state_directory
+from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.log_format import LogFormatter
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def run(config_path: Path | None, **flags: object) -> None:
 def _serve(config: WorkerConfig) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
+    handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
     # The default place of the socket is reached by users whom the socket lets in.

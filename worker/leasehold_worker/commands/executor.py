@@ -47,6 +47,7 @@ from leasehold_worker.commands.states import (
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.host.stalls import Stalls
+from leasehold_worker.log_context import log_context
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +269,12 @@ class Commands:
         self._do(self._ledger.refuse(command_id, error))
 
     async def _execute(self, execution: Execution) -> None:
+        entry = execution.entry
+        workloads = ",".join(workload_ids(entry.command))
+        with log_context(epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads):
+            await self._perform_and_finish(execution)
+
+    async def _perform_and_finish(self, execution: Execution) -> None:
         command = execution.entry.command
         started = time.monotonic()
         progress = Progress(partial(self._enter, command), partial(self._intend, command))
@@ -281,7 +288,7 @@ class Commands:
             except OperationError as raised:
                 error = raised
             except Exception:
-                logger.exception("command %s failed by a defect", command.command_id)
+                logger.exception("the command failed by a defect")
                 error = defect()
         crash_point("operation-ended")
         if execution.scope.cancelled_caught:
@@ -318,9 +325,10 @@ class Commands:
             workloads=self._workloads_of(workload_ids(command)),
         )
         logger.info(
-            "command %s: %s%s",
-            command.command_id,
+            "%s %s after %.3f s%s",
+            command.operation.WhichOneof("kind") or "unknown operation",
             CommandState.Name(state).removeprefix("COMMAND_STATE_"),
+            duration_s,
             f": {error.message}" if error else "",
         )
         self._carry_out(self._ledger.finish(fitting(update)))

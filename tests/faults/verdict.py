@@ -9,6 +9,7 @@ from leasehold.v1.workload_pb2 import MemberState
 from leasehold_simgpu import ProcessState
 from leasehold_worker.driver.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
 from leasehold_worker.host.processes import is_alive
+from leasehold_worker.workloads.invariants import violations
 from leasehold_worker.workloads.states import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
@@ -120,10 +121,7 @@ def _wrong_state(arena: Arena, actor: Actor) -> Iterator[str]:
         yield f"{actor.name} is said to run, and its members are {states}"
     if workload.state == W_SUSPENDED and states - {ProcessState.CHECKPOINTED}:
         yield f"{actor.name} is said to be parked, and its members are {states}"
-    if workload.state == W_SUSPENDED and workload.lease is not None:
-        yield f"{actor.name} is parked and holds {workload.lease.gpu_uuids}"
-    if workload.state in (W_UNKNOWN, W_WEDGED) and workload.error is None:
-        yield f"{actor.name} is unknown or wedged, and nobody says why"
+    yield from violations(workload)
     if workload.state not in {W_RUNNING, W_SUSPENDED, W_UNKNOWN, W_WEDGED, *ENDED}:
         yield f"{actor.name} was left in state {workload.state}"
 

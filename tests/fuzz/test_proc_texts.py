@@ -85,7 +85,8 @@ def put_in_place(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     proc = folder / "proc"
     (proc / str(PID)).mkdir(parents=True)
     (folder / "cgroup").mkdir()
-    patch.setattr(processes, "_PROC", proc)
+    for module in ("process_files", "process_trees", "processes"):
+        patch.setattr(f"leasehold_worker.host.{module}.PROC", proc)
     patch.setattr(cgroups, "_PROC", proc)
     patch.setattr(cgroups, "_CGROUP", folder / "cgroup")
     return proc / str(PID)

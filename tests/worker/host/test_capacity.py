@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.volume import disk_space
-from leasehold_worker.host import cgroups, processes
+from leasehold_worker.host import cgroups
 from leasehold_worker.host.capacity import HostLimits, directory_bytes, hard_limits, limits_within
 
 GIB = 2**30
@@ -18,7 +18,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up host of 16 cores and 64 GiB, whose worker is in /outer/inner of version 2."""
     monkeypatch.setattr(cgroups, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(cgroups, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr("leasehold_worker.host.processes.PROC", tmp_path / "proc")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     (tmp_path / f"proc/{os.getpid()}").mkdir(parents=True)
     (tmp_path / "cgroup/outer/inner").mkdir(parents=True)

@@ -19,7 +19,7 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold_worker.driver.helper import trace_permission
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host import processes
+from leasehold_worker.host import process_files, process_trees, processes
 from leasehold_worker.host.process_files import Pid, _read_file
 from leasehold_worker.host.process_trees import ProcessTree, kill_tree, process_tree, scan_tree
 from leasehold_worker.host.processes import (
@@ -207,7 +207,7 @@ def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch
                 raise PermissionError(errno.EPERM, "hidepid")
             return mine(path)
 
-        monkeypatch.setattr(processes, "_read_file", refuse)
+        monkeypatch.setattr(process_files, "_read_file", refuse)
         assert identify(child.pid) is None
         assert command_line(child.pid) == []
         assert user_id(child.pid) is None
@@ -224,8 +224,8 @@ def test_a_scan_soon_after_another_reads_new_processes_alone(monkeypatch: pytest
         read.append(path)
         return mine(path)
 
-    monkeypatch.setattr(processes, "_read_file", note)
-    monkeypatch.setattr(processes, "FRESH_S", 60.0)
+    monkeypatch.setattr(process_files, "_read_file", note)
+    monkeypatch.setattr(process_trees, "FRESH_S", 60.0)
     with start_sleeper() as old:
         first = scan_tree(me)
         read.clear()
@@ -239,7 +239,7 @@ def test_a_scan_soon_after_another_reads_new_processes_alone(monkeypatch: pytest
         old.wait()
         assert old.pid not in [each.pid for each in scan_tree(me, known=second).processes]
         read.clear()
-        monkeypatch.setattr(processes, "FRESH_S", 0.0)
+        monkeypatch.setattr(process_trees, "FRESH_S", 0.0)
         scan_tree(me, known=second)
         assert f"/proc/{me.pid}/stat" in read
 
@@ -440,7 +440,7 @@ def test_a_scan_that_misses_an_environment_lists_again_or_is_not_complete(
                 links[0].wait()
             return read(pid, uid)
 
-        monkeypatch.setattr(processes, "has_real_user", end_first)
+        monkeypatch.setattr("leasehold_worker.host.process_trees.has_real_user", end_first)
         tree = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=patience_s)
         assert len(links) == 2
         assert [identity.pid for identity in tree.processes] == ([links[1].pid] if patience_s else [])

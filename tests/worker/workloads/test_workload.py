@@ -16,7 +16,7 @@ from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.host import process_readings, processes
+from leasehold_worker.host import process_readings
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, send_signal
@@ -244,7 +244,7 @@ async def test_a_process_that_can_not_be_read_holds_nobody_up(
         assert threading.current_thread() is not threading.main_thread(), "it would hold up all of the worker"
         return not released.wait(10)
 
-    monkeypatch.setattr(processes, "_has_entries", hang)
+    monkeypatch.setattr("leasehold_worker.host.process_trees._has_entries", hang)
     root = start(NESTED, "same")
     child = told(root)[0]
     mine = make("w-unread", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-unread")

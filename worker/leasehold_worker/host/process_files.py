@@ -87,7 +87,7 @@ def read_process_file(pid: int, name: str) -> bytes:
     """
     try:
         # A scan reads every process of the host: a Path and a file object take as long as the kernel does.
-        return _read_file(f"{facts_folder(pid) if name in _OF_MEMORY else f'{_PROC}/{pid}'}/{name}")
+        return _read_file(f"{facts_folder(pid) if name in _OF_MEMORY else f'{PROC}/{pid}'}/{name}")
     except OSError as error:
         if error.errno in _SHORT:
             raise
@@ -100,6 +100,3 @@ def _read_file(path: str) -> bytes:
         return b"".join(iter(partial(os.read, descriptor, READ_BYTES), b""))
     finally:
         os.close(descriptor)
-
-
-_PROC = PROC

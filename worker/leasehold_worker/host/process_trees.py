@@ -11,12 +11,12 @@ from typing import Final
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_files import (
-    _PROC,
     Pid,
     ProcessStat,
     read_process_file,
     read_stat,
 )
+from leasehold_worker.host.process_folders import PROC
 from leasehold_worker.host.processes import (
     ProcessIdentity,
     _has_entries,
@@ -217,7 +217,7 @@ def _scan(stats: dict[Pid, ProcessStat], deadline: float) -> tuple[dict[Pid, Pro
     """
     unreadable: set[Pid] = set()
     while True:
-        with os.scandir(_PROC) as entries:
+        with os.scandir(PROC) as entries:
             listed = {Pid(int(entry.name)) for entry in entries if entry.name.isdigit()}
         stats = {pid: stat for pid, stat in stats.items() if pid in listed}
         # One whose parent has ended meanwhile has another parent now.

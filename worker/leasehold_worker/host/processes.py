@@ -18,7 +18,6 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroups
 from leasehold_worker.host.process_files import (
-    _PROC,
     Pid,
     number,
     read_process_file,
@@ -26,7 +25,7 @@ from leasehold_worker.host.process_files import (
     read_stat_of,
     read_status,
 )
-from leasehold_worker.host.process_folders import facts_folder
+from leasehold_worker.host.process_folders import PROC, facts_folder
 
 logger = logging.getLogger(__name__)
 
@@ -312,12 +311,12 @@ def _is_in_group(identity: ProcessIdentity, group_id: int) -> bool:
 
 def boot_id() -> str:
     """The kernel's boot id: pids and start times mean nothing across boots."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def memory_bytes(field: str) -> int | None:
     """A field of /proc/meminfo in bytes, such as MemAvailable. None: the kernel doesn't say."""
-    for line in (_PROC / "meminfo").read_text(encoding="ascii").splitlines():
+    for line in (PROC / "meminfo").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024

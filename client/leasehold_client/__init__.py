@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, NotYetError
 
 if TYPE_CHECKING:
-    from leasehold_client.client import Client as Client
+    from leasehold_client.coordinator.client import Client as Client
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ __all__ = ["Client", "LeaseholdError", "NoCoordinatorError", "NotYetError", "__v
 
 def __getattr__(name: str) -> object:
     if name == "Client":
-        from leasehold_client.client import Client  # late: `leasehold --help` needs no gRPC
+        from leasehold_client.coordinator.client import Client  # late: `leasehold --help` needs no gRPC
 
         return Client
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,10 +9,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client import __version__, interrupts
-from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
-from leasehold_client.rooms import ROOMS, missing_module
-from leasehold_client.standard_output import printed_by_click
-from leasehold_client.terminal_text import echo_error
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.display.standard_output import printed_by_click
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.plugins import ROOMS, missing_module
 
 EPILOG: Final = """\b
 Exit codes:
@@ -29,87 +29,87 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 VERBS: Final = {
     "get": (
         "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
-        "leasehold_client.verbs:get",
+        "leasehold_client.cli.get:get",
     ),
     "run": (
         "Start a workload on a worker.",
-        "leasehold_client.verbs:run",
+        "leasehold_client.cli.run:run",
     ),
     "wait": (
         "Wait until a workload is ready, or has ended.",
-        "leasehold_client.verbs:wait",
+        "leasehold_client.cli.wait:wait",
     ),
     "suspend": (
         "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
-        "leasehold_client.parking:suspend",
+        "leasehold_client.cli.suspend:suspend",
     ),
     "wake": (
         "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.parking:wake",
+        "leasehold_client.cli.restore:wake",
     ),
     "restore": (
         "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.parking:restore",
+        "leasehold_client.cli.restore:restore",
     ),
     "remap": (
         "Move running workloads to other GPUs of their worker, without their knowing.",
-        "leasehold_client.moving:remap",
+        "leasehold_client.cli.remap:remap",
     ),
     "checkpoint": (
         "Have the application of a running workload save itself, and go on.",
-        "leasehold_client.checkpointing:checkpoint",
+        "leasehold_client.cli.checkpoint:checkpoint",
     ),
     "rm": (
         "Delete what lies on the disks of workers: checkpoints.",
-        "leasehold_client.checkpointing:rm",
+        "leasehold_client.cli.rm:rm",
     ),
     "stop": (
         "End a workload.",
-        "leasehold_client.verbs:stop",
+        "leasehold_client.cli.stop:stop",
     ),
     "adopt": (
         "Take in a process that runs already on a worker's host, as a workload.",
-        "leasehold_client.adopting:adopt",
+        "leasehold_client.cli.adopt:adopt",
     ),
     "release": (
         "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",
-        "leasehold_client.adopting:release",
+        "leasehold_client.cli.release:release",
     ),
     "cordon": (
         "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
-        "leasehold_client.cordoning:cordon",
+        "leasehold_client.cli.cordon:cordon",
     ),
     "uncordon": (
         "Put GPUs or whole workers back into service.",
-        "leasehold_client.cordoning:uncordon",
+        "leasehold_client.cli.cordon:uncordon",
     ),
     "gpu": (
         "Look after single GPUs: forget what is known against their health.",
-        "leasehold_client.cordoning:gpu",
+        "leasehold_client.cli.gpu:gpu",
     ),
     "forget": (
         "Make the coordinator forget a worker that is gone for good.",
-        "leasehold_client.forget_verb:forget",
+        "leasehold_client.cli.forget:forget",
     ),
     "cancel": (
         "Cancel a command that has not ended.",
-        "leasehold_client.verbs:cancel",
+        "leasehold_client.cli.cancel:cancel",
     ),
     "logs": (
         "Print what a workload wrote.",
-        "leasehold_client.verbs:logs",
+        "leasehold_client.cli.logs:logs",
     ),
     "exec": (
         "Run a command on this host with GPUs, as soon as it is its turn.",
-        "leasehold_client.exec_verb:exec_command",
+        "leasehold_client.cli.exec:exec_command",
     ),
     "local": (
         "Look at this host's worker, without a coordinator: its leases and who waits.",
-        "leasehold_client.local_verbs:local",
+        "leasehold_client.cli.local:local",
     ),
     "demo": (
         "Suspend, move and restore six counting processes on two simulated GPU hosts.",
-        "leasehold_client.demo_verb:demo",
+        "leasehold_client.demo.command:demo",
     ),
 }
 """The client's own subcommands: what ``leasehold --help`` says of each, and where each is, as MODULE:NAME."""

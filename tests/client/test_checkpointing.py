@@ -12,7 +12,7 @@ from leasehold.v1.command_pb2 import Command, CommandResult, Operation
 from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
 from leasehold.v1.plan_pb2 import TIER_DEVICE, TIER_DISK, TIER_HOST, DestinationPlan, Plan, TierPlan
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
-from leasehold_client.policies import make_policy
+from leasehold_client.arguments.policies import make_policy
 
 from .conftest import CommandLine
 from .scripted_coordinator import A, B, ScriptedCoordinator, refuse, workload

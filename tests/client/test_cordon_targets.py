@@ -3,7 +3,7 @@
 import pytest
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.gpu_pb2 import Gpu
-from leasehold_client.cordon_targets import CordonTarget, find_gpu_targets, find_targets
+from leasehold_client.arguments.cordon_targets import CordonTarget, find_gpu_targets, find_targets
 from leasehold_client.errors import UsageError
 
 from .scripted_coordinator import GPUS, A, B, C

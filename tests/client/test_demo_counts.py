@@ -1,6 +1,6 @@
 """What a counter's output proves, and what it doesn't hide."""
 
-from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_client.demo.counts import CounterReport, read_counter
 
 
 def lines(*counts: int, gpu: str = "GPU-a") -> str:

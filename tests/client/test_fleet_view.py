@@ -6,7 +6,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.machine_pb2 import MachineResources
-from leasehold_client.fleet_view import echo_gpus, echo_workers, echo_workloads, gpu_reason
+from leasehold_client.display.fleet_tables import echo_gpus, echo_workers, echo_workloads, gpu_reason
 
 from .scripted_coordinator import GPUS, workload
 

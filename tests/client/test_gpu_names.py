@@ -3,8 +3,8 @@
 import pytest
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import Gpu
+from leasehold_client.arguments.gpu_names import pair_in_order, resolve_gpu, resolve_list, resolve_pair
 from leasehold_client.errors import UsageError
-from leasehold_client.gpu_names import pair_in_order, resolve_gpu, resolve_list, resolve_pair
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"

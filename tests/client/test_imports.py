@@ -5,7 +5,7 @@ import sys
 from typing import Final
 
 import pytest
-from leasehold_client import main, rooms
+from leasehold_client import main, plugins
 
 CLIENT_LIBRARIES: Final = {"google.protobuf", "grpc", "leasehold.v1"}
 """What takes longest to import of what a verb needs."""
@@ -65,7 +65,7 @@ def imported(script: str, *arguments: str) -> tuple[set[str], str]:
 )
 def test_help_completion_and_version_import_neither_grpc_nor_protobuf(script: str) -> None:
     modules, printed = imported(script)
-    assert script != ALL_HELP or printed.count("Usage:") > len(main.VERBS) + len(rooms.ROOMS)
+    assert script != ALL_HELP or printed.count("Usage:") > len(main.VERBS) + len(plugins.ROOMS)
     assert not modules & (CLIENT_LIBRARIES | UNNEEDED | ROOMS)
 
 
@@ -82,7 +82,7 @@ def test_a_verb_imports_no_metadata_and_no_settings_library_and_no_other_verb() 
     )
     assert modules >= CLIENT_LIBRARIES
     assert not modules & {"importlib.metadata", "msgspec", "rich", "tomllib", *ROOMS}
-    assert not {"leasehold_client.parking", "leasehold_client.exec_verb"} & modules
+    assert not {"leasehold_client.cli.suspend", "leasehold_client.cli.exec"} & modules
 
 
 def test_a_verb_of_this_host_needs_no_client_of_the_coordinator() -> None:
@@ -90,4 +90,4 @@ def test_a_verb_of_this_host_needs_no_client_of_the_coordinator() -> None:
         "from leasehold_client.__main__ import main; main()", "local", "leases", "--socket", "none.sock"
     )
     assert modules >= CLIENT_LIBRARIES
-    assert "leasehold_client.client" not in modules
+    assert "leasehold_client.coordinator.client" not in modules

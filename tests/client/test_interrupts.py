@@ -25,9 +25,9 @@ main()
 MOMENTS = {
     "the command's own modules": (("import", "click"), "get gpus"),
     "a verb's modules": (("import", "grpc"), "get gpus"),
-    "modules of a verb's end": (("import", "leasehold_client.conclusion"), "get gpus"),
+    "modules of a verb's end": (("import", "leasehold_client.cli.conclusion"), "stop one"),
     "exec's modules": (("import", "grpc"), "exec -- true"),
-    "the demonstration's modules": (("import", "leasehold_client.demo_fleet"), "demo"),
+    "the demonstration's modules": (("import", "leasehold_client.demo.fleet"), "demo"),
     "a worker's modules": (("import", "trio"), "worker"),
     "a worker's driver helper": (("subprocess.Popen", ""), "worker --state-dir state"),
     "a worker's journal": (("sqlite3.connect", ""), "worker --state-dir state"),

@@ -18,8 +18,9 @@ from leasehold.v1.local_pb2 import (
     ServeKernelRequest,
     ServeKernelResponse,
 )
-from leasehold_client import kernel, kernel_calls
-from leasehold_client.kernel_calls import CHUNK_BYTES, KernelCalls
+from leasehold_client import kernel
+from leasehold_client.kernel import calls as kernel_calls
+from leasehold_client.kernel.calls import CHUNK_BYTES, KernelCalls
 
 
 @dataclasses.dataclass

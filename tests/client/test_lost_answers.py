@@ -8,7 +8,8 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import command_pb2, fleet_pb2
-from leasehold_client import Client, LeaseholdError, NoCoordinatorError, resuming
+from leasehold_client import Client, LeaseholdError, NoCoordinatorError
+from leasehold_client.coordinator import retry as resuming
 
 from .scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
 

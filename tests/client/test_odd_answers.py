@@ -11,9 +11,9 @@ from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, Operation, PhaseTiming, SuspendOperation
 from leasehold.v1.events_pb2 import Event
 from leasehold.v1.fleet_pb2 import ListCommandsResponse, ListWorkersResponse, Worker
-from leasehold_client.client import Client
+from leasehold_client.coordinator.client import Client
+from leasehold_client.display.tables import echo_events
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.render import echo_events
 
 from .conftest import CommandLine
 from .scripted_coordinator import ScriptedCoordinator
@@ -78,7 +78,7 @@ def test_a_terminal_without_the_character(scripted: ScriptedCoordinator) -> None
 
 
 def test_a_list_without_end(scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold_client.connection.PAGE_LIMIT", 5)
+    monkeypatch.setattr("leasehold_client.coordinator.connection.PAGE_LIMIT", 5)
     scripted.answers["ListWorkers"] = lambda request, context: ListWorkersResponse(
         workers=[Worker(name="alpha")], next_page_token=request.page_token + "x"
     )

@@ -68,7 +68,8 @@ def from_wheel(installed: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def test_the_demonstration_of_the_wheel_has_its_counter(installed: Path) -> None:
-    done = from_wheel(installed, "-c", "from leasehold_client import demo; print(demo._find_counter(None))")
+    script = "from leasehold_client.demo import runner; print(runner._find_counter(None))"
+    done = from_wheel(installed, "-c", script)
     counter = Path(done.stdout.strip())
     assert counter.is_relative_to(installed), done.stderr
     assert counter.read_bytes() == (ROOT / "examples/counter.py").read_bytes()

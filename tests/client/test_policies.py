@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold_client.arguments.hooks_file import read_hooks
+from leasehold_client.arguments.policies import PROCESSES, WEIGHTS, make_policy, parse_policy, policy_text
 from leasehold_client.errors import UsageError
-from leasehold_client.hooks_file import read_hooks
-from leasehold_client.policies import PROCESSES, WEIGHTS, make_policy, parse_policy, policy_text
 
 from .conftest import CommandLine
 from .scripted_coordinator import ScriptedCoordinator, command, workload

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import HelperTerms, Resources
-from leasehold_client.resource_options import helper_options, resource_options
+from leasehold_client.cli.resource_options import helper_options, resource_options
 
 GIB = 2**30
 seen: list[tuple[Resources, HelperTerms | None]] = []

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from leasehold_client import resuming
+from leasehold_client.coordinator import retry
+from leasehold_client.coordinator.retry import resume
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
-from leasehold_client.resuming import resume
 
 pytestmark = pytest.mark.usefixtures("short_outages")
 
@@ -49,7 +49,7 @@ def test_an_answer_begins_the_limit_anew() -> None:
 
 
 def test_a_stream_that_was_long_quiet_has_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(retry, "CONNECT_TIMEOUT_S", 0.05)
     attempts = iter(range(100))
 
     def quiet() -> Iterator[int]:

@@ -1,7 +1,7 @@
 """Sizes as people write them."""
 
 import pytest
-from leasehold_client.sizes import parse_size
+from leasehold_client.byte_sizes import parse_size
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 AS_ANOTHER_USER = """
 import importlib, os, pkgutil, sys
 import leasehold_client
-for module in pkgutil.iter_modules(leasehold_client.__path__):  # a checkout may be its owner's alone
-    if module.name != "__main__":
-        importlib.import_module("leasehold_client." + module.name)
+for module in pkgutil.walk_packages(leasehold_client.__path__, "leasehold_client."):
+    if not module.name.endswith("__main__"):  # now: a checkout may be its owner's alone
+        importlib.import_module(module.name)
 from leasehold_client.main import main
 if os.geteuid() == 0:
     os.setgroups([])

@@ -6,7 +6,7 @@ from leasehold.v1 import lease_pb2
 from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
-from leasehold_client.terminal_text import safe_cell, safe_text
+from leasehold_client.display.terminal_text import safe_cell, safe_text
 
 from .conftest import CommandLine
 from .scripted_coordinator import ScriptedCoordinator, refuse

@@ -12,7 +12,7 @@ from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandResult, MemberOutcome, PhaseTiming
 from leasehold.v1.fleet_pb2 import Worker
 from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold_client import render
+from leasehold_client.display.outcome import timing_line
 
 from .conftest import CommandLine
 from .scripted_coordinator import GPUS, A, B, C, ScriptedCoordinator, command, refuse, workload
@@ -70,10 +70,10 @@ def test_phases_that_failed_or_undid_something_say_so() -> None:
         PhaseTiming(phase="rollback", duration=second, rollback=True, moved_bytes=2**30),
         PhaseTiming(phase="verify", moved_bytes=5),
     ]
-    assert render.timing_line(CommandResult(phases=phases)) == (
+    assert timing_line(CommandResult(phases=phases)) == (
         "restore FAILED after 1.0 s, undoing restore 1.0 s, rollback 1.0 s (1.0 GiB, 1.0 GiB/s), verify 0 ms"
     )
-    assert render.timing_line(CommandResult()) == ""
+    assert timing_line(CommandResult()) == ""
 
 
 def test_a_command_that_fails_tells_of_each_member(

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold_client import watching
+from leasehold_client.coordinator import command_watch
 from leasehold_client.errors import NoCoordinatorError
 
 from .conftest import CommandLine
@@ -39,7 +39,7 @@ def stays(scripted: ScriptedCoordinator, *commands: Command) -> None:
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "OUT_OF_CONTACT_LIMIT_S", 0.2)
+    monkeypatch.setattr(command_watch, "OUT_OF_CONTACT_LIMIT_S", 0.2)
 
 
 def test_somebody_who_sets_a_limit_waits_no_longer(
@@ -98,7 +98,11 @@ def test_an_outcome_counts_whatever_its_revision() -> None:
         yield from next(streams)
         raise NoCoordinatorError("gone")
 
-    assert [told.state for told in watching.watch_command(opened, None)] == [DISPATCHED, UNKNOWN, SUCCEEDED]
+    assert [told.state for told in command_watch.watch_command(opened, None)] == [
+        DISPATCHED,
+        UNKNOWN,
+        SUCCEEDED,
+    ]
 
 
 @pytest.mark.usefixtures("short_outages")

@@ -13,7 +13,7 @@ from pathlib import Path
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.host.process_files import Pid

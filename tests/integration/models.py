@@ -17,10 +17,10 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
-from leasehold_client.client import Client
-from leasehold_client.demo_counts import read_counter
+from leasehold_client.arguments.policies import parse_policy
+from leasehold_client.coordinator.client import Client
+from leasehold_client.demo.counts import read_counter
 from leasehold_client.main import leasehold
-from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 

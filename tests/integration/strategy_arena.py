@@ -21,8 +21,8 @@ from typing import Final
 
 from leasehold.v1 import gpu_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold_client.client import Client
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
+from leasehold_client.coordinator.client import Client
 
 from tests.environment import CRIU
 

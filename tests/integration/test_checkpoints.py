@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
 
 from tests.environment import CRIU
 

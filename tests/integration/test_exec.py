@@ -18,7 +18,7 @@ import pytest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.local_pb2 import ClaimWaiting
 from leasehold.v1.workload_pb2 import WorkloadState
-from leasehold_client import exec_wait
+from leasehold_client.cli import exec_wait
 
 from .fleets import LEASEHOLD, Fleet
 from .local_hosts import COUNTING, LocalHost

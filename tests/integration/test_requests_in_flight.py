@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
 
 from .fleets import Fleet
 from .models import WORKER, Model, reason

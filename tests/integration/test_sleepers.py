@@ -1,7 +1,7 @@
 """What a sleeping workload keeps: on its GPU, which offers that much less, and in host memory."""
 
 import pytest
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .fleets import Fleet

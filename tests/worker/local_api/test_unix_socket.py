@@ -48,10 +48,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 BECOME = """
 import importlib, os, pkgutil, sys
 import google.rpc.error_details_pb2, grpc, grpc_status.rpc_status, leasehold_client
-for module in pkgutil.iter_modules(leasehold_client.__path__):  # a checkout may be its owner's alone
-    if module.name != "__main__":
-        importlib.import_module("leasehold_client." + module.name)
-from leasehold_client import local, local_claim
+for module in pkgutil.walk_packages(leasehold_client.__path__, "leasehold_client."):
+    if not module.name.endswith("__main__"):  # now: a checkout may be its owner's alone
+        importlib.import_module(module.name)
+from leasehold_client import local
 from leasehold_client.errors import LeaseholdError
 path, ids, name = sys.argv[1:]
 grpc.insecure_channel("unix:" + path).close()  # imports the rest of grpc

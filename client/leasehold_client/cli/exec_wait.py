@@ -1,0 +1,109 @@
+"""How ``leasehold exec`` waits for GPUs of this host, and what it says meanwhile."""
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, final
+
+from leasehold.v1.local_pb2 import ClaimGranted, ClaimRequest, ClaimWaiting
+
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.local.worker import Deadline, LocalWorker, NoWorkerError, check_access
+
+RESTART_TIMEOUT_S: Final = 30.0
+"""How long a worker that restarts is waited for."""
+
+RESTART_PAUSE_S: Final = 0.2
+LINE_INTERVAL_S: Final = 1.0
+"""Between lines about the wait."""
+
+
+def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorker, ClaimGranted]:
+    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first.
+
+    Returns:
+        The connection, still open, and the grant.
+    """
+    check_access(socket)
+    deadline = Deadline(request.open)
+    give_up_at = 0.0
+    while True:
+        lines = WaitingLines()
+        try:
+            with ExitStack() as stack:
+                worker = stack.enter_context(LocalWorker(socket))
+                stack.callback(lines.close)
+                for response in worker.claim(request):
+                    if response.HasField("granted"):
+                        lines.close()
+                        stack.pop_all()
+                        return worker, response.granted
+                    if response.HasField("waiting"):
+                        lines.show(response.waiting)
+        except NoWorkerError:
+            if lines.any:
+                echo_error("leasehold: the worker restarts; waiting anew")
+                give_up_at = time.monotonic() + RESTART_TIMEOUT_S
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(RESTART_PAUSE_S)
+            request = deadline.apply(request)
+        else:
+            raise LeaseholdError("the worker ended the claim without a word: look at its log")
+
+
+@final
+class WaitingLines:
+    """Says how the wait stands: a line when place or reason has changed, but no more than one in a while.
+
+    So what changes fast is told as it is at the end of that while.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: object = None
+        self._newest: ClaimWaiting | None = None
+        self._next_at = 0.0
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there was anything to say."""
+        return self._newest is not None
+
+    def show(self, waiting: ClaimWaiting) -> None:
+        """Says it, now or soon."""
+        with self._lock:
+            self._newest = waiting
+            left_s = self._next_at - time.monotonic()
+            if left_s <= 0:
+                self._write(waiting)
+            elif self._timer is None:
+                self._timer = threading.Timer(left_s, self._write_late)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Says nothing from now on."""
+        with self._lock:
+            self._closed = True
+            timer = self._timer
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+    def _write_late(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._newest is not None and not self._closed:
+                self._write(self._newest)
+
+    def _write(self, waiting: ClaimWaiting) -> None:
+        if self._shown != (waiting.position, waiting.reason):
+            self._shown = (waiting.position, waiting.reason)
+            self._next_at = time.monotonic() + LINE_INTERVAL_S
+            place = f"{waiting.position} of {waiting.pending_claimers} in line"
+            echo_error(f"leasehold: waiting, {place}: {waiting.reason}")

@@ -1,0 +1,42 @@
+"""``leasehold gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.arguments.cordon_targets import find_gpu_targets
+from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.verb import output_option, timeout_option, verb, waiting_options
+
+if TYPE_CHECKING:
+    from leasehold_client.coordinator.client import Client
+    from leasehold_client.coordinator.command_watch import Waiting
+
+
+@click.group()
+def gpu() -> None:
+    """Look after single GPUs: forget what is known against their health."""
+
+
+@gpu.command("reset-health")
+@click.argument("names", nargs=-1, required=True, metavar="GPU...")
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def reset_health(
+    client: Client, names: Sequence[str], waiting: Waiting, timeout_s: float | None, output: str
+) -> None:
+    """Forget what is known against GPUs. What is still the case is found again by the next look.
+
+    A GPU is a UUID, a unique beginning of one, or worker/slot.
+    """
+    from leasehold_client.cli.conclusion import conclude_targets
+
+    found = find_gpu_targets(names, known_gpus(client))
+    create = partial(client.reset_gpu_health, timeout_s=timeout_s)
+    conclude_targets(client, found, create, waiting=waiting, output=output)

@@ -1,0 +1,121 @@
+"""``leasehold local``: this host's worker, without a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
+
+import click
+
+from leasehold_client import interrupts
+from leasehold_client.cli.exec import socket_option
+from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.verb import output_option
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    from leasehold.v1.lease_pb2 import GpuLease
+    from leasehold.v1.local_pb2 import ListResponse
+    from leasehold.v1.workload_pb2 import Workload
+
+    from leasehold_client.local.worker import LocalWorker
+
+Arguments = ParamSpec("Arguments")
+
+NOTHING: Final = "-"
+
+
+def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -> Callable[..., None]:
+    """Gives a verb its worker, and turns every error into one line and an exit code."""
+
+    @socket_option
+    @wraps(function)
+    def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        from leasehold_client.local.worker import LocalWorker, check_access
+
+        interrupts.raise_in_verb()
+        try:
+            check_access(socket)
+            with LocalWorker(socket) as worker:
+                function(worker, *positional, **named)
+        except LeaseholdError as error:
+            fail(error)
+
+    return call
+
+
+@click.group()
+def local() -> None:
+    """Look at this host's worker, without a coordinator: its leases and who waits."""
+
+
+@local.command()
+@output_option
+@_local_verb
+def leases(worker: LocalWorker, output: str) -> None:
+    """List the GPUs of this host, who holds them, and who waits."""
+    from leasehold.v1.workload_pb2 import WorkloadState
+
+    from leasehold_client.display.documents import echo_message
+    from leasehold_client.display.tables import echo_table
+    from leasehold_client.messages import enum_name
+
+    found = worker.list()
+    if output == "json":
+        echo_message(found)
+        return
+    holders = {workload.workload_id: workload for workload in found.workloads}
+    rows = [_gpu_row(gpu, holders) for gpu in found.gpus]
+    echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "WHY"), rows)
+    parked = [workload for workload in found.workloads if not workload.status.HasField("lease")]
+    for workload in parked:
+        state = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
+        echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
+    _echo_waiting(found)
+
+
+@local.command()
+@click.argument("workload")
+@_local_verb
+def release(worker: LocalWorker, workload: str) -> None:
+    """Let a claim or an adopted process go, by WORKLOAD's name or id, or by its lease's id. It runs on."""
+    released = worker.release(workload)
+    echo(f"{released.name}: released")
+
+
+def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
+    from leasehold.v1.lease_pb2 import SlotState
+
+    from leasehold_client.messages import enum_name
+
+    holder = holders.get(gpu.workload_id)
+    state = enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
+    name = holder.name if holder else gpu.workload_id or NOTHING
+    return (
+        str(gpu.slot),
+        gpu.gpu_uuid,
+        state,
+        name,
+        holder.user if holder else NOTHING,
+        _why(gpu) or NOTHING,
+    )
+
+
+def _why(gpu: GpuLease) -> str:
+    reasons = [gpu.health_reason] if gpu.health_reason else []
+    if gpu.HasField("cordon"):
+        reasons.append(f"cordoned by {gpu.cordon.cordoned_by or 'somebody'}: {gpu.cordon.reason}")
+    reasons += [f"process {p.pid} of {p.user or 'unknown'}: {p.command}" for p in gpu.foreign_processes]
+    return "; ".join(reasons)
+
+
+def _echo_waiting(found: ListResponse) -> None:
+    if found.HasField("cordon"):
+        echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
+    for place, claim in enumerate(found.waiting, 1):
+        gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
+        kind = ", a helper" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
+        echo(f"{place} in line: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")

@@ -1,0 +1,35 @@
+"""``leasehold logs``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.cli.verb import (
+    verb,
+)
+from leasehold_client.display import standard_output
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from leasehold_client.coordinator.client import Client
+
+Shown = TypeVar("Shown", bound="Message")
+
+
+@click.command()
+@click.argument("workload")
+@click.option("-f", "--follow", "follow_output", is_flag=True, help="Go on until the workload has ended.")
+@verb
+def logs(client: Client, workload: str, follow_output: bool) -> None:
+    """Print what a workload wrote."""
+    try:
+        for data in client.output(workload, follow=follow_output):
+            if not standard_output.write(data):
+                break
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)  # nothing was begun that could go on

@@ -1,0 +1,73 @@
+"""``leasehold remap``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.verb import (
+    dry_run_option,
+    lock_timeout_option,
+    output_option,
+    timeout_option,
+    verb,
+    waiting_options,
+)
+
+if TYPE_CHECKING:
+    from leasehold_client.coordinator.client import Client
+    from leasehold_client.coordinator.command_watch import Waiting
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...")
+@click.option(
+    "--pair",
+    "pairs",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="NEW takes OLD's place, for the workload that holds OLD; may be repeated.",
+)
+@click.option("--to", metavar="GPU,...", help="GPUs to move one workload to, in its order.")
+@click.option("--swap", is_flag=True, help="Two workloads exchange their GPUs, in their order.")
+@dry_run_option
+@lock_timeout_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def remap(
+    client: Client,
+    workloads: Sequence[str],
+    pairs: Sequence[str],
+    to: str | None,
+    swap: bool,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Move running workloads to other GPUs of their worker, without their knowing.
+
+    Several are moved by one command: all of them, or none. A GPU is a UUID, a unique beginning of one, or
+    worker/slot.
+    """
+    from leasehold_client.arguments.moves import check_hosts, check_options, find_moves
+    from leasehold_client.cli.conclusion import conclude, conclude_plan
+
+    check_options(workloads, pairs, to, swap=swap)
+    gpus = known_gpus(client)
+    moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)
+    check_hosts(moves, workloads, gpus)
+    names = ", ".join(workloads)
+    if dry_run:
+        plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, names, "remap", output=output)
+        return
+    ask = partial(client.remap, moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
+    conclude(client, ask(), names, waiting=waiting, output=output, again=ask)

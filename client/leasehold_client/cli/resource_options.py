@@ -1,0 +1,205 @@
+"""The options by which a workload says what it needs, and that it is a helper: of ``run`` and of ``exec``."""
+
+import math
+import signal
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from leasehold_client.byte_sizes import IntegerType, Size
+from leasehold_client.cli.verb import YEAR_S, Seconds
+
+UNITS_LIMIT: Final = 2**32 - 1
+CORES_LIMIT: Final = 1e6
+
+PREFERENCES: Final = {
+    "lowest-slot": "GPU_PREFERENCE_LOWEST_SLOT",
+    "same-as-before": "GPU_PREFERENCE_SAME_AS_BEFORE",
+    "same-numa-node": "GPU_PREFERENCE_SAME_NUMA_NODE",
+    "most-free-memory": "GPU_PREFERENCE_MOST_FREE_MEMORY",
+}
+"""Names of the proto's enum GpuPreference."""
+
+YIELDS: Final = {"suspend": "PROCESS_STRATEGY_CUDA_SUSPEND", "stop": "PROCESS_STRATEGY_STOP"}
+"""Names of the proto's enum ProcessStrategy."""
+
+UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP)
+
+
+class Cores(IntegerType):
+    """A number of processor cores, as thousandths of one."""
+
+    name = "number of cores"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads the number, or fails with the rule."""
+        if isinstance(value, int):
+            return value
+        try:
+            cores = float(str(value))
+        except ValueError:
+            cores = math.nan
+        if not 0.001 <= cores <= CORES_LIMIT:  # also for NaN, which is in no range
+            self.fail(
+                f"{value!r} is not a number of cores: write one of 0.001 or more, such as 2.5", param, ctx
+            )
+        return round(cores * 1000)
+
+
+class Signal(IntegerType):
+    """A signal by its name or its number, as a number."""
+
+    name = "signal"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads the name, or fails with the rule."""
+        text = str(value).upper()
+        found = text if text.isdecimal() else f"SIG{text.removeprefix('SIG')}"
+        try:
+            number = signal.Signals(int(found)) if found.isdecimal() else signal.Signals[found]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is not a signal: write its name, such as USR1", param, ctx)
+        if number in UNCATCHABLE:
+            self.fail(f"{number.name} can't be caught, so it asks for nothing: choose another", param, ctx)
+        return int(number)
+
+
+def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callable[..., None]:
+    """Gives a verb the options of what a workload needs, as its argument ``resources``: a ``Resources``.
+
+    Args:
+        function: The verb.
+        gpus: How many GPUs it gets where nothing is said of them.
+    """
+
+    @click.option(
+        "--gpus",
+        "gpu_count",
+        type=click.IntRange(0, UNITS_LIMIT),
+        default=gpus,
+        show_default=True,
+        help="Whole GPUs.",
+    )
+    @click.option(
+        "--gpu-memory",
+        "gpu_memory_bytes",
+        type=Size(),
+        metavar="SIZE",
+        help="Least memory of each, such as 40GiB.",
+    )
+    @click.option("--gpu-name", metavar="NAME", help="Product name that each must have.")
+    @click.option(
+        "--gpu-units",
+        type=click.IntRange(1, UNITS_LIMIT),
+        metavar="N",
+        help="Least throughput units of all GPUs together; the fewest units that suffice are taken.",
+    )
+    @click.option(
+        "--acceptable-units",
+        "acceptable_gpu_units",
+        type=click.IntRange(1, UNITS_LIMIT),
+        multiple=True,
+        metavar="N",
+        help="Units that each GPU may have; may be repeated.",
+    )
+    @click.option(
+        "--prefer",
+        type=click.Choice(PREFERENCES),
+        help="Which of several that would do.  [default: lowest-slot]",
+    )
+    @click.option(
+        "--allow-foreign",
+        is_flag=True,
+        help="Also GPUs on which processes hold memory that Leasehold doesn't know.",
+    )
+    @click.option(
+        "--cpu", "cpu_millicores", type=Cores(), metavar="CORES", help="Processor cores, such as 2.5."
+    )
+    @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Host memory.")
+    @click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk.")
+    @wraps(function)
+    def call(
+        *positional: Any,
+        gpu_count: int,
+        gpu_memory_bytes: int | None,
+        gpu_name: str | None,
+        gpu_units: int | None,
+        acceptable_gpu_units: tuple[int, ...],
+        prefer: str | None,
+        allow_foreign: bool,
+        cpu_millicores: int | None,
+        memory_bytes: int | None,
+        disk_bytes: int | None,
+        **named: Any,
+    ) -> None:
+        from leasehold.v1.workload_pb2 import GpuPreference, Resources
+
+        preference = PREFERENCES[prefer] if prefer else "GPU_PREFERENCE_UNSPECIFIED"
+        resources = Resources(
+            gpu_count=gpu_count,
+            gpu_memory_bytes=gpu_memory_bytes,
+            gpu_name=gpu_name,
+            gpu_units=gpu_units,
+            acceptable_gpu_units=acceptable_gpu_units,
+            gpu_preference=GpuPreference.Value(preference),
+            allow_foreign=allow_foreign,
+            cpu_millicores=cpu_millicores,
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+        )
+        function(*positional, resources=resources, **named)
+
+    return call
+
+
+def helper_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives a verb the options of helpers, as its argument ``helper``: ``HelperTerms``, or None for none."""
+
+    @click.option(
+        "--helper",
+        "yields",
+        type=click.Choice(YIELDS),
+        help="It gets GPUs that nobody waits for; once somebody does, it is suspended or stopped.",
+    )
+    @click.option(
+        "--yield-grace",
+        "yield_grace_s",
+        type=Seconds(min=0, max=YEAR_S),
+        metavar="SECONDS",
+        help="Time between asking a helper for its GPUs and that.  [default: 10]",
+    )
+    @click.option(
+        "--yield-signal",
+        type=Signal(),
+        metavar="NAME",
+        help="Signal that asks it, such as USR1.  [default: none]",
+    )
+    @wraps(function)
+    def call(
+        *positional: Any,
+        yields: str | None,
+        yield_grace_s: float | None,
+        yield_signal: int | None,
+        **named: Any,
+    ) -> None:
+        if yields is None and (yield_grace_s is not None or yield_signal is not None):
+            raise click.UsageError(
+                "only a helper yields: give --helper suspend or --helper stop too",
+                click.get_current_context(),
+            )
+        helper = None
+        if yields is not None:
+            from leasehold.v1.workload_pb2 import HelperTerms, ProcessStrategy
+
+            from leasehold_client.messages import duration
+
+            helper = HelperTerms(
+                grace=duration(yield_grace_s),
+                process_strategy=ProcessStrategy.Value(YIELDS[yields]),
+                signal_number=yield_signal,
+            )
+        function(*positional, helper=helper, **named)
+
+    return call

@@ -1,0 +1,109 @@
+"""``leasehold rm``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.lookups import known_checkpoints, worker_names
+from leasehold_client.cli.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    from leasehold.v1.checkpoint_pb2 import Checkpoint
+    from leasehold.v1.command_pb2 import Command
+
+    from leasehold_client.coordinator.client import Client
+    from leasehold_client.coordinator.command_watch import Waiting
+
+
+@click.group()
+def rm() -> None:
+    """Delete what lies on the disks of workers: checkpoints."""
+
+
+@rm.command("checkpoint")
+@click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--force", is_flag=True, help="Also those that a parked workload needs, which then can't be woken."
+)
+@dry_run_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def rm_checkpoint(
+    client: Client,
+    checkpoint_ids: Sequence[str],
+    force: bool,
+    dry_run: bool,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Delete checkpoints, wherever they are: by one command for each worker that made some of them.
+
+    Workers that share a directory all list what is in it: it is deleted once, and not while one needs it.
+    """
+    from leasehold_client.cli.conclusion import conclude_all
+
+    known = known_checkpoints(client)
+    chosen = _choose(known, checkpoint_ids)
+    needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
+    if dry_run:
+        _show_deletion(client, chosen, output)
+    if needed and not force:
+        raise LeaseholdError(
+            f"a parked workload is woken from {needed[0]}, and nothing was deleted: wake or stop it, "
+            "or give --force, and it is lost",
+            "CHECKPOINT_IN_USE",
+        )
+    if dry_run:
+        return
+    holders: dict[str, list[str]] = {}
+    for one in chosen:
+        holders.setdefault(one.worker_id, []).append(one.checkpoint_id)
+    create = partial(client.delete_checkpoints, force=force, timeout_s=timeout_s)
+    creations: list[tuple[str, Callable[[], Command]]] = [
+        (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
+    ]
+    conclude_all(client, creations, waiting=waiting, output=output)
+
+
+def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) -> None:
+    """Says what would be deleted, and how many bytes that frees."""
+    from leasehold_client.byte_sizes import size_text
+    from leasehold_client.display.documents import echo_json, to_dict
+    from leasehold_client.display.tables import echo_checkpoints
+
+    freed_bytes = sum(one.size_bytes for one in chosen)
+    if output == "json":
+        echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
+    else:
+        echo_checkpoints(chosen, worker_names(client))
+        echo(f"would free {size_text(freed_bytes)} on disk")
+
+
+def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+    """Checkpoints as the worker that deletes them has them, each once: the one that made it, if it is there.
+
+    Raises:
+        LeaseholdError: UNKNOWN_CHECKPOINT, nobody who answered has one of them.
+    """
+    listed = list(known)
+    chosen: list[Checkpoint] = []
+    for checkpoint_id in dict.fromkeys(checkpoint_ids):
+        found = [one for one in listed if one.checkpoint_id == checkpoint_id]
+        if not found:
+            raise LeaseholdError(
+                f"no worker that answered has the checkpoint {checkpoint_id!r}, and none was deleted: "
+                "`leasehold get checkpoints` lists them",
+                "UNKNOWN_CHECKPOINT",
+            )
+        by_owner = [one for one in found if one.worker_id == one.owner_worker_id]
+        chosen.append((by_owner or found)[0])
+    return chosen

@@ -1,0 +1,101 @@
+"""``leasehold run``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from leasehold_client.arguments.gpu_names import resolve_list
+from leasehold_client.cli.eviction_options import Eviction, eviction_options
+from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.resource_options import helper_options, resource_options
+from leasehold_client.cli.verb import (
+    output_option,
+    timeout_option,
+    verb,
+    waiting_options,
+)
+from leasehold_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from leasehold.v1.workload_pb2 import HelperTerms, Resources
+
+    from leasehold_client.coordinator.client import Client
+    from leasehold_client.coordinator.command_watch import Waiting
+
+Shown = TypeVar("Shown", bound="Message")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@resource_options
+@click.option(
+    "--gpu",
+    "gpu_names",
+    multiple=True,
+    metavar="GPU",
+    help="This very GPU, by UUID, a unique beginning of it, or worker/slot; may be repeated.",
+)
+@helper_options
+@eviction_options
+@click.option("--worker", default="", help="Where, by name or id.  [default: where most GPUs are free]")
+@click.option("--name", default="", help="What to call it.  [default: made up]")
+@click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
+@click.option("--wait-ready", is_flag=True, help="Return once it is ready, and not only started.")
+@click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def run(
+    client: Client,
+    resources: Resources,
+    gpu_names: Sequence[str],
+    helper: HelperTerms | None,
+    eviction: Eviction,
+    worker: str,
+    name: str,
+    environment: Sequence[str],
+    wait_ready: bool,
+    arguments: Sequence[str],
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Start a workload on a worker. It runs on when this command has returned."""
+    from leasehold.v1.workload_pb2 import WorkloadSpec
+
+    from leasehold_client.cli.conclusion import conclude, conclude_ready
+
+    if wait_ready and not waiting.wanted:
+        raise UsageError("--wait-ready and --no-wait contradict each other: give one of them")
+    spec = WorkloadSpec(
+        arguments=arguments,
+        environment=dict(_variable(text) for text in environment),
+        resources=resources,
+        helper=helper,
+        eviction=eviction.policy,
+        hooks=eviction.hooks,
+        keep_checkpoints=eviction.keep_checkpoints,
+    )
+    uuids = resolve_list(",".join(gpu_names), known_gpus(client)) if gpu_names else []
+    workload, command = client.run(
+        spec,
+        name=name,
+        worker=worker,
+        gpu_uuids=uuids,
+        checkpoint_id=eviction.checkpoint_id,
+        timeout_s=timeout_s,
+    )
+    conclude(client, command, workload.name, waiting=waiting, output=output)
+    if wait_ready:
+        conclude_ready(client, workload, waiting=waiting, output=output)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{text!r} is not a variable: write K=V")
+    return name, value

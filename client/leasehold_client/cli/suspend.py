@@ -1,0 +1,110 @@
+"""``leasehold suspend``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.eviction_options import policy_options
+from leasehold_client.cli.verb import (
+    dry_run_option,
+    lock_timeout_option,
+    output_option,
+    timeout_option,
+    verb,
+    waiting_options,
+)
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+    from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
+    from leasehold.v1.workload_pb2 import EvictionPolicy
+
+    from leasehold_client.coordinator.client import Client
+    from leasehold_client.coordinator.command_watch import Waiting
+
+
+@click.command()
+@click.argument("workload", required=False)
+@click.option("--worker", metavar="WORKER", help="Park every workload that holds GPUs of this worker.")
+@policy_options
+@click.option(
+    "--force", is_flag=True, help="Also if that frees no GPU memory, or loses what the workload has computed."
+)
+@dry_run_option
+@lock_timeout_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def suspend(
+    client: Client,
+    workload: str | None,
+    worker: str | None,
+    policy: EvictionPolicy | None,
+    force: bool,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Park a workload: its device memory goes elsewhere, and its GPUs are free for others.
+
+    What its framework does with the weights first, and what then happens to its processes, is as it was
+    started with (run --evict), unless --weights or --process say otherwise. One that is parked already is
+    parked by a stronger process strategy where that is asked for. One that is not ready is waited for first,
+    within --wait-timeout or else --timeout.
+
+    With --worker in the place of a workload, one call parks all that holds GPUs of a worker, the oldest
+    first. What can't be parked is told, and holds up no other.
+    """
+    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plan
+
+    if worker is not None and workload is None and not dry_run:
+        answer = client.suspend_worker(
+            worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
+        )
+        conclude_all(client, _each(client, answer), waiting=waiting, output=output)
+        return
+    if workload is None or worker is not None:
+        raise UsageError("name either a workload, or a worker with --worker and without --dry-run")
+    if dry_run:
+        plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, workload, "suspend", output=output)
+        return
+    ask = partial(
+        client.suspend,
+        workload,
+        policy=policy,
+        force=force,
+        lock_timeout_s=lock_timeout_s,
+        timeout_s=timeout_s,
+    )
+    conclude(client, ask(), workload, waiting=waiting, output=output, again=ask)
+
+
+def _same(command: Command) -> Command:
+    return command
+
+
+def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Callable[[], Command]]]:
+    """What the command of each workload is, or raises if it was refused."""
+    from leasehold_client.messages import reason_name
+
+    names = {workload.workload_id: workload.name for workload in client.workloads()}
+
+    def refuse(refusal: WorkloadRefusal) -> Command:
+        error = refusal.error
+        message = f"{refusal.workload_name}: {error.message}"
+        raise LeaseholdError(message, reason_name(error.reason))
+
+    each: list[tuple[str, Callable[[], Command]]] = [
+        (names.get(command.workload_id, command.workload_id), partial(_same, command))
+        for command in answer.commands
+    ]
+    return [*each, *((refusal.workload_name, partial(refuse, refusal)) for refusal in answer.refusals)]

@@ -1,0 +1,220 @@
+"""The connection to this host's worker, by its unix socket."""
+
+import grp
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Generic, Self, TypeVar, cast, final
+
+import grpc
+from leasehold.v1 import local_pb2
+from leasehold.v1.local_pb2 import (
+    ClaimRequest,
+    ClaimResponse,
+    ListResponse,
+    ServeKernelRequest,
+    ServeKernelResponse,
+)
+from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_client.config import SOCKET_VARIABLE
+from leasehold_client.errors import LeaseholdError, decode_refusal
+
+SYSTEM_SOCKET: Final = Path("/run/leasehold/worker.sock")
+CALL_TIMEOUT_S: Final = 10.0
+RELEASE_TIMEOUT_S: Final = 60.0
+
+Response = TypeVar("Response")
+
+
+class NoWorkerError(LeaseholdError):
+    """No worker answers at the socket, or it went away."""
+
+
+def socket_path() -> Path:
+    """Where this host's worker serves: LEASEHOLD_SOCKET, else the system's, else that of one's own worker.
+
+    Raises:
+        NoWorkerError: None of them is there.
+    """
+    if named := os.environ.get(SOCKET_VARIABLE):
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    own = Path(base) / "leasehold/worker/worker.sock"
+    for path in (SYSTEM_SOCKET, own):
+        if _is_there(path):
+            return path
+    raise NoWorkerError(
+        f"no worker of this host serves at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its "
+        f"socket with --socket or {SOCKET_VARIABLE}"
+    )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:  # in a folder that the user may not search: check_access says so
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def check_access(named: str | Path | None) -> None:
+    """Refuses a socket that this user may not use. One that is missing passes: its worker may restart.
+
+    Args:
+        named: The socket. None: as :func:`socket_path` says.
+
+    Raises:
+        LeaseholdError: The user lacks a permission.
+        NoWorkerError: No socket is named, and none is there.
+    """
+    path = Path(named) if named is not None else socket_path()
+    refused = f"user {os.geteuid()} may not use the worker's socket {path}"
+    remedy = "ask for the worker's setting `socket_group` to name a group of this user"
+    try:
+        owner = path.stat().st_gid
+    except PermissionError as error:
+        raise LeaseholdError(
+            f"{refused}, whose folder is closed to this user: {remedy}, and for its `socket` to be in "
+            "a folder that the group may search"
+        ) from error
+    except OSError:
+        return
+    if not os.access(path, os.W_OK):
+        raise LeaseholdError(
+            f"{refused}, which belongs to group {_group_name(owner)}: join that group, or {remedy}"
+        )
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+@final
+class Deadline:
+    """Until when a claim waits, also where it has to be made anew because the worker restarts."""
+
+    def __init__(self, wanted: local_pb2.ClaimOpen) -> None:
+        self._time: float | None = None
+        if wanted.HasField("wait"):
+            self._time = time.monotonic() + wanted.wait.ToTimedelta().total_seconds()
+
+    def apply(self, request: ClaimRequest) -> ClaimRequest:
+        """The request with what is left to wait."""
+        if self._time is not None:
+            left = timedelta(seconds=max(0.0, self._time - time.monotonic()))
+            request.open.wait.FromTimedelta(left)
+        return request
+
+
+@final
+class LocalWorker:
+    """A connection to this host's worker. Methods raise :class:`LeaseholdError` where it refuses.
+
+    Args:
+        path: Its socket. None: as :func:`socket_path` says.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path) if path is not None else socket_path()
+        self._channel = grpc.insecure_channel(
+            f"unix:{self.path}",
+            # Each connection is known by the process that made it: never share one with another channel.
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1000),  # who comes back too late has lost its lease
+            ],
+        )
+        self._stub = LocalServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. Claims that hold on by it end."""
+        self._channel.close()
+
+    def list(self) -> ListResponse:
+        """The GPUs of this host, who holds them, and who waits."""
+        try:
+            return self._stub.List(local_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._decode(error) from error
+
+    def release(self, workload: str) -> Workload:
+        """Lets a claim or an adopted process go, by the workload's id or name, or the lease's id."""
+        request = local_pb2.ReleaseRequest(workload=workload)
+        try:
+            return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
+        except grpc.RpcError as error:
+            raise self._decode(error) from error
+
+    def claim(self, request: ClaimRequest) -> "LocalStream[ClaimResponse]":
+        """Opens a claim, which lasts as long as its stream."""
+        return LocalStream(self, self._stub.Claim(request))
+
+    def serve_kernel(self, requests: Iterator[ServeKernelRequest]) -> "LocalStream[ServeKernelResponse]":
+        """Serves the calling process's kernel, for as long as the stream lasts."""
+        return LocalStream(self, self._stub.ServeKernel(requests))
+
+    def _decode(self, error: grpc.RpcError) -> LeaseholdError:
+        refusal = decode_refusal(error)
+        if refusal is not None and refusal.reason == "WORKER_DRAINING":
+            return NoWorkerError(refusal.message, reason=refusal.reason, code=refusal.code)
+        if refusal is not None:
+            return refusal
+        call = cast("grpc.Call", error)
+        return NoWorkerError(
+            f"no worker answers at {self.path} ({call.details()}): start `leasehold worker`, or name its "
+            f"socket with --socket or {SOCKET_VARIABLE}",
+            code=call.code(),
+        )
+
+
+@final
+class LocalStream(Generic[Response]):
+    """The responses of a call that lasts.
+
+    gRPC's call is let go of as soon as it is over: one that is left to the end of the interpreter may wait
+    there for ever, for a lock of a thread that is no more.
+    """
+
+    def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[Response]") -> None:
+        self._worker = worker
+        self._call: grpc._CallIterator[Response] | None = call
+
+    def __iter__(self) -> Iterator[Response]:
+        """Yields them until the call is over.
+
+        Raises:
+            LeaseholdError: It is refused; or NoWorkerError, the worker went away.
+        """
+        if self._call is None:
+            return
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise self._worker._decode(error) from None  # which is the call itself
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Has a callback called once the call is over, whoever ended it. In any thread; perhaps at once."""
+        if self._call is None or not self._call.add_callback(callback):
+            callback()
+
+    def cancel(self) -> None:
+        """Ends the call."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()

@@ -11,7 +11,7 @@ from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 from leasehold_client.coordinator import retry as resuming
 
-from .scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
+from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
 
 CALLS = {
     "CreateWorkload": lambda client: client.run(fleet_pb2.CreateWorkloadRequest().spec),

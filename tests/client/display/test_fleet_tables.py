@@ -8,7 +8,7 @@ from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.machine_pb2 import MachineResources
 from leasehold_client.display.fleet_tables import echo_gpus, echo_workers, echo_workloads, gpu_reason
 
-from .scripted_coordinator import GPUS, workload
+from tests.client.scripted_coordinator import GPUS, workload
 
 CORDON = Cordon(reason="fan is\nloud", cordoned_by="ann@host")
 

@@ -7,8 +7,8 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, MemberOutcome
 
-from .conftest import CommandLine
-from .scripted_coordinator import ScriptedCoordinator, command, refuse
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, refuse
 
 PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = (
     command_pb2.COMMAND_STATE_PENDING,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import CommandLine
+from tests.client.conftest import CommandLine
 
 LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
 FORGETFUL = """
@@ -22,7 +22,7 @@ builtins.print = forget
 sys.argv[0] = {counter!r}
 runpy.run_path({counter!r}, run_name="__main__")
 """
-COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
+COUNTER = Path(__file__).resolve().parents[3] / "examples/counter.py"
 
 
 def run_demo(*arguments: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,8 @@ from leasehold.v1.command_pb2 import Command
 from leasehold_client.coordinator import command_watch
 from leasehold_client.errors import NoCoordinatorError
 
-from .conftest import CommandLine
-from .scripted_coordinator import ScriptedCoordinator, command
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command
 
 DISPATCHED, SUCCEEDED, UNKNOWN = (
     command_pb2.COMMAND_STATE_DISPATCHED,

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from leasehold.v1 import command_pb2, fleet_pb2
 
-from .scripted_coordinator import ScriptedCoordinator, command
+from tests.client.scripted_coordinator import ScriptedCoordinator, command
 
 TIMEOUT_S = 20
 RUNNING, SUCCEEDED = command_pb2.COMMAND_STATE_RUNNING, command_pb2.COMMAND_STATE_SUCCEEDED

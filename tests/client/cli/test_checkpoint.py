@@ -14,8 +14,8 @@ from leasehold.v1.plan_pb2 import TIER_DEVICE, TIER_DISK, TIER_HOST, Destination
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_client.arguments.policies import make_policy
 
-from .conftest import CommandLine
-from .scripted_coordinator import A, B, ScriptedCoordinator, refuse, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, refuse, workload
 
 SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
 GIB = 2**30

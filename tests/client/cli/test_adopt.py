@@ -6,8 +6,8 @@ from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.fleet_pb2 import AdoptProcessRequest, CreateWorkloadRequest, ReleaseWorkloadRequest
 from leasehold.v1.workload_pb2 import HelperTerms
 
-from .conftest import CommandLine
-from .scripted_coordinator import A, C, ScriptedCoordinator, command, refuse, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, C, ScriptedCoordinator, command, refuse, workload
 
 SUCCEEDED, PENDING = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_PENDING
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LEFT_BY_README = ("leasehold-venv/lib/big.so", "five.log", ".cache/criu/criu", ".venv/bin/python")
 
 

@@ -6,7 +6,7 @@ from leasehold.v1.gpu_pb2 import Gpu
 from leasehold_client.arguments.cordon_targets import CordonTarget, find_gpu_targets, find_targets
 from leasehold_client.errors import UsageError
 
-from .scripted_coordinator import GPUS, A, B, C
+from tests.client.scripted_coordinator import GPUS, A, B, C
 
 WORKERS = [Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
 

@@ -15,8 +15,8 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.display.tables import echo_events
 from leasehold_client.errors import LeaseholdError
 
-from .conftest import CommandLine
-from .scripted_coordinator import ScriptedCoordinator
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator
 
 NEVER, ENDLESS = Timestamp(seconds=2**62, nanos=-1), Duration(seconds=2**62, nanos=-1)
 ODD_COMMAND = Command(

@@ -8,8 +8,8 @@ from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
 from leasehold_client.display.terminal_text import safe_cell, safe_text
 
-from .conftest import CommandLine
-from .scripted_coordinator import ScriptedCoordinator, refuse
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\r\x00\x7f\u202e\u2066\u2028\ud800"
 

@@ -11,8 +11,8 @@ from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.plan_pb2 import Check, DestinationPlan, Estimate, HostMemoryPlan, MemberPlan, Plan
 from leasehold.v1.workload_pb2 import Member
 
-from .conftest import CommandLine
-from .scripted_coordinator import A, B, C, ScriptedCoordinator, refuse, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, refuse, workload
 
 GIB = 2**30
 

@@ -14,8 +14,8 @@ from leasehold.v1.fleet_pb2 import Worker
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold_client.display.outcome import timing_line
 
-from .conftest import CommandLine
-from .scripted_coordinator import GPUS, A, B, C, ScriptedCoordinator, command, refuse, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import GPUS, A, B, C, ScriptedCoordinator, command, refuse, workload
 
 PENDING, RUNNING = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_RUNNING
 SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED

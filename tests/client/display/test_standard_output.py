@@ -12,7 +12,7 @@ from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.fleet_pb2 import ReadWorkloadOutputResponse
 
-from .scripted_coordinator import ScriptedCoordinator, command
+from tests.client.scripted_coordinator import ScriptedCoordinator, command
 
 VERBS = [
     "get gpus",

@@ -283,7 +283,7 @@ def test_a_method_that_this_version_does_not_know_is_answered() -> None:
 
 
 def test_the_program_of_the_page_runs() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/kernels.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs/kernels.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     done: dict[str, Any] = {"__name__": "page"}
     exec(program.replace("1_000_000", "1000"), done)

@@ -6,8 +6,8 @@ from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 
-from .conftest import CommandLine
-from .scripted_coordinator import A, B, C, ScriptedCoordinator, command, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, workload
 
 PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
 PARKED = Workload(name="parked", status=WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED))

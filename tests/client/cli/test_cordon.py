@@ -17,8 +17,8 @@ from leasehold.v1.fleet_pb2 import (
     Worker,
 )
 
-from .conftest import CommandLine
-from .scripted_coordinator import A, B, C, ScriptedCoordinator, refuse
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, refuse
 
 PENDING, SUCCEEDED, FAILED, RUNNING = (
     command_pb2.COMMAND_STATE_PENDING,

@@ -13,8 +13,8 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_client import Client, LeaseholdError, NotYetError
 from leasehold_client.errors import NoCoordinatorError
 
-from .conftest import CommandLine
-from .scripted_coordinator import ScriptedCoordinator, command, workload
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
 
 SUCCEEDED, REJECTED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED
 NOT_READY = errors_pb2.Error(

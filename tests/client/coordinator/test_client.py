@@ -11,7 +11,7 @@ from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutput
 from leasehold.v1.plan_pb2 import Plan
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 
-from .scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
+from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
 
 PENDING, RUNNING, SUCCEEDED = (
     command_pb2.COMMAND_STATE_PENDING,

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 8GiB, 500MB, 1024."""
+"""Sizes in bytes, as text for people: 8GiB, 500MB, 1024."""
 
 import re
 from decimal import Decimal
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 SIZE_LIMIT: Final = 2**63 - 1
-"""More than there is of anything, and a number that everybody holds."""
+"""Largest size: the range of a signed 64-bit integer."""
 
 _UNITS: Final[dict[str, int]] = {
     "": 1,
@@ -19,19 +19,19 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 if TYPE_CHECKING:
     IntegerType = click.ParamType[int]
-else:  # older versions of click know no parameters of types
+else:  # older versions of click have no generic ParamType
     IntegerType = click.ParamType
 
 
 def parse_size(text: str) -> int:
-    """The bytes of a size, without a fraction of a byte.
+    """Parses a size into whole bytes.
 
     Args:
         text: A number of 0 or more, then nothing or B (bytes), KiB, MiB, GiB or TiB (powers of 1024), or KB,
             MB, GB or TB (powers of 1000), in either case of letters.
 
     Raises:
-        ValueError: It is none, or too large. Its text is one sentence.
+        ValueError: The text is not a size, or the size is too large. The error's text is one sentence.
     """
     parts = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(parts[2].lower()) if parts else None
@@ -39,17 +39,17 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 8GiB, 500MB or 1024B")
     size = int(Decimal(parts[1]) * factor)
     if size > SIZE_LIMIT:
-        raise ValueError(f"{text!r} is more than can be: {SIZE_LIMIT} bytes are the most")
+        raise ValueError(f"{text!r} is too large: the maximum is {SIZE_LIMIT} bytes")
     return size
 
 
 class Size(IntegerType):
-    """A size, as an option's value: bytes."""
+    """A click parameter type: a size in bytes."""
 
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads the size, or fails with the rule."""
+        """Parses the size."""
         if isinstance(value, int):
             return value
         try:
@@ -59,7 +59,7 @@ class Size(IntegerType):
 
 
 def size_text(count_bytes: int) -> str:
-    """Bytes for people."""
+    """Formats a size with one decimal and a binary unit."""
     value = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -1,4 +1,4 @@
-"""Messages of the API: how operations are made, and how states and times read."""
+"""Builds operation messages, and reads states, reasons and times of messages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -15,7 +15,7 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 Value = TypeVar("Value", bound=int)
 
 Moves: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
-"""Workloads by id or name, each with its pairs of (old UUID, new UUID)."""
+"""Pairs of (old UUID, new UUID) by workload id or name."""
 
 PARKED: Final = frozenset(
     {
@@ -25,23 +25,23 @@ PARKED: Final = frozenset(
         workload_pb2.WORKLOAD_STATE_STOPPED,
     }
 )
-"""States of workloads that wait to be woken."""
+"""States of workloads that can be restored."""
 
 
-def suspension(
+def suspend_operation(
     lock_timeout_s: float | None, policy: EvictionPolicy | None = None, *, force: bool = False
 ) -> command_pb2.SuspendOperation:
-    """A suspension. None: the worker's lock timeout, and the policy of the workload's spec."""
+    """Builds a suspend. None: the worker's lock timeout, and the policy of the workload's spec."""
     return command_pb2.SuspendOperation(policy=policy, lock_timeout=duration(lock_timeout_s), force=force)
 
 
-def waking(gpu_uuids: Sequence[str], checkpoint_id: str) -> command_pb2.RestoreOperation:
-    """A restore. Empty: the GPUs and the checkpoint that the worker chooses."""
+def restore_operation(gpu_uuids: Sequence[str], checkpoint_id: str) -> command_pb2.RestoreOperation:
+    """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint."""
     return command_pb2.RestoreOperation(gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id)
 
 
-def remapping(moves: Moves, lock_timeout_s: float | None) -> command_pb2.RemapOperation:
-    """A remap of all these workloads. None: the worker's lock timeout."""
+def remap_operation(moves: Moves, lock_timeout_s: float | None) -> command_pb2.RemapOperation:
+    """Builds a remap of several workloads. None: the worker's lock timeout."""
     messages = [
         command_pb2.Move(
             workload_id=workload,
@@ -53,7 +53,7 @@ def remapping(moves: Moves, lock_timeout_s: float | None) -> command_pb2.RemapOp
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:
-    """A span of time; None stays absent."""
+    """Converts seconds to a Duration. None stays None."""
     if seconds is None:
         return None
     message = duration_pb2.Duration()
@@ -62,13 +62,15 @@ def duration(seconds: float | None) -> duration_pb2.Duration | None:
 
 
 def workload_state(workload: Workload) -> str:
-    """The state of a workload, with how it ended, what is wrong with it, or that a helper waits for GPUs.
+    """Formats the state of a workload, with its exit status, error or missing readiness.
 
-    Where its worker is out of contact, the state is that of the worker's last report.
+    If the worker is out of contact, the state is from its last report, with the time of that report.
     """
     if not workload.out_of_contact:
         return _reported_state(workload)
-    seen = f"as of {time_text(workload.report_time)}" if workload.HasField("report_time") else "not heard of"
+    seen = (
+        f"as of {time_text(workload.report_time)}" if workload.HasField("report_time") else "never reported"
+    )
     return f"{_reported_state(workload)}({seen})"
 
 
@@ -91,17 +93,17 @@ def _reported_state(workload: Workload) -> str:
 
 
 def command_state(command: Command) -> str:
-    """The state of a command."""
+    """The state of a command without its prefix."""
     return enum_name(CommandState.Name, command.state, "COMMAND_STATE_")
 
 
 def operation_name(command: Command) -> str:
-    """What a command does."""
+    """The operation of a command, such as ``suspend``."""
     return command.operation.WhichOneof("kind") or "?"
 
 
 def is_about_worker(command: Command) -> bool:
-    """Whether a command is about a worker, its GPUs or its disk, and about no workload."""
+    """Whether the target of a command is a worker, its GPUs or its disk, and no workload."""
     return operation_name(command) in ("cordon", "uncordon", "reset_gpu_health", "delete_checkpoints")
 
 
@@ -111,7 +113,7 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
 
 
 def enum_name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str:
-    """An enum's value without its prefix; the number of one that only a newer coordinator knows."""
+    """An enum value without its prefix. A value of a newer coordinator is its number."""
     try:
         return name_of(value).removeprefix(prefix)
     except ValueError:
@@ -119,12 +121,12 @@ def enum_name(name_of: Callable[[Value], str], value: Value, prefix: str) -> str
 
 
 def duration_s(duration: Duration) -> float:
-    """A span of time in seconds, whatever a peer sent."""
+    """Converts a Duration to seconds, also outside of timedelta's range."""
     return duration.ToNanoseconds() / 1e9
 
 
 def time_text(moment: Timestamp) -> str:
-    """A moment for people, in UTC. "?": no calendar has it."""
+    """Formats a time in UTC to the second. "-": unset; "?": outside of the calendar."""
     try:
         return moment.ToJsonString()[:19] if moment.seconds else "-"
     except ValueError:

@@ -1,16 +1,16 @@
-"""The subcommands that other packages add, found without importing any of these packages."""
+"""Subcommands of other packages, listed without importing those packages."""
 
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 
-class Room(NamedTuple):
+class Plugin(NamedTuple):
     """A subcommand of another package.
 
     Attributes:
-        summary: What ``leasehold --help`` says of the subcommand.
-        place: Where the subcommand is, as MODULE:NAME.
-        extra: The extra whose packages the subcommand needs.
+        summary: Text of ``leasehold --help``, the beginning of the subcommand's own help.
+        place: The subcommand as MODULE:NAME.
+        extra: The extra with the packages of the subcommand.
     """
 
     summary: str
@@ -18,28 +18,28 @@ class Room(NamedTuple):
     extra: str
 
 
-ROOMS: Final = {
-    "coordinator": Room(
+PLUGINS: Final = {
+    "coordinator": Plugin(
         "Run the coordinator, to which workers connect and clients talk.",
         "leasehold_coordinator.cli:command",
         "coordinator",
     ),
-    "doctor": Room(
+    "doctor": Plugin(
         "Check this GPU host: every precondition, each ok or with its remedy.",
         "leasehold_worker.diagnostics.doctor_verb:command",
         "worker",
     ),
-    "simgpu": Room(
+    "simgpu": Plugin(
         "Simulated GPU hosts: run CUDA programs and the worker on a machine without a GPU.",
         "leasehold_simgpu.cli:command",
         "simgpu",
     ),
-    "validate": Room(
+    "validate": Plugin(
         "Suspend, restore and move a built-in program on this host's GPUs, and prove each step.",
         "leasehold_worker.diagnostics.validate_verb:command",
         "worker",
     ),
-    "worker": Room("Run the worker agent of a GPU host.", "leasehold_worker.agent.cli:command", "worker"),
+    "worker": Plugin("Run the worker agent of a GPU host.", "leasehold_worker.agent.cli:command", "worker"),
 }
 
 MODULES: Final = {
@@ -47,11 +47,10 @@ MODULES: Final = {
     "simgpu": (),
     "worker": ("cuda", "pynvml", "trio"),
 }
-"""What the packages of each extra are imported as. The metadata of these packages would take as long to read
-as everything else that ``leasehold --help`` does."""
+"""Top-level modules of each extra. Reading them from package metadata would double the time of ``--help``."""
 
 
-def missing_module(room: Room) -> str | None:
-    """A module that the subcommand needs and that is not installed. None: all are."""
-    package = room.place.partition(".")[0]
-    return next((name for name in (package, *MODULES[room.extra]) if find_spec(name) is None), None)
+def missing_module(plugin: Plugin) -> str | None:
+    """A required module that is not installed, or None."""
+    package = plugin.place.partition(".")[0]
+    return next((name for name in (package, *MODULES[plugin.extra]) if find_spec(name) is None), None)

@@ -82,7 +82,7 @@ def run_printing(line: str, stdout: int, folder: Path) -> subprocess.CompletedPr
 def test_what_click_prints_to_a_full_disk_is_one_line(line: str, tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         done = run_printing(line, full.fileno(), tmp_path)
-    assert done.stderr == "leasehold: the output can't be written: No space left on device\n"
+    assert done.stderr == "leasehold: can't write the output: No space left on device\n"
     assert done.returncode == 1
 
 

@@ -64,7 +64,7 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
 def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plugins.MODULES, "nothing", ())
     monkeypatch.setitem(
-        plugins.ROOMS, "doctor", plugins.Room("", "leasehold_nothing.doctor:command", "nothing")
+        plugins.PLUGINS, "doctor", plugins.Plugin("", "leasehold_nothing.doctor:command", "nothing")
     )
     result = CliRunner().invoke(main.leasehold, ["doctor", "--quick"])
     assert result.exit_code == 2
@@ -72,7 +72,7 @@ def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.Mo
     assert "pip install 'leasehold[nothing]'" in result.output
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "(needs leasehold_nothing)" in help_text
-    assert "Park a workload" in help_text
+    assert "Suspend a workload" in help_text
 
 
 def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
     )
 
 
-@pytest.mark.parametrize("name", [*main.VERBS, *plugins.ROOMS])
+@pytest.mark.parametrize("name", [*main.VERBS, *plugins.PLUGINS])
 def test_the_summaries_are_those_of_the_verbs(name: str) -> None:
     summary = main._summaries()[name]
     command = main.leasehold.get_command(click.Context(main.leasehold), name)

@@ -234,11 +234,11 @@ class Model:
     def suspend(self, policy: str, *, force: bool = False, escalate_to: str | None = None) -> Command:
         """Parks it, and returns the command at its end."""
         asked = parse_policy(policy, escalate_to)
-        return self.client.wait(self.client.suspend(self.name, policy=asked, force=force))
+        return self.client.wait(self.client.suspend(self.name, policy=asked, force=force), check=False)
 
     def wake(self) -> Command:
         """Wakes it, and returns the command at its end."""
-        return self.client.wait(self.client.restore(self.name))
+        return self.client.wait(self.client.restore(self.name), check=False)
 
     def slot_holders(self) -> dict[str, str]:
         """Name of the holder, or the state, by GPU."""

@@ -1,4 +1,4 @@
-"""What people may name to take out of service, and put back: GPUs, and whole workers. Pure."""
+"""Targets of cordons: GPUs and whole workers. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CordonTarget:
-    """What one command is about.
+    """The target of one command.
 
     Attributes:
         worker_id: The worker.
-        gpu_uuids: GPUs of it. Empty: it is about the whole worker.
-        label: What people call it.
+        gpu_uuids: GPUs of the worker. Empty: the whole worker.
+        label: Name for people.
     """
 
     worker_id: str
@@ -31,15 +31,15 @@ class CordonTarget:
 def find_targets(
     names: Sequence[str], workers: Sequence[Worker], gpus: Sequence[FleetGpu]
 ) -> list[CordonTarget]:
-    """What names mean: GPUs of one worker are one target, and each whole worker is another.
+    """Resolves names to targets. The named GPUs of one worker are one target.
 
     Args:
-        names: GPUs by UUID, a unique beginning of it or worker/slot, and workers by name or id.
-        workers: The workers of the fleet.
+        names: GPUs (a UUID, a unique prefix of a UUID, or worker/slot) and workers (a name or an id).
+        workers: The workers of the fleet. Empty: names are GPUs only.
         gpus: The GPUs of the fleet.
 
     Raises:
-        UsageError: A name means nothing, or several things, or two mean the same.
+        UsageError: A name matches nothing or several things, or two names match the same.
     """
     whole: dict[str, CordonTarget] = {}
     found: list[FleetGpu] = []
@@ -48,26 +48,17 @@ def find_targets(
         if worker is None:
             found.append(_find_gpu(name, gpus, or_worker=bool(workers)))
         elif worker.worker_id in whole:
-            raise UsageError(f"{name!r} names worker {worker.name} a second time: name each once")
+            raise UsageError(f"{name!r} names worker {worker.name} a second time: name each worker once")
         else:
             whole[worker.worker_id] = CordonTarget(worker.worker_id, (), worker.name)
     return [*group_gpus(found), *whole.values()]
 
 
-def find_gpu_targets(names: Sequence[str], gpus: Sequence[FleetGpu]) -> list[CordonTarget]:
-    """What names of GPUs mean: those of one worker are one target.
-
-    Raises:
-        UsageError: A name means no GPU, or several, or two mean the same.
-    """
-    return find_targets(names, (), gpus)
-
-
 def group_gpus(gpus: Sequence[FleetGpu]) -> list[CordonTarget]:
-    """GPUs by worker, in their order.
+    """Groups GPUs by worker, in order.
 
     Raises:
-        UsageError: One is there twice.
+        UsageError: A GPU occurs twice.
     """
     by_worker: dict[str, list[FleetGpu]] = {}
     for gpu in gpus:
@@ -82,21 +73,21 @@ def group_gpus(gpus: Sequence[FleetGpu]) -> list[CordonTarget]:
 
 
 def _find_worker(name: str, workers: Sequence[Worker], gpus: Sequence[FleetGpu]) -> Worker | None:
-    """The worker that a name means. None: it means a GPU, if anything."""
+    """The worker with this id or name. None: the name can only be a GPU's."""
     found = [worker for worker in workers if worker.worker_id == name] or [
         worker for worker in workers if worker.name == name
     ]
     if len(found) > 1:
-        raise UsageError(f"several workers are named {name!r}: name one by its id")
-    if found and found[0].worker_id != name and _means_a_gpu(name, gpus):
+        raise UsageError(f"several workers are named {name!r}: write the id of a worker")
+    if found and found[0].worker_id != name and _is_gpu(name, gpus):
         raise UsageError(
-            f"{name!r} is the name of a worker, and means a GPU too: "
-            "name the worker by its id, or the GPU by its whole UUID"
+            f"{name!r} is both the name of a worker and a prefix of a GPU's UUID: write the worker's id "
+            "or the GPU's whole UUID"
         )
     return found[0] if found else None
 
 
-def _means_a_gpu(name: str, gpus: Sequence[FleetGpu]) -> bool:
+def _is_gpu(name: str, gpus: Sequence[FleetGpu]) -> bool:
     try:
         resolve_gpu(name, gpus)
     except UsageError:

@@ -1,4 +1,4 @@
-"""What people may call a GPU: its UUID, a unique beginning of it, or worker/slot. Pure."""
+"""Names of GPUs: a UUID, a unique prefix of a UUID, or worker/slot. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _GPU_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:
-    """The UUID of the GPU that is meant.
+    """Resolves a name to a UUID.
 
     Args:
-        name: A UUID or a unique beginning of one, with or without ``GPU-``, or ``worker/slot``.
+        name: A UUID or a unique prefix of a UUID, with or without ``GPU-``, or ``worker/slot``.
         gpus: The GPUs of the fleet.
 
     Raises:
-        UsageError: None is meant, or several are.
+        UsageError: No GPU matches, or several GPUs match.
     """
     if not name:
-        raise UsageError("an empty name is no GPU: give a UUID, its beginning, or worker/slot")
+        raise UsageError("a GPU's name is empty: write a UUID, a prefix of a UUID, or worker/slot")
     if "/" in name:
         return _resolve_slot(name, gpus)
     beginning = "GPU-" + name.lower().removeprefix("gpu-")
@@ -34,43 +34,45 @@ def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:
     if len(found) == 1 or whole:
         return (whole or list(found))[0]
     if found:
-        raise UsageError(f"{name!r} is the beginning of {len(found)} GPUs' UUIDs: give more of it")
-    raise UsageError(f"no GPU has a UUID that begins with {name!r}: `leasehold get gpus` lists them")
+        raise UsageError(f"{name!r} is a prefix of {len(found)} UUIDs: write more of the UUID")
+    raise UsageError(f"no GPU has a UUID that begins with {name!r}: `leasehold get gpus` lists GPUs")
 
 
 def _resolve_slot(name: str, gpus: Sequence[FleetGpu]) -> str:
     worker, _, slot = name.rpartition("/")
     if not slot.isdecimal():
-        raise UsageError(f"{name!r} is not worker/slot: the slot is a number, such as {worker or 'alpha'}/0")
+        raise UsageError(
+            f"{name!r} is not worker/slot: write the slot as a number, such as {worker or 'alpha'}/0"
+        )
     found = [
         gpu.gpu.uuid
         for gpu in gpus
         if worker in (gpu.worker_name, gpu.worker_id) and gpu.gpu.slot == int(slot)
     ]
     if len(found) > 1:
-        raise UsageError(f"several workers are named {worker!r}: name the GPU by UUID")
+        raise UsageError(f"several workers are named {worker!r}: write the UUID of the GPU")
     if not found:
-        raise UsageError(f"no GPU is at {name!r}: `leasehold get gpus` lists them")
+        raise UsageError(f"no GPU is at {name!r}: `leasehold get gpus` lists GPUs")
     return found[0]
 
 
 def resolve_list(names: str, gpus: Sequence[FleetGpu]) -> list[str]:
-    """The UUIDs of a comma-separated list, in its order.
+    """Resolves a comma-separated list of names to UUIDs, in order.
 
     Raises:
-        UsageError: A name is wrong, or a GPU is named twice.
+        UsageError: A name does not resolve, or a GPU is named twice.
     """
     uuids = [resolve_gpu(name.strip(), gpus) for name in names.split(",")]
     if len(set(uuids)) != len(uuids):
-        raise UsageError(f"{names!r} names a GPU twice: name each once")
+        raise UsageError(f"{names!r} names a GPU twice: name each GPU once")
     return uuids
 
 
 def resolve_pair(text: str, gpus: Sequence[FleetGpu]) -> tuple[str, str]:
-    """The UUIDs of OLD=NEW.
+    """Resolves OLD=NEW to two UUIDs.
 
     Raises:
-        UsageError: It is not a pair, or a name in it is wrong.
+        UsageError: The text is not a pair, or a name does not resolve.
     """
     old, equals, new = text.partition("=")
     if not equals or not old or not new:
@@ -79,14 +81,14 @@ def resolve_pair(text: str, gpus: Sequence[FleetGpu]) -> tuple[str, str]:
 
 
 def pair_in_order(held: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs the GPUs that a workload holds with those that it is to get, in its order.
+    """Pairs the GPUs of a workload with new GPUs, in order.
 
     Raises:
-        UsageError: There are more of the one than of the other.
+        UsageError: The counts differ.
     """
     if len(held) != len(wanted):
         raise UsageError(
-            f"{len(wanted)} GPUs are named and the workload holds {len(held)}: name one for each"
+            f"the list has {len(wanted)} GPUs, and the workload holds {len(held)}: name one new GPU for each"
         )
     return list(zip(held, wanted, strict=True))
 
@@ -102,10 +104,10 @@ def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
 
 
 def names_gpus(text: str) -> bool:
-    """Whether a text names a GPU by UUID."""
+    """Whether a text contains the UUID of a GPU."""
     return _GPU_UUID.search(text) is not None
 
 
 def with_places(text: str, places: Mapping[str, str]) -> str:
-    """A text of a worker, which names GPUs by UUID, with their short names."""
+    """Replaces UUIDs in a text by short names."""
     return _GPU_UUID.sub(lambda found: places.get(found[0], found[0]), text)

@@ -1,4 +1,4 @@
-"""Which GPU takes the place of which, as ``remap`` is told by its options."""
+"""Options of ``remap``: which new GPU replaces which old GPU."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from leasehold_client.messages import Moves, workload_state
 
 
 def check_options(workloads: Sequence[str], pairs: Sequence[str], to: str | None, *, swap: bool) -> None:
-    """Refuses options that contradict each other, before anything is asked of a coordinator.
+    """Refuses contradictory options before any call to the coordinator.
 
     Raises:
-        UsageError: They do.
+        UsageError: The options contradict each other.
     """
     if [bool(pairs), to is not None, swap].count(True) != 1:
         raise UsageError(
-            "remap needs either --pair OLD=NEW or --to GPU,... or --swap: give one kind of them, and only one"
+            "remap needs either --pair OLD=NEW or --to GPU,... or --swap: give exactly one of these options"
         )
     if to is not None and len(workloads) != 1:
         raise UsageError(
-            f"--to moves one workload and {len(workloads)} are named: move several with --pair or --swap"
+            f"--to moves one workload, and {len(workloads)} are named: move several with --pair or --swap"
         )
     if swap and len(workloads) != 2:
-        raise UsageError(f"--swap takes two workloads and {len(workloads)} are named: name two")
+        raise UsageError(f"--swap takes two workloads, and {len(workloads)} are named: name two")
 
 
 def find_moves(
@@ -38,19 +38,19 @@ def find_moves(
     to: str | None,
     swap: bool,
 ) -> Moves:
-    """What the options mean, for options that :func:`check_options` lets pass.
+    """Resolves options that passed :func:`check_options`.
 
     Args:
-        client: Where the workloads are looked up. They are then named by id: a name may pass to another.
-        names: The workloads as the user names them.
+        client: The client. Moves name workloads by id, since a name may change its owner.
+        names: Names of the workloads.
         gpus: The GPUs of the fleet.
-        pairs: Texts OLD=NEW. Those for one workload are its worker's to check.
+        pairs: Texts OLD=NEW. For a single workload, the worker checks the pairs.
         to: A list of GPUs.
-        swap: Whether two workloads exchange theirs.
+        swap: Whether two workloads exchange their GPUs.
 
     Raises:
-        UsageError: A name, a pair or a count is wrong.
-        LeaseholdError: A workload is not known, or holds no GPU.
+        UsageError: A name, a pair or a count is invalid.
+        LeaseholdError: A workload is unknown or holds no GPU.
     """
     if pairs and len(names) == 1:
         return {names[0]: [resolve_pair(text, gpus) for text in pairs]}
@@ -62,22 +62,23 @@ def find_moves(
     for number, workload_id in enumerate(ids):
         if workload_id in ids[:number]:
             raise UsageError(
-                f"{names[ids.index(workload_id)]} and {names[number]} are the same workload: name it once"
+                f"{names[ids.index(workload_id)]} and {names[number]} are the same workload: "
+                "name each workload once"
             )
     if to is not None:
         return {ids[0]: pair_in_order(held[0], wanted)}
     if swap:
         return dict(zip(ids, _swapped(names, held), strict=True))
-    found = _shared_out(names, held, dict(zip(pairs, resolved, strict=True)))
+    found = _assign_pairs(names, held, dict(zip(pairs, resolved, strict=True)))
     return dict(zip(ids, found, strict=True))
 
 
 def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
-    """Refuses a move to another host, before anything is asked of a worker, which knows its own GPUs only.
+    """Refuses a move to another host. The worker itself knows only its own GPUs.
 
     Args:
         moves: The moves.
-        names: The workloads as the user named them, in the order of the moves.
+        names: Names of the workloads, in the order of the moves.
         gpus: The GPUs of the fleet.
 
     Raises:
@@ -91,21 +92,21 @@ def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) ->
                 here, there = known[old].worker_name, known[new].worker_name
                 raise UsageError(
                     f"{name} can't move from {places[old]} to {places[new]}: a running workload can't leave "
-                    f"its host, and {there} is another; name a GPU of {here}"
+                    f"its host, and {there} is another host; name a GPU of {here}"
                 )
 
 
 def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
-    """Refuses to wake a workload on another host than its own, before anything is asked of a worker.
+    """Refuses a restore on another host than the workload's own.
 
     Args:
         workload: The workload.
-        name: The same as the user named it.
-        gpu_uuids: UUIDs of the GPUs that it is to wake on.
+        name: Name of the workload, for messages.
+        gpu_uuids: UUIDs of the GPUs to restore on.
         gpus: The GPUs of the fleet.
 
     Raises:
-        UsageError: A GPU is one of another worker.
+        UsageError: A GPU belongs to another worker.
     """
     known = {gpu.gpu.uuid: gpu for gpu in gpus}
     places = gpu_places(gpus)
@@ -113,16 +114,16 @@ def check_host(workload: Workload, name: str, gpu_uuids: Sequence[str], gpus: Se
     for uuid in gpu_uuids:
         if uuid in known and known[uuid].worker_id != workload.worker_id:
             raise UsageError(
-                f"{name} can't wake on {places[uuid]}: a parked workload can't leave its host, and "
-                f"{known[uuid].worker_name} is another; name a GPU of {here}"
+                f"{name} can't be restored on {places[uuid]}: a suspended workload can't leave its host, and "
+                f"{known[uuid].worker_name} is another host; name a GPU of {here}"
             )
 
 
 def _held_gpus(name: str, workload: Workload) -> Sequence[str]:
     if not workload.status.HasField("lease"):
         raise LeaseholdError(
-            f"{name} is {workload_state(workload)} and holds no GPU that could be moved: "
-            "one that is parked is restored elsewhere with `leasehold restore --to`",
+            f"{name} is {workload_state(workload)} and holds no GPU: restore a suspended workload on "
+            "other GPUs with `leasehold restore --to`",
             "WRONG_STATE",
         )
     return workload.status.lease.gpu_uuids
@@ -133,25 +134,25 @@ def _swapped(names: Sequence[str], held: Sequence[Sequence[str]]) -> list[list[t
     if len(first) != len(second):
         raise UsageError(
             f"{names[0]} and {names[1]} hold {len(first)} and {len(second)} GPUs: only equal counts can be "
-            "swapped; say with --pair which is to take the place of which"
+            "swapped; name each move with --pair"
         )
     return [list(zip(first, second, strict=True)), list(zip(second, first, strict=True))]
 
 
-def _shared_out(
+def _assign_pairs(
     names: Sequence[str], held: Sequence[Sequence[str]], pairs: dict[str, tuple[str, str]]
 ) -> list[list[tuple[str, str]]]:
-    """Gives each pair to the workload that holds its OLD."""
+    """Assigns each pair to the workload that holds its OLD."""
     found: list[list[tuple[str, str]]] = [[] for _ in names]
     for text, (old, new) in pairs.items():
         holders = [number for number, uuids in enumerate(held) if old in uuids]
         if not holders:
             raise UsageError(
-                f"the pair {text!r} moves {old}, which none of {', '.join(names)} holds: "
-                "name its holder, or leave the pair out"
+                f"the pair {text!r} moves {old}, which none of {', '.join(names)} holds: name its "
+                "workload, or leave the pair out"
             )
         found[holders[0]].append((old, new))
-    for name, its_pairs in zip(names, found, strict=True):
-        if not its_pairs:
-            raise UsageError(f"no --pair moves a GPU of {name}: add one, or leave {name} out")
+    for name, own_pairs in zip(names, found, strict=True):
+        if not own_pairs:
+            raise UsageError(f"no --pair moves a GPU of {name}: add a pair, or leave {name} out")
     return found

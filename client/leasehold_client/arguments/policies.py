@@ -1,4 +1,4 @@
-"""Eviction policies in words: what people write, and what they read. Pure."""
+"""Eviction policies as text, such as ``offload+cuda_suspend``. Pure."""
 
 from collections.abc import Iterable
 from typing import Final, TypeVar
@@ -22,15 +22,15 @@ PROCESSES: Final = {
 def make_policy(
     weights: str = DEFAULT_WEIGHTS, process: str = DEFAULT_PROCESS, escalate_to: str | None = None
 ) -> EvictionPolicy:
-    """A policy by its words.
+    """Builds a policy from words.
 
     Args:
         weights: The weight strategy.
         process: The process strategy.
-        escalate_to: The strongest process strategy that may be used in its place. None: no other.
+        escalate_to: The strongest process strategy that may replace ``process``. None: ``process`` itself.
 
     Raises:
-        UsageError: A word is none of them, or the ladder leads downwards.
+        UsageError: A word is unknown, or ``escalate_to`` is weaker than ``process``.
     """
     policy = EvictionPolicy(
         weight_strategy=_find(weights, WEIGHTS, "weight strategy"),
@@ -42,17 +42,17 @@ def make_policy(
         stronger = ladder[ladder.index(process) :]
         if escalate_to not in stronger:
             raise UsageError(
-                f"{escalate_to} is weaker than {process}, and a ladder only leads to what is stronger: "
+                f"{escalate_to} is weaker than {process}, and escalation needs a stronger strategy: "
                 f"write {_listed(stronger)}"
             )
     return policy
 
 
 def parse_policy(text: str, escalate_to: str | None = None) -> EvictionPolicy:
-    """A policy as people write it: WEIGHTS+PROCESS, or one of both, where the other is as by default.
+    """Parses WEIGHTS+PROCESS. A part that is missing has its default.
 
     Raises:
-        UsageError: It is none, or the ladder leads downwards.
+        UsageError: A word is unknown, or ``escalate_to`` is weaker than the process strategy.
     """
     first, plus, second = text.partition("+")
     if plus:
@@ -62,13 +62,13 @@ def parse_policy(text: str, escalate_to: str | None = None) -> EvictionPolicy:
     if first in PROCESSES:
         return make_policy(process=first, escalate_to=escalate_to)
     raise UsageError(
-        f"{text!r} is no eviction policy: write WEIGHTS+PROCESS or one of both, where WEIGHTS is "
+        f"{text!r} is not an eviction policy: write WEIGHTS+PROCESS, WEIGHTS or PROCESS, where WEIGHTS is "
         f"{_listed(WEIGHTS)}, and PROCESS is {_listed(PROCESSES)}"
     )
 
 
 def policy_text(policy: EvictionPolicy) -> str:
-    """A policy as people read it: what is not said of it is said as it is by default."""
+    """Formats a policy. A part that is missing is shown with its default."""
     weights = _word(policy.weight_strategy, WEIGHTS, DEFAULT_WEIGHTS)
     process = _word(policy.process_strategy, PROCESSES, DEFAULT_PROCESS)
     if not policy.escalate_to or policy.escalate_to == PROCESSES.get(process):
@@ -78,12 +78,12 @@ def policy_text(policy: EvictionPolicy) -> str:
 
 def _find(word: str, words: dict[str, Strategy], what: str) -> Strategy:
     if word not in words:
-        raise UsageError(f"{word!r} is no {what}: write {_listed(words)}")
+        raise UsageError(f"{word!r} is not a {what}: write {_listed(words)}")
     return words[word]
 
 
 def _word(strategy: Strategy, words: dict[str, Strategy], default: str) -> str:
-    """The word for a strategy; the number of one that only a newer coordinator knows."""
+    """The word of a strategy. A strategy of a newer coordinator is its number."""
     if not strategy:
         return default
     return next((word for word, known in words.items() if known == strategy), str(strategy))

@@ -6,10 +6,10 @@ They are the names of the API in lower case; :mod:`leasehold_client.arguments.po
 from typing import Final
 
 WEIGHTS: Final = ("retain", "offload", "discard")
-"""What a framework does with its weights first: they stay, go to host memory, or are dropped."""
+"""Weight strategies: weights stay, move to host memory, or are dropped."""
 
 PROCESSES: Final = ("keep_running", "cuda_suspend", "checkpoint", "stop")
-"""What happens to the processes, each stronger than the one before."""
+"""Process strategies, from the weakest to the strongest."""
 
 DEFAULT_WEIGHTS: Final = "retain"
 DEFAULT_PROCESS: Final = "cuda_suspend"

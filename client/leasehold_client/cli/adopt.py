@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 PID_LIMIT: Final = 2**22
-"""The most that Linux gives out."""
+"""Largest process id on Linux."""
 
 
 @click.command()
-@click.option("--worker", required=True, help="On whose host it runs, by name or id.")
+@click.option("--worker", required=True, help="Name or id of the worker on the process's host.")
 @click.option(
-    "--pid", required=True, type=click.IntRange(1, PID_LIMIT), metavar="PID", help="Its process id there."
+    "--pid", required=True, type=click.IntRange(1, PID_LIMIT), metavar="PID", help="Process id on that host."
 )
-@click.option("--name", default="", help="What to call it.  [default: made up]")
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @adoption_options
 @waiting_options()
 @timeout_option
@@ -39,9 +39,9 @@ def adopt(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Take in a process that runs already on a worker's host, as a workload.
+    """Adopt a running process of a worker's host as a workload.
 
-    Its descendants are taken in with it, and it leases the GPUs that it uses.
+    The workload includes the descendants of the process, and leases the GPUs that these processes use.
     """
     from leasehold_client.cli.conclusion import conclude
 

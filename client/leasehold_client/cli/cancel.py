@@ -23,13 +23,14 @@ Shown = TypeVar("Shown", bound="Message")
 
 @click.command()
 @click.argument("command_id", metavar="COMMAND")
-@waiting_options("Return once it is asked for, before the command has ended.")
+@waiting_options("Return once the cancellation is requested, before the command has ended.")
 @output_option
 @verb
 def cancel(client: Client, command_id: str, waiting: Waiting, output: str) -> None:
     """Cancel a command that has not ended.
 
-    What it had begun is undone, unless it is so far that it is finished instead: then this fails.
+    The command is rolled back. If it is past its point of no return, it is finished instead, and the exit
+    code is 1.
     """
     from leasehold_client.cli.conclusion import conclude_cancel
 

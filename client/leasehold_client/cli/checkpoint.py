@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def checkpoint(
     client: Client, workload: str, dry_run: bool, waiting: Waiting, timeout_s: float | None, output: str
 ) -> None:
-    """Have the application of a running workload save itself, and go on.
+    """Checkpoint the application of a running workload, which keeps running.
 
-    It must serve a kernel, by leasehold_client.kernel.
+    The application must implement leasehold_client.kernel.
     """
     from leasehold_client.cli.conclusion import conclude, conclude_plan
 

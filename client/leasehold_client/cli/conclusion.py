@@ -1,4 +1,4 @@
-"""How a verb ends: it waits for its command, prints what came of it, and exits with the code that says so."""
+"""The end of a verb: waits for the command, prints the outcome and exits with its code."""
 
 import sys
 import time
@@ -14,25 +14,25 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.arguments.cordon_targets import CordonTarget
 from leasehold_client.arguments.gpu_names import gpu_places, with_places
-from leasehold_client.cli.exit_codes import EXIT_FAILED, EXIT_STILL_OPEN, error_line, interrupted
+from leasehold_client.cli.exit_codes import EXIT_FAILED, EXIT_WAIT_TIMEOUT, error_line, interrupted
 from leasehold_client.cli.lookups import gpus_if_known, names_if_several, with_short_names
 from leasehold_client.cli.verb import READY_LIMIT_S
 from leasehold_client.coordinator.client import Client
-from leasehold_client.coordinator.command_watch import Patience, Waiting, has_ended
+from leasehold_client.coordinator.command_watch import Waiting, has_ended
 from leasehold_client.display import standard_output
 from leasehold_client.display.documents import echo_json, echo_message, to_dict
 from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines
 from leasehold_client.display.plan_view import echo_plan
 from leasehold_client.display.progress import follow
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError, StillOpenError
+from leasehold_client.errors import CommandWaitTimeoutError, LeaseholdError, NoCoordinatorError
 from leasehold_client.messages import command_state, operation_name, reason_name
 
 ATTEMPTS: Final = 8
-"""How often the same is asked for again once a workload is ready: several workloads of a remap may not be."""
+"""Attempts of a command that is rejected as NOT_READY. A remap may wait for several workloads in turn."""
 
 LAST_LOOK_S: Final = 0.5
-"""How long a command is looked at, at least, when others have used up the time for all."""
+"""Shortest wait for a command after other commands have used up the time for all."""
 
 
 def conclude(
@@ -44,16 +44,17 @@ def conclude(
     output: str,
     again: Callable[[], Command] | None = None,
 ) -> None:
-    """Waits for a command, prints what it did, and exits with 1 unless it succeeded.
+    """Waits for a command, prints its outcome, and exits with 1 unless the command succeeded.
 
     Args:
-        client: Where the command is watched.
+        client: The client.
         command: The command.
-        workload: What it is about, as people call it.
-        waiting: How long it is waited for.
-        output: How it is printed.
-        again: Asks for the same once more. It is called where the command is rejected because a workload is
-            not ready, once that workload is: within the same time, or the command's own timeout. None: never.
+        workload: Name of the target, for messages.
+        waiting: Longest wait.
+        output: Output format.
+        again: Creates the same command again. Called if the command is rejected as NOT_READY, once the
+            workload is ready. The whole wait has the limit of ``waiting``, or else the command's own timeout.
+            None: no second attempt.
     """
     no_wait = not waiting.wanted
     if waiting.wanted:
@@ -79,7 +80,7 @@ def conclude(
 
 
 def conclude_ready(client: Client, workload: Workload, *, waiting: Waiting, output: str) -> None:
-    """Waits until a workload that was started is ready, and says so."""
+    """Waits until a started workload is ready, and prints this."""
     limit_s = READY_LIMIT_S if waiting.limit_s is None else waiting.limit_s
     client.wait_workload(workload.workload_id, timeout_s=limit_s)
     if output != "json":
@@ -87,10 +88,10 @@ def conclude_ready(client: Client, workload: Workload, *, waiting: Waiting, outp
 
 
 def _wait_ready(client: Client, command: Command, limit_s: float) -> None:
-    """Waits for the workload of which a command was rejected because it is not ready."""
+    """Waits for the readiness of the workload for which a command was rejected."""
     workload_id = command.error.metadata.get("workload_id") or command.workload_id
     name = client.workload(workload_id).name
-    echo_error(f"leasehold: workload {name} is not ready: waiting until it is")
+    echo_error(f"leasehold: workload {name} is not ready: waiting")
     client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
 
 
@@ -101,18 +102,18 @@ def conclude_all(
     waiting: Waiting,
     output: str,
 ) -> None:
-    """Creates commands, waits for all of them, and prints what each did. One that fails holds up no other.
+    """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
-    Exits with 1 if any is refused or fails, and else with 4 if any has not ended in time.
+    Exits with 1 if any command is refused or fails, else with 4 if the wait for any command timed out.
 
     Args:
-        client: Where they are watched.
-        creations: What each is about, as people call it, and what creates it.
-        waiting: How long all of them together are waited for.
-        output: With json, a single command is printed as itself, several as ``{"commands": […]}``.
+        client: The client.
+        creations: Name of each target, and a function that creates its command.
+        waiting: Longest wait for all commands together.
+        output: Output format. In JSON, a single command is a document, and several are ``{"commands": […]}``.
 
     Raises:
-        NoCoordinatorError: It went away; what was created before goes on.
+        NoCoordinatorError: No coordinator answers. Commands that were created continue.
     """
     errors: list[LeaseholdError] = []
     commands: list[tuple[str, Command]] = []
@@ -141,10 +142,10 @@ def conclude_all(
             _echo_stored(command, label)
     for refusal in errors:
         echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
-    if has_failed or not all(isinstance(refusal, StillOpenError) for refusal in errors):
+    if has_failed or not all(isinstance(refusal, CommandWaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
-        sys.exit(EXIT_STILL_OPEN)
+        sys.exit(EXIT_WAIT_TIMEOUT)
 
 
 def conclude_targets(
@@ -155,13 +156,13 @@ def conclude_targets(
     waiting: Waiting,
     output: str,
 ) -> None:
-    """As :func:`conclude_all`, with one command per target, which its worker id and GPU UUIDs create."""
+    """As :func:`conclude_all`, with one command per target, created from its worker id and GPU UUIDs."""
     creations = [(target.label, partial(create, target.worker_id, target.gpu_uuids)) for target in targets]
     conclude_all(client, creations, waiting=waiting, output=output)
 
 
 def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, output: str) -> None:
-    """Prints a plan, and exits with 1 if anything refuses it."""
+    """Prints a plan, and exits with 1 if the plan has a refusal."""
     gpus = gpus_if_known(client)
     if output == "json":
         echo_message(plan)
@@ -176,7 +177,7 @@ def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, outpu
 
 
 def conclude_cancel(client: Client, command: Command, *, waiting: Waiting, output: str) -> None:
-    """Waits for a command that is to be cancelled, and exits with 1 if it ended otherwise."""
+    """Waits for the cancellation of a command, and exits with 1 if the command ended otherwise."""
     if waiting.wanted and not has_ended(command.state):
         command = _wait(client, command, waiting, output)
     if output == "json":
@@ -184,15 +185,15 @@ def conclude_cancel(client: Client, command: Command, *, waiting: Waiting, outpu
     what = f"{command.command_id}: {operation_name(command)}"
     if not has_ended(command.state):
         if output != "json":
-            standard_output.echo(f"{what} is {command_state(command)}, and is to be cancelled")
+            standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
     elif command.state == COMMAND_STATE_CANCELLED:
         if output != "json":
             standard_output.echo("\n".join([f"{what} is CANCELLED", *member_lines(command)]))
     elif command.state == COMMAND_STATE_SUCCEEDED:
-        _fail([f"it is too late to cancel {what} SUCCEEDED"])
+        _fail([f"too late to cancel {what} SUCCEEDED"])
     else:
         first, *others = failure_lines(command)
-        _fail([f"it is too late to cancel {command.command_id}: {first}", *others])
+        _fail([f"too late to cancel {command.command_id}: {first}", *others])
 
 
 def _fail(lines: list[str]) -> NoReturn:
@@ -215,7 +216,7 @@ def _wait_for_all(
     waiting: Waiting,
     errors: list[LeaseholdError],
 ) -> list[tuple[str, Command]]:
-    """The commands as they are once they have ended, or the time is over: that is added to the errors."""
+    """The commands at their end, or at the end of the wait. Each timeout is added to ``errors``."""
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []
     for label, command in commands:
@@ -225,21 +226,22 @@ def _wait_for_all(
             left = replace(waiting, limit_s=max(remaining_s, min(waiting.limit_s, LAST_LOOK_S)))
         try:
             ended.append((label, _wait(client, command, left, "table")))
-        except StillOpenError as error:
+        except CommandWaitTimeoutError as error:
             errors.append(error)
             ended.append((label, error.command))
     return ended
 
 
 def _wait(client: Client, command: Command, waiting: Waiting, output: str) -> Command:
-    goes_on = f"command {command.command_id} goes on: `leasehold get commands {command.command_id}` shows it"
+    command_id = command.command_id
+    remainder = f"command {command_id} continues: `leasehold get commands {command_id}` shows its state"
     try:
-        return follow(client, command, Patience(command, waiting.limit_s))
+        return follow(client, command, waiting.limit_s)
     except KeyboardInterrupt:
-        interrupted(goes_on)
-    except StillOpenError as error:
+        interrupted(remainder)
+    except CommandWaitTimeoutError as error:
         if output == "json":
             echo_message(error.command)
         raise
     except NoCoordinatorError as error:
-        raise NoCoordinatorError(f"{error.message}; {goes_on}") from error
+        raise NoCoordinatorError(f"{error.message}; {remainder}") from None

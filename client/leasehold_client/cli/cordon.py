@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--reason", required=True, help="Why: it is shown wherever somebody wonders.")
+@click.option("--reason", required=True, help="Reason, which lists and refusals show.")
 @waiting_options()
 @timeout_option
 @output_option
@@ -34,9 +34,9 @@ def cordon(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.
+    """Take GPUs or whole workers out of service: leases stay, and no new ones are granted.
 
-    A TARGET is a GPU by UUID, a unique beginning of one or worker/slot, or a worker by name or id.
+    A TARGET is a GPU (a UUID, a unique prefix of a UUID, or worker/slot) or a worker (a name or an id).
     """
     from leasehold_client.cli.conclusion import conclude_targets
 
@@ -56,8 +56,8 @@ def uncordon(
 ) -> None:
     """Put GPUs or whole workers back into service.
 
-    A TARGET is a GPU by UUID, a unique beginning of one or worker/slot, or a worker by name or id. GPUs that
-    were cordoned one by one stay so when their worker is put back.
+    A TARGET is a GPU (a UUID, a unique prefix of a UUID, or worker/slot) or a worker (a name or an id). To
+    uncordon a worker does not uncordon GPUs that have a cordon of their own.
     """
     from leasehold_client.cli.conclusion import conclude_targets
 
@@ -67,9 +67,9 @@ def uncordon(
 
 
 def _caller() -> str:
-    """Who calls, as people know them: user@host."""
+    """The calling user as user@host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in some containers
+    except (KeyError, OSError):  # a user id without a name, as in some containers
         user = "unknown"
     return f"{user}@{socket.gethostname()}"

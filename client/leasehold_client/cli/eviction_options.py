@@ -1,4 +1,4 @@
-"""The options that say how a workload gives up its GPUs: of ``suspend``, ``run``, ``exec`` and ``adopt``."""
+"""Options of the eviction policy, for ``suspend``, ``run``, ``exec`` and ``adopt``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 CHECKPOINT_LIMIT: Final = 1000
-"""Checkpoints of its application that a workload may keep."""
+"""Largest number of application checkpoints that a workload keeps."""
 
 _ESCALATE_HELP: Final = (
-    "The strongest process strategy that may be used where the one that is asked for fails, where host "
-    "memory is short, and where the parked workload must make room.{more}  [default: no other]"
+    "Strongest process strategy that may replace PROCESS if PROCESS fails, if host memory is short, or if "
+    "the suspended workload must free host memory.{more}  [default: PROCESS]"
 )
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """How a new workload gives up its GPUs.
+    """Eviction settings of a new workload.
 
     Attributes:
-        policy: Its policy. None: weights retained, CUDA suspend.
-        hooks: What is called on the way down and up.
-        keep_checkpoints: How many checkpoints of its application are kept. None: 3.
-        checkpoint_id: The one that it begins with; empty for none.
+        policy: Eviction policy. None: ``retain+cuda_suspend``.
+        hooks: Hooks around suspend and restore.
+        keep_checkpoints: Number of application checkpoints to keep. None: 3.
+        checkpoint_id: Checkpoint that the application starts from. Empty: none.
     """
 
     policy: EvictionPolicy | None
@@ -46,24 +46,24 @@ class Eviction:
 
 
 def policy_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a verb the two axes of a policy, as its argument ``policy``; None: none was said."""
+    """Adds the options of a policy, as the argument ``policy``. None: no option was given."""
 
     @click.option(
         "--weights",
         type=click.Choice(WEIGHTS),
-        help="What its framework does with the weights first.  [default: as it was started with, or retain "
+        help="What the framework does with the weights.  [default: as in the workload's policy, or retain "
         "if --process is given]",
     )
     @click.option(
         "--process",
         type=click.Choice(PROCESSES),
-        help="What then happens to its processes.  [default: as it was started with, or cuda_suspend if "
+        help="What happens to the processes.  [default: as in the workload's policy, or cuda_suspend if "
         "--weights is given]",
     )
     @click.option(
         "--escalate-to",
         type=click.Choice(PROCESSES),
-        help=_ESCALATE_HELP.format(more=" Give --process or --weights too."),
+        help=_ESCALATE_HELP.format(more=" Needs --process or --weights."),
     )
     @wraps(function)
     def call(
@@ -78,8 +78,7 @@ def policy_options(function: Callable[..., None]) -> Callable[..., None]:
             )
         elif escalate_to is not None:
             raise click.UsageError(
-                "--escalate-to is the end of a ladder whose beginning is not said: give --process or "
-                "--weights too",
+                "--escalate-to needs the strategy that it may replace: give --process or --weights too",
                 click.get_current_context(),
             )
         function(*positional, policy=policy, **named)
@@ -88,12 +87,12 @@ def policy_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a verb for programs that no worker starts the argument ``eviction``: an :class:`Eviction`."""
+    """Adds the options of a new workload's policy and hooks, as the argument ``eviction``."""
 
     @click.option(
         "--evict",
         metavar="WEIGHTS+PROCESS",
-        help=f"How it gives up its GPUs: {'|'.join(WEIGHTS)}, and {'|'.join(PROCESSES)}.  "
+        help=f"Eviction policy: {'|'.join(WEIGHTS)}, and {'|'.join(PROCESSES)}.  "
         f"[default: {DEFAULT_WEIGHTS}+{DEFAULT_PROCESS}]",
     )
     @click.option("--escalate-to", type=click.Choice(PROCESSES), help=_ESCALATE_HELP.format(more=""))
@@ -102,7 +101,7 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
         "hooks_file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="JSON list of what to call around that: messages Hook of the protos.",
+        help="Hooks around suspend and restore: a JSON list of Hook messages of the protos.",
     )
     @wraps(function)
     def call(
@@ -125,20 +124,20 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives ``run`` its options of giving GPUs up, as its argument ``eviction``: an :class:`Eviction`."""
+    """Adds the eviction options of ``run``, as the argument ``eviction``."""
 
     @click.option(
         "--keep-checkpoints",
         type=click.IntRange(1, CHECKPOINT_LIMIT),
         metavar="N",
-        help="How many checkpoints of its application are kept, the newest ones.  [default: 3]",
+        help="Number of the newest application checkpoints to keep.  [default: 3]",
     )
     @click.option(
         "--from-checkpoint",
         "checkpoint_id",
         default="",
         metavar="ID",
-        help="Checkpoint that its application begins with, on the worker that has it.  [default: none]",
+        help="Checkpoint that the application starts from, on the worker that has it.  [default: none]",
     )
     @adoption_options
     @wraps(function)
@@ -156,7 +155,7 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _usable(read: Callable[[], Value]) -> Value:
-    """What options say. What they can't say is refused in click's way: these run outside of the verb."""
+    """Converts a UsageError to click's, since decorators run outside of the verb's own error handling."""
     try:
         return read()
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""``leasehold exec``: waits its turn for GPUs of this host, and becomes the command."""
+"""``leasehold exec``: waits for GPUs of this host, and executes a command in its own process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 EXIT_REFUSED: Final = 125
 EXIT_CANNOT_RUN: Final = 126
 EXIT_NOT_FOUND: Final = 127
-"""The codes of env(1) and its like: below 125 they are the command's own."""
+"""Exit codes of env(1) and similar programs. Codes below 125 are the command's own."""
 
-TOLD_LIMIT: Final = 4096
-"""Characters of the command's arguments that are told to the worker."""
+ARGUMENTS_LIMIT: Final = 4096
+"""Characters of the command's arguments that the worker gets for display."""
 
 PRIORITY_LIMIT: Final = 2**31 - 1
 
@@ -40,7 +40,7 @@ socket_option = click.option(
     "--socket",
     type=click.Path(path_type=Path, readable=False),
     envvar=SOCKET_VARIABLE,
-    help="The worker's socket.  [default: /run/leasehold/worker.sock, or that of one's own worker]",
+    help="The worker's socket.  [default: /run/leasehold/worker.sock, or the socket of your own worker]",
 )
 
 
@@ -48,20 +48,20 @@ socket_option = click.option(
 @partial(resource_options, gpus=1)
 @helper_options
 @adoption_options
-@click.option("--name", default="", help="What to call it.  [default: made up]")
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @click.option(
     "--priority",
     type=click.IntRange(-PRIORITY_LIMIT, PRIORITY_LIMIT),
     default=0,
     show_default=True,
-    help="Higher goes first; among equals, who came first.",
+    help="Priority in the queue: higher first, then first come, first served.",
 )
 @click.option(
     "--wait",
     "wait_s",
     type=Seconds(min=0, max=YEAR_S),
     metavar="SECONDS",
-    help="How long to wait; 0 is not at all.  [default: as long as it takes]",
+    help="Longest wait for the GPUs; 0: no wait.  [default: no limit]",
 )
 @socket_option
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -75,14 +75,15 @@ def exec_command(
     socket: Path | None,
     arguments: Sequence[str],
 ) -> None:
-    """Run a command on this host with GPUs, as soon as it is its turn.
+    """Run a command with GPUs of this host, once they are granted.
 
-    It waits, and says for what; then this process becomes the command. So signals, the terminal and the exit
-    code are the command's own, and the lease ends with it, however it ends. It is a workload like any other,
-    that can be suspended, moved and stopped. What it leaves running is killed.
+    While the claim waits, its place in the queue is printed. Then this process executes the command, so
+    signals, the terminal and the exit code are the command's own. The command is a workload, which can be
+    suspended, moved and stopped. The lease ends when the command ends. Processes that the command leaves
+    behind are killed.
 
-    Exit codes below 125 are the command's. 125: Leasehold refused; 126: the command can't be run; 127: there
-    is no such command; 130: interrupted while it waited.
+    Exit codes below 125 are the command's. 125: refused by Leasehold; 126: the command is not executable;
+    127: the command was not found; 130: interrupted during the wait.
     """
     program = _find(arguments[0])
     from leasehold.v1 import local_pb2
@@ -94,7 +95,7 @@ def exec_command(
 
     interrupts.raise_in_verb()
     spec = WorkloadSpec(
-        arguments=_told(arguments),
+        arguments=_shown(arguments),
         resources=resources,
         priority=priority,
         helper=helper,
@@ -108,34 +109,34 @@ def exec_command(
         echo_error(error_line(error.message, error.reason))
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
-        echo_error("leasehold: interrupted; it waits no longer")
+        echo_error("leasehold: interrupted; the claim is withdrawn")
         sys.exit(EXIT_INTERRUPTED)
-    with worker:  # gRPC ends in threads of its own, which an execve would cut off with a message
+    with worker:  # an execve would cut off gRPC's threads, which print a message then
         _become(program, arguments, {**_inherited(), **granted.environment})
 
 
 def _find(name: str) -> str:
-    """The program's path, so that nobody waits for GPUs in vain."""
+    """The program's path. Exits if there is none, before the claim waits for GPUs."""
     path = shutil.which(name)
     if path is not None:
         return path
     there = Path(name).exists() and os.sep in name
-    why = "can't be run: make it executable" if there else "is no command here: give its path"
-    echo_error(f"leasehold: {name!r} {why}")
+    why = "is not executable: make it executable" if there else "was not found: give its path"
+    echo_error(f"leasehold: the command {name!r} {why}")
     sys.exit(EXIT_CANNOT_RUN if there else EXIT_NOT_FOUND)
 
 
-def _told(arguments: Sequence[str]) -> list[str]:
-    """The arguments as others see them: the first ones, as text. The command gets them as they are."""
+def _shown(arguments: Sequence[str]) -> list[str]:
+    """The first arguments as text, for display. The command gets the original arguments."""
     text = [os.fsencode(argument).decode(errors="replace") for argument in arguments]
     lengths = accumulate(len(argument) + 1 for argument in text)
-    return [argument for argument, length in zip(text, lengths, strict=True) if length <= TOLD_LIMIT] or text[
-        :1
-    ]
+    return [
+        argument for argument, length in zip(text, lengths, strict=True) if length <= ARGUMENTS_LIMIT
+    ] or text[:1]
 
 
 def _inherited() -> dict[str, str]:
-    """The environment that we were started with: where there is no locale, Python sets one (PEP 538)."""
+    """The original environment, without the locale that Python may have set (PEP 538)."""
     environment = dict(os.environ)
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -147,11 +148,11 @@ def _inherited() -> dict[str, str]:
 
 
 def _become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Becomes the command, with the signals as a shell would hand them on."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+    """Executes the command, with the signal actions that a shell would pass on."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and execve keeps ignored signals
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execve(program, list(arguments), dict(environment))  # noqa: S606 - what the caller asked for
+        os.execve(program, list(arguments), dict(environment))  # noqa: S606 - the purpose of this verb
     except OSError as error:
-        echo_error(f"leasehold: {arguments[0]!r} can't be run: {error.strerror}")
+        echo_error(f"leasehold: the command {arguments[0]!r} can't be executed: {error.strerror}")
         sys.exit(EXIT_CANNOT_RUN)

@@ -1,4 +1,4 @@
-"""How ``leasehold exec`` waits for GPUs of this host, and what it says meanwhile."""
+"""The wait of ``leasehold exec`` for a grant, and its status lines."""
 
 import threading
 import time
@@ -13,18 +13,22 @@ from leasehold_client.errors import LeaseholdError
 from leasehold_client.local.worker import Deadline, LocalWorker, NoWorkerError, check_access
 
 RESTART_TIMEOUT_S: Final = 30.0
-"""How long a worker that restarts is waited for."""
+"""How long a restart of the worker is tolerated."""
 
 RESTART_PAUSE_S: Final = 0.2
 LINE_INTERVAL_S: Final = 1.0
-"""Between lines about the wait."""
+"""Shortest time between two status lines."""
 
 
 def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorker, ClaimGranted]:
-    """Waits for the grant. A worker that restarts meanwhile is asked anew, behind those that came first.
+    """Waits for the grant of a claim. After a restart of the worker, the claim is made again.
 
     Returns:
-        The connection, still open, and the grant.
+        The open connection and the grant.
+
+    Raises:
+        LeaseholdError: The claim is refused, or the worker ended it without a reason.
+        NoWorkerError: No worker answers, or the restart lasted longer than 30 s.
     """
     check_access(socket)
     deadline = Deadline(request.open)
@@ -44,21 +48,21 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
                         lines.show(response.waiting)
         except NoWorkerError:
             if lines.any:
-                echo_error("leasehold: the worker restarts; waiting anew")
+                echo_error("leasehold: the worker is restarting; waiting again")
                 give_up_at = time.monotonic() + RESTART_TIMEOUT_S
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(RESTART_PAUSE_S)
             request = deadline.apply(request)
         else:
-            raise LeaseholdError("the worker ended the claim without a word: look at its log")
+            raise LeaseholdError("the worker ended the claim without a reason: see its log")
 
 
 @final
 class WaitingLines:
-    """Says how the wait stands: a line when place or reason has changed, but no more than one in a while.
+    """Prints a line when the place in the queue or the reason changes, at most one per interval.
 
-    So what changes fast is told as it is at the end of that while.
+    After several changes within an interval, the newest state is printed at its end.
     """
 
     def __init__(self) -> None:
@@ -71,11 +75,11 @@ class WaitingLines:
 
     @property
     def any(self) -> bool:
-        """Whether there was anything to say."""
+        """Whether a state was reported."""
         return self._newest is not None
 
     def show(self, waiting: ClaimWaiting) -> None:
-        """Says it, now or soon."""
+        """Prints a state, now or at the end of the interval."""
         with self._lock:
             self._newest = waiting
             left_s = self._next_at - time.monotonic()
@@ -87,7 +91,7 @@ class WaitingLines:
                 self._timer.start()
 
     def close(self) -> None:
-        """Says nothing from now on."""
+        """Stops printing."""
         with self._lock:
             self._closed = True
             timer = self._timer
@@ -105,5 +109,5 @@ class WaitingLines:
         if self._shown != (waiting.position, waiting.reason):
             self._shown = (waiting.position, waiting.reason)
             self._next_at = time.monotonic() + LINE_INTERVAL_S
-            place = f"{waiting.position} of {waiting.pending_claimers} in line"
+            place = f"{waiting.position} of {waiting.pending_claimers} in the queue"
             echo_error(f"leasehold: waiting, {place}: {waiting.reason}")

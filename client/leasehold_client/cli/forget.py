@@ -1,4 +1,4 @@
-"""``leasehold forget``: what the coordinator is to know no longer."""
+"""``leasehold forget``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def forget() -> None:
-    """Make the coordinator forget a worker that is gone for good."""
+    """Make the coordinator forget a worker that will not come back."""
 
 
 @forget.command()
@@ -25,8 +25,8 @@ def forget() -> None:
 def worker(client: Client, name: str, output: str) -> None:
     """Forget a worker that is not connected.
 
-    Its workloads and commands that have not ended count as FAILED. Nothing on its host changes: a worker that
-    connects again is known again, with the workloads that it still has.
+    The worker's open workloads and commands become FAILED. Nothing on its host changes. If the worker
+    connects again, it is registered again, with the workloads that it still has.
     """
     forgotten = client.forget_worker(name)
     if output == "json":

@@ -28,13 +28,13 @@ Shown = TypeVar("Shown", bound="Message")
     "kind", type=click.Choice(["workers", "gpus", "workloads", "checkpoints", "commands", "events"])
 )
 @click.argument("name", required=False)
-@click.option("-a", "--all", "include_ended", is_flag=True, help="Workloads that have ended too.")
+@click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
 @output_option
 @verb
 def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
-    """List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.
+    """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
 
-    Checkpoints and events are those of the workload called NAME.
+    For checkpoints and events, NAME is the name or id of a workload.
     """
     from leasehold_client.display import fleet_tables, tables
 
@@ -74,7 +74,7 @@ def _show(
     output: str,
     echo: Callable[[Sequence[Shown]], None],
 ) -> None:
-    """Prints what was found: one document, the message itself where it was asked for by name."""
+    """Prints messages as a table or as JSON. A single message that was named is its own document."""
     from leasehold_client.display.documents import echo_json, echo_message, to_dict
 
     if output != "json":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.arguments.cordon_targets import find_gpu_targets
+from leasehold_client.arguments.cordon_targets import find_targets
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.verb import output_option, timeout_option, verb, waiting_options
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def gpu() -> None:
-    """Look after single GPUs: forget what is known against their health."""
+    """Manage the recorded health of GPUs."""
 
 
 @gpu.command("reset-health")
@@ -31,12 +31,12 @@ def gpu() -> None:
 def reset_health(
     client: Client, names: Sequence[str], waiting: Waiting, timeout_s: float | None, output: str
 ) -> None:
-    """Forget what is known against GPUs. What is still the case is found again by the next look.
+    """Reset the recorded health of GPUs. The next check finds a persisting problem again.
 
-    A GPU is a UUID, a unique beginning of one, or worker/slot.
+    A GPU is a UUID, a unique prefix of a UUID, or worker/slot.
     """
     from leasehold_client.cli.conclusion import conclude_targets
 
-    found = find_gpu_targets(names, known_gpus(client))
+    found = find_targets(names, (), known_gpus(client))
     create = partial(client.reset_gpu_health, timeout_s=timeout_s)
     conclude_targets(client, found, create, waiting=waiting, output=output)

@@ -1,4 +1,4 @@
-"""``leasehold local``: this host's worker, without a coordinator."""
+"""``leasehold local``: the worker of this host, without a coordinator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING: Final = "-"
 
 
 def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -> Callable[..., None]:
-    """Gives a verb its worker, and turns every error into one line and an exit code."""
+    """Connects a verb to the worker of this host, and prints any error as one line."""
 
     @socket_option
     @wraps(function)
@@ -49,14 +49,14 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
 
 @click.group()
 def local() -> None:
-    """Look at this host's worker, without a coordinator: its leases and who waits."""
+    """Show and release leases of this host's worker, without a coordinator."""
 
 
 @local.command()
 @output_option
 @_local_verb
 def leases(worker: LocalWorker, output: str) -> None:
-    """List the GPUs of this host, who holds them, and who waits."""
+    """List the GPUs of this host with their holders, and the queue of claims."""
     from leasehold.v1.workload_pb2 import WorkloadState
 
     from leasehold_client.display.documents import echo_message
@@ -81,7 +81,7 @@ def leases(worker: LocalWorker, output: str) -> None:
 @click.argument("workload")
 @_local_verb
 def release(worker: LocalWorker, workload: str) -> None:
-    """Let a claim or an adopted process go, by WORKLOAD's name or id, or by its lease's id. It runs on."""
+    """Release a claim or an adopted process, by workload name or id, or by lease id. It keeps running."""
     released = worker.release(workload)
     echo(f"{released.name}: released")
 
@@ -117,5 +117,5 @@ def _echo_waiting(found: ListResponse) -> None:
         echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
     for place, claim in enumerate(found.waiting, 1):
         gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
-        kind = ", a helper" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
-        echo(f"{place} in line: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")
+        kind = ", preemptible" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
+        echo(f"{place} in the queue: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")

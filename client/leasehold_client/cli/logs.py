@@ -23,13 +23,13 @@ Shown = TypeVar("Shown", bound="Message")
 
 @click.command()
 @click.argument("workload")
-@click.option("-f", "--follow", "follow_output", is_flag=True, help="Go on until the workload has ended.")
+@click.option("-f", "--follow", "follow_output", is_flag=True, help="Continue until the workload has ended.")
 @verb
 def logs(client: Client, workload: str, follow_output: bool) -> None:
-    """Print what a workload wrote."""
+    """Print the output of a workload."""
     try:
         for data in client.output(workload, follow=follow_output):
             if not standard_output.write(data):
                 break
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)  # nothing was begun that could go on
+        sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say

@@ -1,4 +1,4 @@
-"""What verbs look up in the fleet, and what they say where a worker has not reported."""
+"""Lookups of GPUs, checkpoints and names, with warnings about workers that have not reported."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ if TYPE_CHECKING:
 
 
 def known_gpus(client: Client) -> list[FleetGpu]:
-    """The GPUs that are known; says which workers have not told theirs: that is not "none"."""
+    """The known GPUs. Warns about workers whose GPUs are unknown, which does not mean none."""
     listed = client.list_gpus()
     if listed.unreachable:
         echo_error(
-            f"leasehold: not heard from since the coordinator started: {', '.join(listed.unreachable)}; "
-            "the GPUs of these workers are not known",
+            "leasehold: warning: these workers have not reported since the coordinator started, so their "
+            f"GPUs are unknown: {', '.join(listed.unreachable)}"
         )
     return list(listed.gpus)
 
 
 def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
-    """The checkpoints that are known; says which workers have not told theirs: that is not "none".
+    """The known checkpoints. Warns about workers whose checkpoints are unknown, which does not mean none.
 
     Args:
-        client: Where to ask.
-        workload: Only those of the workload with this id or name. Empty: of all.
+        client: The client.
+        workload: Only checkpoints of the workload with this id or name. Empty: all.
     """
     listed = client.list_checkpoints(workload=workload)
     if listed.unreachable:
         silent = ", ".join(worker_names(client).get(one, one) for one in listed.unreachable)
-        echo_error(f"leasehold: these workers did not answer: {silent}; their checkpoints are not known")
+        echo_error(
+            f"leasehold: warning: these workers did not answer, so their checkpoints are unknown: {silent}"
+        )
     return list(listed.checkpoints)
 
 
@@ -47,7 +49,7 @@ def worker_names(client: Client) -> Mapping[str, str]:
 
 
 def with_short_names(client: Client, text: str) -> str:
-    """A text of a daemon, which names GPUs by UUID, with their short names where they are known."""
+    """Replaces the UUIDs of known GPUs in a text of a daemon by their short names."""
     from leasehold_client.arguments.gpu_names import gpu_places, names_gpus, with_places
 
     if not names_gpus(text):
@@ -56,7 +58,7 @@ def with_short_names(client: Client, text: str) -> str:
 
 
 def gpus_if_known(client: Client) -> list[FleetGpu]:
-    """The GPUs, for their short names; none where the coordinator has gone since. What was done is done."""
+    """The GPUs, for their short names. Empty if the coordinator does not answer any more."""
     try:
         return client.gpus()
     except LeaseholdError:
@@ -64,7 +66,7 @@ def gpus_if_known(client: Client) -> list[FleetGpu]:
 
 
 def names_if_several(client: Client, plan: Plan) -> dict[str, str]:
-    """The names of workloads by id; none where the plan is about one, or the coordinator has gone since."""
+    """Names of workloads by id. Empty for a plan of one workload, or without an answer of the coordinator."""
     ids = {member.workload_id for member in plan.members} | {check.workload_id for check in plan.checks}
     if len(ids - {""}) < 2:
         return {}

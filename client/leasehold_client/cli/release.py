@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @output_option
 @verb
 def release(client: Client, workload: str, waiting: Waiting, timeout_s: float | None, output: str) -> None:
-    """Let a workload go that was adopted, or that claimed its GPUs: it runs on. Its lease ends."""
+    """Release an adopted or claimed workload: its processes keep running, and its lease ends."""
     from leasehold_client.cli.conclusion import conclude
 
     command = client.release(workload, timeout_s=timeout_s)

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     "pairs",
     multiple=True,
     metavar="OLD=NEW",
-    help="NEW takes OLD's place, for the workload that holds OLD; may be repeated.",
+    help="Move the workload that holds GPU OLD from OLD to NEW; may be repeated.",
 )
-@click.option("--to", metavar="GPU,...", help="GPUs to move one workload to, in its order.")
-@click.option("--swap", is_flag=True, help="Two workloads exchange their GPUs, in their order.")
+@click.option("--to", metavar="GPU,...", help="GPUs to move one workload to, in the workload's own order.")
+@click.option("--swap", is_flag=True, help="Exchange the GPUs of two workloads, in their own orders.")
 @dry_run_option
 @lock_timeout_option
 @waiting_options()
@@ -52,10 +52,9 @@ def remap(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Move running workloads to other GPUs of their worker, without their knowing.
+    """Move running workloads to other GPUs of their worker.
 
-    Several are moved by one command: all of them, or none. A GPU is a UUID, a unique beginning of one, or
-    worker/slot.
+    One command moves all the workloads or none. A GPU is a UUID, a unique prefix of a UUID, or worker/slot.
     """
     from leasehold_client.arguments.moves import check_hosts, check_options, find_moves
     from leasehold_client.cli.conclusion import conclude, conclude_plan

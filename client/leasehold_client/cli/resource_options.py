@@ -1,4 +1,4 @@
-"""The options by which a workload says what it needs, and that it is a helper: of ``run`` and of ``exec``."""
+"""Options of a workload's resources and of preemptible workloads, for ``run`` and ``exec``."""
 
 import math
 import signal
@@ -29,49 +29,51 @@ UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP)
 
 
 class Cores(IntegerType):
-    """A number of processor cores, as thousandths of one."""
+    """A click parameter type: a number of processor cores, as millicores."""
 
     name = "number of cores"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads the number, or fails with the rule."""
+        """Parses the number."""
         if isinstance(value, int):
             return value
         try:
             cores = float(str(value))
         except ValueError:
             cores = math.nan
-        if not 0.001 <= cores <= CORES_LIMIT:  # also for NaN, which is in no range
+        if not 0.001 <= cores <= CORES_LIMIT:  # false for NaN too
             self.fail(
-                f"{value!r} is not a number of cores: write one of 0.001 or more, such as 2.5", param, ctx
+                f"{value!r} is not a number of cores: write a number from 0.001 to 1000000, such as 2.5",
+                param,
+                ctx,
             )
         return round(cores * 1000)
 
 
 class Signal(IntegerType):
-    """A signal by its name or its number, as a number."""
+    """A click parameter type: a signal by name or number, as a number."""
 
     name = "signal"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads the name, or fails with the rule."""
+        """Parses the name."""
         text = str(value).upper()
         found = text if text.isdecimal() else f"SIG{text.removeprefix('SIG')}"
         try:
             number = signal.Signals(int(found)) if found.isdecimal() else signal.Signals[found]
         except (ValueError, KeyError):
-            self.fail(f"{value!r} is not a signal: write its name, such as USR1", param, ctx)
+            self.fail(f"{value!r} is not a signal: write a name, such as USR1", param, ctx)
         if number in UNCATCHABLE:
-            self.fail(f"{number.name} can't be caught, so it asks for nothing: choose another", param, ctx)
+            self.fail(f"{number.name} can't be handled by a program: choose another signal", param, ctx)
         return int(number)
 
 
 def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callable[..., None]:
-    """Gives a verb the options of what a workload needs, as its argument ``resources``: a ``Resources``.
+    """Adds the options of a workload's resources, as the argument ``resources``.
 
     Args:
         function: The verb.
-        gpus: How many GPUs it gets where nothing is said of them.
+        gpus: Default number of GPUs.
     """
 
     @click.option(
@@ -80,21 +82,21 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
         type=click.IntRange(0, UNITS_LIMIT),
         default=gpus,
         show_default=True,
-        help="Whole GPUs.",
+        help="Number of whole GPUs.",
     )
     @click.option(
         "--gpu-memory",
         "gpu_memory_bytes",
         type=Size(),
         metavar="SIZE",
-        help="Least memory of each, such as 40GiB.",
+        help="Minimum memory of each GPU, such as 40GiB.",
     )
-    @click.option("--gpu-name", metavar="NAME", help="Product name that each must have.")
+    @click.option("--gpu-name", metavar="NAME", help="Product name of each GPU.")
     @click.option(
         "--gpu-units",
         type=click.IntRange(1, UNITS_LIMIT),
         metavar="N",
-        help="Least throughput units of all GPUs together; the fewest units that suffice are taken.",
+        help="Minimum throughput units of all GPUs together; the smallest sufficient sum is used.",
     )
     @click.option(
         "--acceptable-units",
@@ -102,17 +104,17 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
         type=click.IntRange(1, UNITS_LIMIT),
         multiple=True,
         metavar="N",
-        help="Units that each GPU may have; may be repeated.",
+        help="Allowed units of each GPU; may be repeated.",
     )
     @click.option(
         "--prefer",
         type=click.Choice(PREFERENCES),
-        help="Which of several that would do.  [default: lowest-slot]",
+        help="Preference among matching GPUs.  [default: lowest-slot]",
     )
     @click.option(
         "--allow-foreign",
         is_flag=True,
-        help="Also GPUs on which processes hold memory that Leasehold doesn't know.",
+        help="Allow GPUs with memory of processes that Leasehold did not start.",
     )
     @click.option(
         "--cpu", "cpu_millicores", type=Cores(), metavar="CORES", help="Processor cores, such as 2.5."
@@ -155,26 +157,26 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
 
 
 def helper_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a verb the options of helpers, as its argument ``helper``: ``HelperTerms``, or None for none."""
+    """Adds the options of a preemptible workload, as the argument ``helper``. None: not preemptible."""
 
     @click.option(
         "--helper",
         "yields",
         type=click.Choice(YIELDS),
-        help="It gets GPUs that nobody waits for; once somebody does, it is suspended or stopped.",
+        help="Make the workload preemptible: it gets idle GPUs, and is suspended or stopped for others.",
     )
     @click.option(
         "--yield-grace",
         "yield_grace_s",
         type=Seconds(min=0, max=YEAR_S),
         metavar="SECONDS",
-        help="Time between asking a helper for its GPUs and that.  [default: 10]",
+        help="Time between the yield request and the preemption.  [default: 10]",
     )
     @click.option(
         "--yield-signal",
         type=Signal(),
         metavar="NAME",
-        help="Signal that asks it, such as USR1.  [default: none]",
+        help="Signal of the yield request, such as USR1.  [default: none]",
     )
     @wraps(function)
     def call(
@@ -186,7 +188,7 @@ def helper_options(function: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if yields is None and (yield_grace_s is not None or yield_signal is not None):
             raise click.UsageError(
-                "only a helper yields: give --helper suspend or --helper stop too",
+                "--yield-grace and --yield-signal need --helper suspend or --helper stop",
                 click.get_current_context(),
             )
         helper = None

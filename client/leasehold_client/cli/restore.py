@@ -21,55 +21,48 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.command_watch import Waiting
 
 
-def _waking(name: str, other: str) -> click.Command:
-    """One of the two names of the verb that wakes."""
+@click.command()
+@click.argument("workload")
+@click.option("--to", metavar="GPU,...", help="GPUs to restore on, in the workload's own order.")
+@click.option(
+    "--checkpoint",
+    "checkpoint_id",
+    default="",
+    metavar="ID",
+    help="Checkpoint that a STOPPED workload starts from.  [default: its newest intact one]",
+)
+@dry_run_option
+@waiting_options()
+@timeout_option
+@output_option
+@verb
+def restore(
+    client: Client,
+    workload: str,
+    to: str | None,
+    checkpoint_id: str,
+    dry_run: bool,
+    waiting: Waiting,
+    timeout_s: float | None,
+    output: str,
+) -> None:
+    """Restore a suspended workload, on its former GPUs if they are free, else on others of the same chip.
 
-    @click.command(
-        name,
-        help="Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.\n\n"
-        f"What parked it is undone, in reverse order. `leasehold {other}` is the same verb.",
-    )
-    @click.argument("workload")
-    @click.option("--to", metavar="GPU,...", help="GPUs to wake on, in the workload's order.")
-    @click.option(
-        "--checkpoint",
-        "checkpoint_id",
-        default="",
-        metavar="ID",
-        help="Checkpoint that one which was stopped begins with.  [default: its newest that is whole]",
-    )
-    @dry_run_option
-    @waiting_options()
-    @timeout_option
-    @output_option
-    @verb
-    def wake_workload(
-        client: Client,
-        workload: str,
-        to: str | None,
-        checkpoint_id: str,
-        dry_run: bool,
-        waiting: Waiting,
-        timeout_s: float | None,
-        output: str,
-    ) -> None:
-        from leasehold_client.arguments.moves import check_host
-        from leasehold_client.cli.conclusion import conclude, conclude_plan
+    The steps of the suspend are undone in reverse order.
 
-        uuids: list[str] = []
-        if to is not None:
-            gpus = known_gpus(client)
-            uuids = resolve_list(to, gpus)
-            check_host(client.workload(workload), workload, uuids, gpus)
-        if dry_run:
-            plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
-            conclude_plan(client, plan, workload, name, output=output)
-            return
-        command = client.restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=timeout_s)
-        conclude(client, command, workload, waiting=waiting, output=output)
+    `leasehold wake` and `leasehold restore` are the same.
+    """
+    from leasehold_client.arguments.moves import check_host
+    from leasehold_client.cli.conclusion import conclude, conclude_plan
 
-    return wake_workload
-
-
-restore = _waking("restore", "wake")
-wake = _waking("wake", "restore")
+    uuids: list[str] = []
+    if to is not None:
+        gpus = known_gpus(client)
+        uuids = resolve_list(to, gpus)
+        check_host(client.workload(workload), workload, uuids, gpus)
+    if dry_run:
+        plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
+        conclude_plan(client, plan, workload, click.get_current_context().info_name or "", output=output)
+        return
+    command = client.restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=timeout_s)
+    conclude(client, command, workload, waiting=waiting, output=output)

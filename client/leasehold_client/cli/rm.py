@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 @click.group()
 def rm() -> None:
-    """Delete what lies on the disks of workers: checkpoints."""
+    """Delete checkpoints."""
 
 
 @rm.command("checkpoint")
 @click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
 @click.option(
-    "--force", is_flag=True, help="Also those that a parked workload needs, which then can't be woken."
+    "--force",
+    is_flag=True,
+    help="Delete also the checkpoint of a suspended workload, which then can't be restored.",
 )
 @dry_run_option
 @waiting_options()
@@ -45,9 +47,10 @@ def rm_checkpoint(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Delete checkpoints, wherever they are: by one command for each worker that made some of them.
+    """Delete checkpoints, with one command per worker that made any of them.
 
-    Workers that share a directory all list what is in it: it is deleted once, and not while one needs it.
+    Workers that share a directory list the same checkpoints. A shared checkpoint is deleted once, and only if
+    no worker needs it.
     """
     from leasehold_client.cli.conclusion import conclude_all
 
@@ -58,8 +61,8 @@ def rm_checkpoint(
         _show_deletion(client, chosen, output)
     if needed and not force:
         raise LeaseholdError(
-            f"a parked workload is woken from {needed[0]}, and nothing was deleted: wake or stop it, "
-            "or give --force, and it is lost",
+            f"a suspended workload needs the checkpoint {needed[0]}, and nothing was deleted: restore or "
+            "stop the workload, or lose it with --force",
             "CHECKPOINT_IN_USE",
         )
     if dry_run:
@@ -75,7 +78,7 @@ def rm_checkpoint(
 
 
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) -> None:
-    """Says what would be deleted, and how many bytes that frees."""
+    """Prints the checkpoints that would be deleted, and the bytes that would be freed."""
     from leasehold_client.byte_sizes import size_text
     from leasehold_client.display.documents import echo_json, to_dict
     from leasehold_client.display.tables import echo_checkpoints
@@ -89,10 +92,10 @@ def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) ->
 
 
 def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
-    """Checkpoints as the worker that deletes them has them, each once: the one that made it, if it is there.
+    """Picks each checkpoint once, from the worker that made it if that worker lists it.
 
     Raises:
-        LeaseholdError: UNKNOWN_CHECKPOINT, nobody who answered has one of them.
+        LeaseholdError: UNKNOWN_CHECKPOINT: no worker that answered has the checkpoint.
     """
     listed = list(known)
     chosen: list[Checkpoint] = []
@@ -100,8 +103,8 @@ def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[
         found = [one for one in listed if one.checkpoint_id == checkpoint_id]
         if not found:
             raise LeaseholdError(
-                f"no worker that answered has the checkpoint {checkpoint_id!r}, and none was deleted: "
-                "`leasehold get checkpoints` lists them",
+                f"no worker that answered has a checkpoint {checkpoint_id!r}, and nothing was deleted: "
+                "`leasehold get checkpoints` lists checkpoints",
                 "UNKNOWN_CHECKPOINT",
             )
         by_owner = [one for one in found if one.worker_id == one.owner_worker_id]

@@ -36,14 +36,22 @@ Shown = TypeVar("Shown", bound="Message")
     "gpu_names",
     multiple=True,
     metavar="GPU",
-    help="This very GPU, by UUID, a unique beginning of it, or worker/slot; may be repeated.",
+    help="Use exactly this GPU: a UUID, a unique prefix of a UUID, or worker/slot; may be repeated.",
 )
 @helper_options
 @eviction_options
-@click.option("--worker", default="", help="Where, by name or id.  [default: where most GPUs are free]")
-@click.option("--name", default="", help="What to call it.  [default: made up]")
-@click.option("--env", "environment", multiple=True, metavar="K=V", help="Variable to set; may be repeated.")
-@click.option("--wait-ready", is_flag=True, help="Return once it is ready, and not only started.")
+@click.option(
+    "--worker", default="", help="Name or id of the worker.  [default: the one with most free GPUs]"
+)
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set an environment variable; may be repeated.",
+)
+@click.option("--wait-ready", is_flag=True, help="Return once the workload is ready, not just started.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
 @waiting_options()
 @timeout_option
@@ -64,13 +72,13 @@ def run(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Start a workload on a worker. It runs on when this command has returned."""
+    """Start a workload on a worker. The workload keeps running after this command has returned."""
     from leasehold.v1.workload_pb2 import WorkloadSpec
 
     from leasehold_client.cli.conclusion import conclude, conclude_ready
 
     if wait_ready and not waiting.wanted:
-        raise UsageError("--wait-ready and --no-wait contradict each other: give one of them")
+        raise UsageError("--wait-ready and --no-wait exclude each other: give only one of them")
     spec = WorkloadSpec(
         arguments=arguments,
         environment=dict(_variable(text) for text in environment),
@@ -97,5 +105,5 @@ def run(
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"{text!r} is not a variable: write K=V")
+        raise UsageError(f"invalid variable {text!r}: write NAME=VALUE")
     return name, value

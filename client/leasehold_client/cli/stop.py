@@ -31,7 +31,7 @@ Shown = TypeVar("Shown", bound="Message")
     "grace_s",
     type=Seconds(min=0, max=WEEK_S),
     metavar="SECONDS",
-    help="Time between SIGTERM and SIGKILL.  [default: 10]",
+    help="Grace period between SIGTERM and SIGKILL.  [default: 10]",
 )
 @click.option(
     "--force",
@@ -51,7 +51,7 @@ def stop(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """End a workload. One that is parked is killed at once, since it can't end by itself."""
+    """Stop a workload. A suspended workload is killed at once, since it can't handle SIGTERM."""
     from leasehold_client.cli.conclusion import conclude
 
     command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=timeout_s)

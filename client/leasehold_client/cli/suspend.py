@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("workload", required=False)
-@click.option("--worker", metavar="WORKER", help="Park every workload that holds GPUs of this worker.")
+@click.option("--worker", metavar="WORKER", help="Suspend every workload that holds GPUs of this worker.")
 @policy_options
 @click.option(
-    "--force", is_flag=True, help="Also if that frees no GPU memory, or loses what the workload has computed."
+    "--force",
+    is_flag=True,
+    help="Suspend even if this frees no GPU memory or loses the state of the workload.",
 )
 @dry_run_option
 @lock_timeout_option
@@ -53,15 +55,14 @@ def suspend(
     timeout_s: float | None,
     output: str,
 ) -> None:
-    """Park a workload: its device memory goes elsewhere, and its GPUs are free for others.
+    """Suspend a workload and free its GPUs for others.
 
-    What its framework does with the weights first, and what then happens to its processes, is as it was
-    started with (run --evict), unless --weights or --process say otherwise. One that is parked already is
-    parked by a stronger process strategy where that is asked for. One that is not ready is waited for first,
-    within --wait-timeout or else --timeout.
+    The eviction policy of the workload (run --evict) applies, unless --weights or --process is given. A
+    suspended workload is moved to a stronger process strategy if you ask for one. If the workload is not
+    ready, the command first waits for its readiness, within --wait-timeout or else --timeout.
 
-    With --worker in the place of a workload, one call parks all that holds GPUs of a worker, the oldest
-    first. What can't be parked is told, and holds up no other.
+    With --worker instead of a workload, every workload that holds GPUs of the worker is suspended, the oldest
+    first. A workload that can't be suspended is reported and does not delay the others.
     """
     from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plan
 
@@ -72,7 +73,7 @@ def suspend(
         conclude_all(client, _each(client, answer), waiting=waiting, output=output)
         return
     if workload is None or worker is not None:
-        raise UsageError("name either a workload, or a worker with --worker and without --dry-run")
+        raise UsageError("give either a workload, or --worker without --dry-run")
     if dry_run:
         plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
         conclude_plan(client, plan, workload, "suspend", output=output)
@@ -93,7 +94,7 @@ def _same(command: Command) -> Command:
 
 
 def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Callable[[], Command]]]:
-    """What the command of each workload is, or raises if it was refused."""
+    """Names each workload, with a function that returns its command or raises its refusal."""
     from leasehold_client.messages import reason_name
 
     names = {workload.workload_id: workload.name for workload in client.workloads()}

@@ -1,7 +1,7 @@
-"""What every verb has: its client, its options, and one way to fail.
+"""Options and decorators that verbs share.
 
-What a verb needs besides its options is imported when the verb is called. So ``--help`` and the completion of
-a shell need neither gRPC nor protobuf, which take most of a verb's time.
+A verb imports gRPC and protobuf when it is called. Therefore ``--help`` and shell completion import neither,
+which would take most of their time.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Arguments = ParamSpec("Arguments")
 
 YEAR_S: Final = 366 * 86_400.0
 WEEK_S: Final = 7 * 86_400.0
-"""The most that a command's timeout, a lock timeout and a grace may be (docs/protocol.md)."""
+"""Largest timeout of a command, lock timeout and grace period (docs/protocol.md)."""
 
 READY_LIMIT_S: Final = 600.0
-"""How long a workload that was started is waited for until it is ready, if nothing else is said."""
+"""Default of the longest wait for readiness."""
 
 
 class Seconds(click.FloatRange):
-    """A time in seconds, of a year at most."""
+    """A click parameter type: a time in seconds."""
 
     name = "number of seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Reads the number, or fails with the rule."""
+        """Parses the number."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time: write seconds, such as 30", param, ctx)
@@ -48,7 +48,7 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator to talk to.  [default: 127.0.0.1:7400, or as cli.toml says]",
+    help="Address of the coordinator.  [default: as in cli.toml, or 127.0.0.1:7400]",
 )
 output_option = click.option(
     "-o",
@@ -56,31 +56,31 @@ output_option = click.option(
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How to print; json has the names of the protos.",
+    help="Output format; json has the field names of the protos.",
 )
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(min=0.001, max=WEEK_S),
     metavar="SECONDS",
-    help="How long the command may wait and take.",
+    help="Longest time of the command in the queue and in execution.",
 )
 lock_timeout_option = click.option(
     "--lock-timeout",
     "lock_timeout_s",
     type=Seconds(min=0.001, max=WEEK_S),
     metavar="SECONDS",
-    help="How long submitted GPU work may take to drain.  [default: 10]",
+    help="Longest time for submitted GPU work to drain.  [default: 10]",
 )
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would be done, and what refuses it; change nothing."
+    "--dry-run", is_flag=True, help="Show the plan and its refusals; change nothing."
 )
 
 
 def waiting_options(
-    no_wait_help: str = "Return once the command is stored, before it is carried out.",
+    no_wait_help: str = "Return once the command is stored, before its execution.",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a verb the options of waiting for its command, as its argument ``waiting``."""
+    """Adds the options of the wait for a command, as the argument ``waiting``."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @click.option("--no-wait", is_flag=True, help=no_wait_help)
@@ -89,7 +89,7 @@ def waiting_options(
             "wait_timeout_s",
             type=Seconds(min=0, max=YEAR_S),
             metavar="SECONDS",
-            help="How long to wait for its end; then exit with 4, and it goes on.",
+            help="Longest wait for the end; then exit with 4, and the command continues.",
         )
         @wraps(function)
         def call(*positional: Any, no_wait: bool, wait_timeout_s: float | None, **named: Any) -> None:
@@ -103,7 +103,7 @@ def waiting_options(
 
 
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:
-    """Gives a verb its client, and turns every error into one line and an exit code."""
+    """Connects a verb to the coordinator, and turns any error into one line and an exit code."""
 
     @coordinator_option
     @wraps(function)
@@ -121,9 +121,14 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
                     raise
         except LeaseholdError as error:
             fail(error)
-        except UnicodeEncodeError as error:  # a message holds text
-            fail(UsageError(f"{error.object!r} is not valid UTF-8: give text, or put the bytes into a file"))
+        except UnicodeEncodeError as error:  # a message only holds valid text
+            fail(
+                UsageError(
+                    f"the argument {error.object!r} is not valid UTF-8: "
+                    "write text, or put the bytes into a file"
+                )
+            )
         except KeyboardInterrupt:
-            interrupted("what was asked for before goes on: `leasehold get commands` shows it")
+            interrupted("a command that was stored continues: `leasehold get commands` shows it")
 
     return call

@@ -32,7 +32,7 @@ Shown = TypeVar("Shown", bound="Message")
     type=click.Choice(["ready", "ended"]),
     default="ready",
     show_default=True,
-    help="What to wait for.",
+    help="Condition to wait for.",
 )
 @click.option(
     "--timeout",
@@ -40,15 +40,15 @@ Shown = TypeVar("Shown", bound="Message")
     type=Seconds(min=0, max=YEAR_S),
     default=READY_LIMIT_S,
     metavar="SECONDS",
-    help=f"How long to wait; then exit with 4.  [default: {READY_LIMIT_S:g}]",
+    help=f"Longest wait; then exit with 4.  [default: {READY_LIMIT_S:g}]",
 )
 @output_option
 @verb
 def wait(client: Client, workload: str, condition: Condition, timeout_s: float, output: str) -> None:
-    """Wait until a workload is ready, or has ended.
+    """Wait until a workload is ready or has ended.
 
-    One is ready once its readiness probes have succeeded; without probes, once it uses CUDA, or at once if it
-    has no GPU. If it ends before it is ready, the exit code is 1.
+    A workload is ready once its readiness probes have succeeded. A workload without probes is ready once it
+    uses CUDA, or at once if it has no GPU. If the workload ends before it is ready, the exit code is 1.
     """
     from leasehold_client.display.documents import echo_message
     from leasehold_client.messages import workload_state

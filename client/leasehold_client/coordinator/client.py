@@ -1,24 +1,29 @@
-"""The coordinator's API for Python programs: synchronous, typed, and safe to repeat."""
+"""The Python client of the coordinator: synchronous and typed, with idempotent calls."""
 
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import final
+from typing import TypeVar, final
 
+import grpc
 from leasehold.v1 import command_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import ForgetWorkerResponse
 from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
 
 from leasehold_client.coordinator.reader import CALL_TIMEOUT_S, CHECKPOINTS_TIMEOUT_S, Reader
-from leasehold_client.messages import Moves, duration, remapping, suspension, waking
+from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 @final
 class Client(Reader):
-    """A connection to one coordinator, which can ask it for changes too.
+    """A connection to one coordinator, for reads and changes.
 
-    Methods raise :class:`LeaseholdError` where it refuses.
+    Methods raise :class:`LeaseholdError` for a refusal. A method that returns a command returns once the
+    command is stored; :meth:`wait` waits for its end.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -34,15 +39,15 @@ class Client(Reader):
         checkpoint_id: str = "",
         timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
-        """Creates a workload, and the command that starts it.
+        """Creates a workload and the command that starts the workload.
 
         Args:
-            spec: What to start.
-            name: What to call it. Empty: made up.
-            worker: Where, by id or name. Empty: where most GPUs are free, or where the checkpoint is.
-            gpu_uuids: These very GPUs. Empty: those that the pool gives.
-            checkpoint_id: Checkpoint that its application begins with. Empty: none.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            spec: The program, its resources and its policy.
+            name: Name of the workload. Empty: generated.
+            worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
+            gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.
+            checkpoint_id: Checkpoint that the application starts from. Empty: none.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.CreateWorkloadRequest(
             request_id=_request_id(),
@@ -54,8 +59,7 @@ class Client(Reader):
             timeout=duration(timeout_s),
         )
         call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
-        call = partial(self._workloads.CreateWorkload, request, timeout=call_timeout_s)
-        response = self._connection.create(call)
+        response = self._create(self._workloads.CreateWorkload, request, call_timeout_s)
         return response.workload, response.command
 
     def suspend(
@@ -67,25 +71,24 @@ class Client(Reader):
         lock_timeout_s: float | None = None,
         timeout_s: float | None = None,
     ) -> Command:
-        """Parks a workload; its GPUs are free for others afterwards.
+        """Suspends a workload and releases its GPUs.
 
-        One that is parked already by a weaker process strategy is parked by the stronger one.
+        A suspended workload is moved to a stronger process strategy if the policy has one.
 
         Args:
             workload: Id or name.
-            policy: How. None: as its spec says.
-            force: Also where the policy frees nothing, or loses what the workload has computed.
-            lock_timeout_s: How long submitted GPU work may take to drain. None: 10 s.
-            timeout_s: How long the command may wait and take. None: 10 min.
+            policy: Eviction policy. None: the policy of the workload's spec.
+            force: Suspend even if the policy frees no memory or loses the state of the workload.
+            lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.SuspendWorkloadRequest(
             request_id=_request_id(),
             workload=workload,
-            operation=suspension(lock_timeout_s, policy, force=force),
+            operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
         )
-        call = partial(self._workloads.SuspendWorkload, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.SuspendWorkload, request).command
 
     def suspend_worker(
         self,
@@ -96,26 +99,24 @@ class Client(Reader):
         lock_timeout_s: float | None = None,
         timeout_s: float | None = None,
     ) -> fleet_pb2.SuspendWorkerResponse:
-        """Parks every workload that holds GPUs of a worker, the oldest first.
+        """Suspends every workload that holds GPUs of a worker, the oldest first.
 
         Args:
             worker: Id or name.
             policy: As of :meth:`suspend`.
             force: As of :meth:`suspend`.
             lock_timeout_s: As of :meth:`suspend`.
-            timeout_s: How long each command may wait and take. None: 10 min.
+            timeout_s: Longest time of each command in the queue and in execution. None: 10 min.
 
         Returns:
-            The commands in their order, and the workloads that can't be parked with the reasons.
+            The commands in order, and the refusal of each workload that can't be suspended.
         """
         request = fleet_pb2.SuspendWorkerRequest(
             worker=worker,
-            operation=suspension(lock_timeout_s, policy, force=force),
+            operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
         )
-        return self._connection.create(
-            partial(self._workloads.SuspendWorker, request, timeout=CALL_TIMEOUT_S)
-        )
+        return self._create(self._workloads.SuspendWorker, request)
 
     def restore(
         self,
@@ -125,53 +126,52 @@ class Client(Reader):
         checkpoint_id: str = "",
         timeout_s: float | None = None,
     ) -> Command:
-        """Wakes a parked workload, however it was parked.
+        """Restores a suspended workload, whatever its policy was.
 
         Args:
             workload: Id or name.
-            gpu_uuids: GPUs to wake on, in its order. Empty: the same if they are free, else others.
-            checkpoint_id: Checkpoint that one which was stopped begins with. Empty: the newest that is whole.
-            timeout_s: How long the command may wait and take. None: 10 min.
+            gpu_uuids: Its GPUs, in its own order. Empty: its former GPUs if they are free, else others.
+            checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.RestoreWorkloadRequest(
             request_id=_request_id(),
             workload=workload,
-            operation=waking(gpu_uuids, checkpoint_id),
+            operation=restore_operation(gpu_uuids, checkpoint_id),
             timeout=duration(timeout_s),
         )
-        call = partial(self._workloads.RestoreWorkload, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.RestoreWorkload, request).command
 
     def remap(
         self, moves: Moves, *, lock_timeout_s: float | None = None, timeout_s: float | None = None
     ) -> Command:
-        """Moves running workloads to other GPUs of their worker, all or none: so two can swap theirs.
+        """Moves running workloads to other GPUs of their worker, all or none. Two workloads can swap GPUs.
 
         Args:
-            moves: The workloads, and which GPU takes the place of which. GPUs that are not named stay.
-            lock_timeout_s: How long submitted GPU work may take to drain. None: 10 s.
-            timeout_s: How long the command may wait and take. None: 10 min.
+            moves: Pairs of old and new GPU by workload. GPUs that are not named stay.
+            lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.RemapWorkloadsRequest(
             request_id=_request_id(),
-            operation=remapping(moves, lock_timeout_s),
+            operation=remap_operation(moves, lock_timeout_s),
             timeout=duration(timeout_s),
         )
-        call = partial(self._workloads.RemapWorkloads, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.RemapWorkloads, request).command
 
     def checkpoint(self, workload: str, *, timeout_s: float | None = None) -> Command:
-        """Has the application of a running workload save itself, and go on. Its kernel does that.
+        """Checkpoints the application of a running workload, which keeps running.
+
+        The application must implement ``leasehold_client.kernel``.
 
         Args:
             workload: Id or name.
-            timeout_s: How long the command may wait and take. None: 10 min.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.CheckpointWorkloadRequest(
             request_id=_request_id(), workload=workload, timeout=duration(timeout_s)
         )
-        call = partial(self._workloads.CheckpointWorkload, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.CheckpointWorkload, request).command
 
     def delete_checkpoints(
         self,
@@ -185,9 +185,9 @@ class Client(Reader):
 
         Args:
             worker: Id or name.
-            checkpoint_ids: Which, at least one.
-            force: Also those that a parked workload needs, which then can't be woken.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            checkpoint_ids: At least one id.
+            force: Delete also the checkpoint of a suspended workload, which then can't be restored.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.DeleteCheckpointsRequest(
             request_id=_request_id(),
@@ -195,8 +195,7 @@ class Client(Reader):
             timeout=duration(timeout_s),
             operation=command_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
         )
-        call = partial(self._workloads.DeleteCheckpoints, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.DeleteCheckpoints, request).command
 
     def stop(
         self,
@@ -206,14 +205,13 @@ class Client(Reader):
         force: bool = False,
         timeout_s: float | None = None,
     ) -> Command:
-        """Ends a workload: SIGTERM, and SIGKILL after the grace.
+        """Stops a workload: SIGTERM, and SIGKILL after the grace period.
 
         Args:
             workload: Id or name.
-            grace_s: Time between the two. None: 10 s.
-            force: Kill processes that were restored even where they can't be suspended first, which can
-                hang their host.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            grace_s: Grace period. None: 10 s.
+            force: Kill restored processes even if they can't be suspended first, which can hang their host.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.StopWorkloadRequest(
             request_id=_request_id(),
@@ -221,8 +219,7 @@ class Client(Reader):
             operation=command_pb2.StopOperation(grace=duration(grace_s), force=force),
             timeout=duration(timeout_s),
         )
-        call = partial(self._workloads.StopWorkload, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.StopWorkload, request).command
 
     def adopt(
         self,
@@ -234,18 +231,18 @@ class Client(Reader):
         hooks: Sequence[Hook] = (),
         timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
-        """Takes in a process that runs already, with its descendants, as a workload that leases its GPUs.
+        """Adopts a running process and its descendants as a workload that leases their GPUs.
 
         Args:
-            pid: Its process id on the worker's host.
+            pid: Process id on the worker's host.
             worker: Id or name of the worker.
-            name: What to call it. Empty: made up.
-            eviction: How it gives up its GPUs. None: weights retained, CUDA suspend.
-            hooks: What is called around that, in order.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            name: Name of the workload. Empty: generated.
+            eviction: Eviction policy. None: ``retain+cuda_suspend``.
+            hooks: Hooks around suspend and restore, in order.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
 
         Returns:
-            The workload that it becomes, still PENDING, and the command that takes it in.
+            The workload, still PENDING, and the command that adopts the process.
         """
         request = fleet_pb2.AdoptProcessRequest(
             request_id=_request_id(),
@@ -253,25 +250,23 @@ class Client(Reader):
             operation=command_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
         )
-        call = partial(self._workloads.AdoptProcess, request, timeout=CALL_TIMEOUT_S)
-        response = self._connection.create(call)
+        response = self._create(self._workloads.AdoptProcess, request)
         return response.workload, response.command
 
     def release(self, workload: str, *, timeout_s: float | None = None) -> Command:
-        """Lets a workload go that was adopted, or that claimed its GPUs: it runs on, and its lease ends.
+        """Releases an adopted or claimed workload: its processes keep running, and its lease ends.
 
         Args:
             workload: Id or name.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
 
         Raises:
-            LeaseholdError: WRONG_STATE where it was started by Leasehold, or is parked.
+            LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
         """
         request = fleet_pb2.ReleaseWorkloadRequest(
             request_id=_request_id(), workload=workload, timeout=duration(timeout_s)
         )
-        call = partial(self._workloads.ReleaseWorkload, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._workloads.ReleaseWorkload, request).command
 
     def cordon(
         self,
@@ -282,20 +277,20 @@ class Client(Reader):
         cordoned_by: str,
         timeout_s: float | None = None,
     ) -> Command:
-        """Takes GPUs, or a whole worker, out of service: who has one keeps it, and nobody else gets it.
+        """Takes GPUs, or a whole worker, out of service: leases stay, and no new ones are granted.
 
         Args:
             worker: Id or name.
-            gpu_uuids: Its GPUs. Empty: the whole worker, which then starts nothing.
-            reason: Why, in 256 characters at most.
-            cordoned_by: Who says so, likewise.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            gpu_uuids: GPUs of the worker. Empty: the whole worker, which then starts no workload.
+            reason: Reason, at most 256 characters.
+            cordoned_by: Name of the operator, at most 256 characters.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         operation = command_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
         request = fleet_pb2.CordonRequest(
             request_id=_request_id(), worker=worker, operation=operation, timeout=duration(timeout_s)
         )
-        return self._connection.create(partial(self._fleet.Cordon, request, timeout=CALL_TIMEOUT_S)).command
+        return self._create(self._fleet.Cordon, request).command
 
     def uncordon(
         self, worker: str, gpu_uuids: Sequence[str] = (), *, timeout_s: float | None = None
@@ -304,8 +299,8 @@ class Client(Reader):
 
         Args:
             worker: Id or name.
-            gpu_uuids: Its GPUs. Empty: the whole worker; GPUs that were cordoned one by one stay so.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            gpu_uuids: GPUs of the worker. Empty: the whole worker; GPUs with a cordon of their own keep it.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.UncordonRequest(
             request_id=_request_id(),
@@ -313,17 +308,17 @@ class Client(Reader):
             operation=command_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
         )
-        return self._connection.create(partial(self._fleet.Uncordon, request, timeout=CALL_TIMEOUT_S)).command
+        return self._create(self._fleet.Uncordon, request).command
 
     def reset_gpu_health(
         self, worker: str, gpu_uuids: Sequence[str], *, timeout_s: float | None = None
     ) -> Command:
-        """Forgets what is known against GPUs of a worker. What is still the case is soon found again.
+        """Resets the recorded health of GPUs of a worker. The next check finds a persisting problem again.
 
         Args:
             worker: Id or name.
-            gpu_uuids: Its GPUs, at least one.
-            timeout_s: How long the command may wait and take. None: 60 s.
+            gpu_uuids: GPUs of the worker, at least one.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.ResetGpuHealthRequest(
             request_id=_request_id(),
@@ -331,13 +326,12 @@ class Client(Reader):
             operation=command_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
         )
-        call = partial(self._fleet.ResetGpuHealth, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call).command
+        return self._create(self._fleet.ResetGpuHealth, request).command
 
     def forget_worker(self, worker: str) -> ForgetWorkerResponse:
-        """Has the coordinator forget a worker that is not connected, and returns what it knew of it.
+        """Makes the coordinator forget a worker that is not connected, and returns the removed record.
 
-        What the worker had not ended counts as FAILED. Nothing on its host changes.
+        Its open workloads and commands become FAILED. Nothing on its host changes.
 
         Args:
             worker: Id or name.
@@ -350,17 +344,25 @@ class Client(Reader):
             return self._fleet.ForgetWorker(request, timeout=CALL_TIMEOUT_S)
 
     def cancel(self, command_id: str) -> Command:
-        """Asks for a command that has not ended to be cancelled, and returns it as it is then.
+        """Requests the cancellation of a command, and returns the command.
 
-        One that was never sent has ended at once. For another its worker decides: :meth:`wait` tells how it
-        ended. One that had ended stays as it is.
+        A command that was not sent to its worker ends at once. Otherwise the worker decides, and
+        :meth:`wait` returns the outcome. A command that has ended is unchanged.
 
         Raises:
-            LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE where its worker can't be asked.
+            LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE if the worker can't be asked.
         """
         request = fleet_pb2.CancelCommandRequest(command_id=command_id)
         call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
         return self._connection.repeated(call).command
+
+    def _create(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        return self._connection.create(partial(method, request, timeout=timeout_s))
 
 
 def _request_id() -> str:

@@ -1,4 +1,4 @@
-"""Waiting for the end of a command, and when to stop waiting."""
+"""Watches one command until it has ended, or until a deadline."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -11,10 +11,10 @@ from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 
 from leasehold_client.coordinator.retry import resume
-from leasehold_client.errors import NoCoordinatorError, StillOpenError
+from leasehold_client.errors import CommandWaitTimeoutError, NoCoordinatorError
 
 OUT_OF_CONTACT_LIMIT_S: Final = 30.0
-"""How long beyond its own timeout a command may be UNKNOWN before nobody waits for it any more."""
+"""How long beyond the command's own timeout the watch of an UNKNOWN command lasts."""
 
 ENDED: Final = frozenset(
     {
@@ -27,7 +27,7 @@ ENDED: Final = frozenset(
 )
 
 OpenStream: TypeAlias = Callable[[float | None], Generator[Command]]
-"""Opens a watch, which ends with DEADLINE_EXCEEDED after so many seconds. None: never by time."""
+"""Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline."""
 
 
 def has_ended(state: CommandState.ValueType) -> bool:
@@ -38,11 +38,11 @@ def has_ended(state: CommandState.ValueType) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Whether and how long somebody who asked for a command waits for its end.
+    """Whether and how long the caller of a verb waits for the end of its command.
 
     Attributes:
-        wanted: False returns at once.
-        limit_s: How long. None: until it has been UNKNOWN for 30 s beyond its own timeout.
+        wanted: False: the verb returns at once.
+        limit_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
     """
 
     wanted: bool
@@ -50,12 +50,12 @@ class Waiting:
 
 
 @final
-class Patience:
-    """How long one command is waited for. Times are seconds of the monotonic clock.
+class CommandDeadline:
+    """When the wait for one command ends, in seconds of the monotonic clock.
 
     Args:
-        command: As it was when the waiting began.
-        limit_s: How long in all. None: until it has been UNKNOWN for 30 s beyond its own timeout.
+        command: The command at the beginning of the wait.
+        limit_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
     """
 
     def __init__(self, command: Command, limit_s: float | None = None) -> None:
@@ -63,10 +63,10 @@ class Patience:
         self._limit_s = limit_s
         self._began = time.monotonic()
         self._unknown_since: float | None = None
-        self.saw(command)
+        self.update(command)
 
-    def saw(self, command: Command) -> None:
-        """Takes in how the command stands, unless that is older than what is known."""
+    def update(self, command: Command) -> None:
+        """Takes a newer state of the command into account."""
         if command.revision < self._command.revision:
             return
         self._command = command
@@ -76,8 +76,8 @@ class Patience:
             self._unknown_since = time.monotonic()
 
     @property
-    def deadline(self) -> float | None:
-        """When the waiting ends, as the command stands now. None: not by time."""
+    def time(self) -> float | None:
+        """End of the wait in the command's current state. None: no end."""
         if self._limit_s is not None:
             return self._began + self._limit_s
         if self._unknown_since is None:
@@ -86,45 +86,44 @@ class Patience:
         return max(own_end, self._unknown_since) + OUT_OF_CONTACT_LIMIT_S
 
     def left_s(self) -> float | None:
-        """What is left.
+        """Seconds until the wait ends. None: no end.
 
         Raises:
-            StillOpenError: Nothing.
+            CommandWaitTimeoutError: The wait is over.
         """
-        if self.deadline is None:
+        if self.time is None:
             return None
-        left_s = self.deadline - time.monotonic()
+        left_s = self.time - time.monotonic()
         if left_s > 0:
             return left_s
-        why = "has not ended in the time that it was waited for"
-        if self._unknown_since is not None:
-            why = "can't be known to have ended: its worker is out of contact"
-        raise StillOpenError(
-            f"command {self._command.command_id} {why}; it goes on, and "
-            f"`leasehold get commands {self._command.command_id}` shows how it stands",
+        command_id = self._command.command_id
+        why = "the wait timed out" if self._unknown_since is None else "its worker is out of contact"
+        raise CommandWaitTimeoutError(
+            f"command {command_id} has not ended: {why}; it continues, and "
+            f"`leasehold get commands {command_id}` shows its state",
             self._command,
         )
 
 
-def watch_command(open_stream: OpenStream, patience: Patience | None) -> Iterator[Command]:
-    """The command as it is, and each time that it changes, until it has ended.
+def watch_command(open_stream: OpenStream, deadline: CommandDeadline) -> Iterator[Command]:
+    """Yields the command now and after each change, until it has ended.
 
-    A coordinator that goes away is waited for, for 30 s each time. So is one that ends each watch early
-    without news: what was told before does not count as an answer.
+    An outage of the coordinator is tolerated for 30 s. A coordinator that ends each watch without a new
+    revision counts as an outage.
 
     Args:
-        open_stream: Opens a watch of it.
-        patience: How long it is waited for. None: until it has ended.
+        open_stream: Opens a watch of the command.
+        deadline: When the wait ends.
 
     Raises:
-        NoCoordinatorError: The coordinator did not come back.
-        StillOpenError: The patience is over.
+        NoCoordinatorError: The outage lasted longer.
+        CommandWaitTimeoutError: The wait is over.
     """
     revision = -1
 
     def attempt() -> Iterator[Command]:
         nonlocal revision
-        for current in open_stream(None) if patience is None else _patiently(open_stream, patience):
+        for current in _watch_until(open_stream, deadline):
             if current.revision > revision or has_ended(current.state):
                 revision = current.revision
                 yield current
@@ -135,23 +134,23 @@ def watch_command(open_stream: OpenStream, patience: Patience | None) -> Iterato
             return
 
 
-def _patiently(open_stream: OpenStream, patience: Patience) -> Iterator[Command]:
-    """Opens the watch anew each time that the deadline is another, since that of a call is fixed.
+def _watch_until(open_stream: OpenStream, deadline: CommandDeadline) -> Iterator[Command]:
+    """Reopens the watch each time that the deadline changes, since the deadline of a call is fixed.
 
     Raises:
         NoCoordinatorError: The watch ended before the deadline.
-        StillOpenError: The patience is over.
+        CommandWaitTimeoutError: The wait is over.
     """
     while True:
-        deadline = patience.deadline
+        end = deadline.time
         try:
-            with closing(open_stream(patience.left_s())) as stream:
+            with closing(open_stream(deadline.left_s())) as stream:
                 for current in stream:
-                    patience.saw(current)
+                    deadline.update(current)
                     yield current
-                    if patience.deadline != deadline:
+                    if deadline.time != end:
                         break
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED:
-                patience.left_s()
-            raise  # the deadline was not ours
+                deadline.left_s()
+            raise  # the call ended before its deadline

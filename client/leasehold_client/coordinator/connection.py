@@ -1,4 +1,4 @@
-"""The connection to a coordinator: calls, lists and streams whose errors are ours."""
+"""The connection to a coordinator: calls, lists and streams that raise :class:`LeaseholdError`."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -13,14 +13,13 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_e
 
 CLOSE_TIMEOUT_S: Final = 1.0
 PAGE_LIMIT: Final = 1_000
-"""Pages of one list. Each has a thousand items, or 3.5 MB of them."""
-
+"""Pages of one list. A page has up to 1000 items and 3.5 MB."""
 
 OPTIONS: Final[list[tuple[str, int]]] = [
-    # A restarted coordinator is to be found again within a second.
+    # A restarted coordinator is reached again within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # In gRPC this is the time that one attempt to connect may take: a far or busy coordinator needs some.
+    # gRPC uses this as the timeout of one connection attempt. A distant or busy coordinator needs some time.
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -40,7 +39,7 @@ Page = TypeVar("Page", bound=_Page)
 
 @final
 class Connection:
-    """A channel to one coordinator. What it refuses is raised as :class:`LeaseholdError`.
+    """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -51,10 +50,10 @@ class Connection:
         self.channel = grpc.insecure_channel(address, options=OPTIONS)
 
     def close(self) -> None:
-        """Closes it, within a second even where gRPC never finishes.
+        """Closes the channel within a second, even if gRPC hangs.
 
-        An exception of a signal handler, such as KeyboardInterrupt, can leave a call behind that
-        `Channel.close` waits for (grpc/grpc#19973).
+        An exception in a signal handler, such as KeyboardInterrupt, can leave a call open. `Channel.close`
+        then waits for the call forever (grpc/grpc#19973).
         """
         closing = threading.Thread(target=self.channel.close, daemon=True)
         closing.start()
@@ -62,14 +61,14 @@ class Connection:
 
     @contextmanager
     def decoded(self) -> Iterator[None]:
-        """Raises what a call within it is refused with."""
+        """Converts gRPC errors of the calls within the context."""
         try:
             yield
         except grpc.RpcError as error:
-            raise decode_error(error, self.address) from error
+            raise decode_error(error, self.address) from None  # the gRPC error adds nothing
 
     def repeated(self, call: Callable[[], Response], *, through_outages: bool = True) -> Response:
-        """The answer of a call that is safe to repeat. One that was lost is asked for again."""
+        """Makes an idempotent call, and retries it if the response is lost."""
 
         def attempt() -> Response:
             with self.decoded():
@@ -78,22 +77,22 @@ class Connection:
         return repeat(attempt, through_outages=through_outages)
 
     def create(self, call: Callable[[], Response]) -> Response:
-        """The answer of a creating call. One that was lost is asked for again, by the same request_id."""
+        """Makes a creating call, and retries it with the same request_id if the response is lost."""
         try:
             return self.repeated(call)
         except NoCoordinatorError as error:
             raise NoCoordinatorError(
-                f"{error.message}; what it stored before goes on: `leasehold get commands` shows it",
+                f"{error.message}; the command may have been stored: `leasehold get commands` shows it",
                 code=error.code,
-            ) from error
+            ) from None
 
     def pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
-        """Every page of a list, given how one is read by its token.
+        """Yields every page of a list, given a function that reads one page by its token.
 
-        A page that the coordinator has no room for is asked for again.
+        A page is requested again if the coordinator refuses it for lack of capacity.
 
         Raises:
-            LeaseholdError: The list has no end.
+            LeaseholdError: The list has more than 1000 pages.
         """
         token = ""
         for _ in range(PAGE_LIMIT):
@@ -101,10 +100,12 @@ class Connection:
             yield page
             if not (token := page.next_page_token):
                 return
-        raise LeaseholdError(f"a list of {self.address} has more than {PAGE_LIMIT} pages: ask for less of it")
+        raise LeaseholdError(
+            f"the list of {self.address} has more than {PAGE_LIMIT} pages: narrow the request"
+        )
 
     def stream(self, call: "grpc._CallIterator[Response]") -> Generator[Response]:
-        """The responses of a call, which ends with the iteration."""
+        """Yields the responses of a call, and cancels the call when the iteration ends."""
         try:
             with self.decoded():
                 yield from call

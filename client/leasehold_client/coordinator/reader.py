@@ -1,4 +1,4 @@
-"""What a coordinator can be asked without changing anything: what is, what happens, what would happen."""
+"""Calls to the coordinator that change nothing: lists, plans, watches and output."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -15,27 +15,35 @@ from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
 
 from leasehold_client.config import DEFAULT_COORDINATOR
-from leasehold_client.coordinator.command_watch import Patience, watch_command
+from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.connection import Connection
 from leasehold_client.coordinator.retry import is_outage, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
-from leasehold_client.messages import Moves, remapping, suspension, waking
+from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client.messages import (
+    Moves,
+    command_state,
+    operation_name,
+    reason_name,
+    remap_operation,
+    restore_operation,
+    suspend_operation,
+)
 
 CALL_TIMEOUT_S: Final = 10.0
-"""Deadline of calls that only ask or create."""
+"""Deadline of calls that read or create."""
 
 PLAN_TIMEOUT_S: Final = 35.0
-"""Deadline of plans, for which a worker looks at processes: it has 30 s, and then the coordinator says so."""
+"""Deadline of plans. The worker has 30 s to inspect processes, and then the coordinator answers."""
 
 CHECKPOINTS_TIMEOUT_S: Final = 15.0
-"""Deadline of calls for which workers list their checkpoints: they have 10 s, and then are named."""
+"""Deadline of lists of checkpoints. Workers have 10 s, and then the coordinator names the silent ones."""
 
 PAGE_SIZE: Final = 1000
 
 
 class Reader:
-    """A connection to one coordinator. Methods raise :class:`LeaseholdError` where it refuses.
+    """A connection to one coordinator. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -57,11 +65,11 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection, within a second. Commands go on."""
+        """Closes the connection within a second. Commands continue."""
         self._connection.close()
 
     def workers(self) -> list[Worker]:
-        """Every worker that the coordinator knows."""
+        """Every worker that is known to the coordinator."""
         pages = self._connection.pages(
             lambda token: self._fleet.ListWorkers(
                 fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
@@ -76,7 +84,7 @@ class Reader:
             return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
 
     def list_gpus(self) -> ListGpusResponse:
-        """Every GPU of the workers that have reported, and the ids of those that have not."""
+        """Every GPU of the workers that have reported, and the ids of the other workers."""
         whole = ListGpusResponse()
         for page in self._connection.pages(
             lambda token: self._fleet.ListGpus(
@@ -92,7 +100,7 @@ class Reader:
         return list(self.list_gpus().gpus)
 
     def workloads(self, *, include_ended: bool = False) -> list[Workload]:
-        """Workloads, newest first."""
+        """Workloads, the newest first."""
         pages = self._connection.pages(
             lambda token: self._workloads.ListWorkloads(
                 fleet_pb2.ListWorkloadsRequest(
@@ -110,17 +118,17 @@ class Reader:
             return self._workloads.GetWorkload(request, timeout=CALL_TIMEOUT_S).workload
 
     def commands(self, limit: int = 100) -> list[Command]:
-        """The newest commands, newest first."""
+        """The newest commands, the newest first."""
         with self._connection.decoded():
             request = fleet_pb2.ListCommandsRequest(page_size=limit)
             return list(self._commands.ListCommands(request, timeout=CALL_TIMEOUT_S).commands)
 
     def events(self, workload: str = "", limit: int = 100) -> list[Event]:
-        """The newest events, newest first.
+        """The newest events, the newest first.
 
         Args:
-            workload: Only those of the workload with this id or name. Empty: of everything.
-            limit: How many at most.
+            workload: Only events of the workload with this id or name. Empty: all events.
+            limit: Largest number of events.
         """
         with self._connection.decoded():
             request = events_pb2.ListEventsRequest(page_size=limit, workload=workload)
@@ -133,11 +141,11 @@ class Reader:
             return self._commands.GetCommand(request, timeout=CALL_TIMEOUT_S).command
 
     def list_checkpoints(self, *, worker: str = "", workload: str = "") -> ListCheckpointsResponse:
-        """Checkpoints on the disks of the workers, newest first, and the ids of workers that did not answer.
+        """Checkpoints on the disks of the workers, the newest first, and the ids of workers without answer.
 
         Args:
-            worker: Only those of this worker, by id or name. Empty: of all.
-            workload: Only those of this workload, by id or name, also of one that has ended. Empty: of all.
+            worker: Only checkpoints of this worker, by id or name. Empty: all workers.
+            workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
         """
         request = fleet_pb2.ListCheckpointsRequest(worker=worker, workload=workload)
         with self._connection.decoded():
@@ -151,20 +159,20 @@ class Reader:
         force: bool = False,
         lock_timeout_s: float | None = None,
     ) -> Plan:
-        """What a suspend would do, and everything that stands in its way."""
-        operation = suspension(lock_timeout_s, policy, force=force)
+        """The plan of a suspend: its effects, checks and refusals."""
+        operation = suspend_operation(lock_timeout_s, policy, force=force)
         return self._plan(workload, Operation(suspend=operation))
 
     def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "") -> Plan:
-        """What a restore would do, and everything that stands in its way."""
-        return self._plan(workload, Operation(restore=waking(gpu_uuids, checkpoint_id)))
+        """The plan of a restore: its effects, checks and refusals."""
+        return self._plan(workload, Operation(restore=restore_operation(gpu_uuids, checkpoint_id)))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
-        """What a remap would do, and everything that stands in its way."""
-        return self._plan("", Operation(remap=remapping(moves, lock_timeout_s)))
+        """The plan of a remap: its effects, checks and refusals."""
+        return self._plan("", Operation(remap=remap_operation(moves, lock_timeout_s)))
 
     def plan_checkpoint(self, workload: str) -> Plan:
-        """What a checkpoint would do, and everything that stands in its way."""
+        """The plan of a checkpoint: its effects, checks and refusals."""
         return self._plan(workload, Operation(checkpoint=command_pb2.CheckpointOperation()))
 
     def _plan(self, workload: str, operation: Operation) -> Plan:
@@ -172,20 +180,21 @@ class Reader:
         with self._connection.decoded():
             return self._workloads.Plan(request, timeout=PLAN_TIMEOUT_S).plan
 
-    def watch(self, command: Command, patience: Patience | None = None) -> Iterator[Command]:
-        """The command as it is, and each time that it changes, until it has ended.
+    def watch(self, command: Command, *, timeout_s: float | None = None) -> Iterator[Command]:
+        """Yields the command now and after each change, until it has ended.
 
-        A coordinator that goes away is waited for, for 30 s each time.
+        An outage of the coordinator is tolerated for 30 s. No error ends the command itself.
 
         Args:
             command: The command.
-            patience: How long it is waited for. None: until it has ended.
+            timeout_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
 
         Raises:
-            NoCoordinatorError: It did not come back. The command goes on.
-            StillOpenError: The patience is over. The command goes on.
+            NoCoordinatorError: The outage lasted longer.
+            CommandWaitTimeoutError: The wait is over.
         """
-        return watch_command(partial(self._watch_once, command.command_id), patience)
+        deadline = CommandDeadline(command, timeout_s)
+        return watch_command(partial(self._watch_once, command.command_id), deadline)
 
     def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
         request = fleet_pb2.WatchCommandRequest(command_id=command_id)
@@ -193,32 +202,51 @@ class Reader:
         with closing(self._connection.stream(call)) as stream:
             for response in stream:
                 yield response.command
-        raise NoCoordinatorError(f"{self.address} ended the watch of command {command_id}, which goes on")
+        raise NoCoordinatorError(
+            f"{self.address} ended the watch of command {command_id}; the command continues"
+        )
 
-    def wait(self, command: Command, patience: Patience | None = None) -> Command:
-        """The command once it has ended. Raises as :meth:`watch` does."""
-        for current in self.watch(command, patience):
+    def wait(self, command: Command, *, timeout_s: float | None = None, check: bool = True) -> Command:
+        """Waits until a command has ended, and returns it.
+
+        Args:
+            command: The command.
+            timeout_s: As of :meth:`watch`.
+            check: Whether an end without success raises an error.
+
+        Raises:
+            CommandFailedError: The command ended FAILED, REJECTED, CANCELLED or EXPIRED.
+            NoCoordinatorError: As of :meth:`watch`.
+            CommandWaitTimeoutError: As of :meth:`watch`.
+        """
+        for current in self.watch(command, timeout_s=timeout_s):
             command = current
+        if check and command.state != command_pb2.COMMAND_STATE_SUCCEEDED:
+            raise CommandFailedError(
+                f"{operation_name(command)} {command_state(command)}: {command.error.message}",
+                reason_name(command.error.reason),
+                command,
+            )
         return command
 
     def wait_workload(
         self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
     ) -> Workload:
-        """The workload once it is ready, or has ended.
+        """Waits until a workload is ready or has ended, and returns the workload.
 
-        A coordinator that goes away is waited for, for 30 s each time.
+        An outage of the coordinator is tolerated for 30 s.
 
         Args:
             workload: Id or name.
-            condition: ``ready``: it runs, and its program is ready. ``ended``: it has ended, however.
-            timeout_s: How long to wait. None: as long as it takes.
+            condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
+            timeout_s: Longest wait. None: no limit.
 
         Raises:
-            NotYetError: The time is over.
-            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE where it ended before it was ready.
-            NoCoordinatorError: The coordinator did not come back.
+            WaitTimeoutError: The wait timed out.
+            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before it was ready.
+            NoCoordinatorError: The outage lasted longer.
         """
-        # By id: meanwhile the name may pass to another workload.
+        # By id, since another workload may get the name during the wait.
         workload_id = self.workload(workload).workload_id
         return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
 
@@ -229,23 +257,30 @@ class Reader:
             for response in stream:
                 if response.HasField("workload"):
                     yield response.workload
-        raise NoCoordinatorError(f"{self.address} ended the watch of workload {workload_id}, which goes on")
+        raise NoCoordinatorError(
+            f"{self.address} ended the watch of workload {workload_id}; the workload continues"
+        )
 
     def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """What a workload wrote, from a byte on: what there is, or until the workload has ended.
+        """Yields the output of a workload.
 
-        A connection that breaks is made again where it broke, as in :meth:`watch`. So is, once it has begun
-        or for somebody who follows, output whose worker is out of contact.
+        A broken stream is resumed at its position, as in :meth:`watch`. A worker that is out of contact is
+        an outage too if ``follow`` is set or output has already been read.
+
+        Args:
+            workload: Id or name.
+            offset: Position of the first byte.
+            follow: Whether the iteration lasts until the workload has ended.
 
         Raises:
-            LeaseholdError: UNKNOWN_WORKLOAD, or OUTPUT_UNAVAILABLE and it stays so.
-            NoCoordinatorError: There is none, or it did not come back.
+            LeaseholdError: UNKNOWN_WORKLOAD, or OUTPUT_UNAVAILABLE.
+            NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
         """
-        # By id: meanwhile the name may pass to another workload.
+        # By id, since another workload may get the name while the output is read.
         workload_id = self.workload(workload).workload_id
         position = offset
 
-        def passes(error: LeaseholdError) -> bool:
+        def is_transient(error: LeaseholdError) -> bool:
             return is_outage(error) or (
                 error.reason == "OUTPUT_UNAVAILABLE" and (follow or position > offset)
             )
@@ -256,6 +291,6 @@ class Reader:
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput(request))
 
-        for response in resume(open_stream, passes):
+        for response in resume(open_stream, is_transient):
             position = response.next_offset
             yield response.data

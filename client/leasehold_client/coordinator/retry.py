@@ -1,4 +1,4 @@
-"""Calls and streams that outlive a restart of the coordinator."""
+"""Retries: calls and streams that survive a restart of the coordinator."""
 
 import random
 import time
@@ -10,35 +10,35 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 Response = TypeVar("Response")
 
 OUTAGE_LIMIT_S: Final = 30.0
-"""How long a stream is opened anew without an answer."""
+"""How long a stream is reopened without any response."""
 
 REPEAT_LIMIT_S: Final = 3.0
-"""How long a call is made again without an answer: a coordinator that is replaced is back by then."""
+"""How long an unanswered call is retried. A restart of the coordinator takes less."""
 
 RETRY_INTERVAL_S: Final = 0.2
 
 BUSY_LIMIT_S: Final = 30.0
-"""How long a call is made again that the coordinator has no room for."""
+"""How long a call is retried that the coordinator refuses for lack of capacity."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""How long one attempt to connect may take."""
+"""Timeout of one connection attempt."""
 
 
 def is_outage(error: LeaseholdError) -> bool:
-    """Whether the coordinator is away, and may come back."""
+    """Whether the error means that no coordinator answers at the moment."""
     return isinstance(error, NoCoordinatorError)
 
 
 def repeat(call: Callable[[], Response], *, through_outages: bool = True) -> Response:
-    """What a call answered, made again where the coordinator went away before it did.
+    """Makes a call and retries it while it can't be served.
 
     Args:
-        call: One that is safe to repeat: one that only asks, or whose request has a request_id.
-        through_outages: It is made again, for 3 s, also where nobody answers.
+        call: An idempotent call: it only reads, or its request has a request_id.
+        through_outages: Whether an unanswered call is retried, for 3 s.
 
     Raises:
-        LeaseholdError: A refusal at once; an outage once it has lasted so long; or a refusal that says when
-            to try again, once that has lasted 30 s.
+        LeaseholdError: A refusal without a retry delay, at once; a refusal with a retry delay, after 30 s;
+            an outage, after 3 s.
     """
     began = time.monotonic()
     while True:
@@ -57,17 +57,17 @@ def repeat(call: Callable[[], Response], *, through_outages: bool = True) -> Res
 
 def resume(
     open_stream: Callable[[], Iterable[Response]],
-    passes: Callable[[LeaseholdError], bool] = is_outage,
+    is_transient: Callable[[LeaseholdError], bool] = is_outage,
 ) -> Iterator[Response]:
-    """The responses of a stream that is opened anew each time that it breaks, until it ends.
+    """Yields the responses of a stream, which is reopened each time that it breaks, until it ends.
 
     Args:
-        open_stream: Opens the stream where it is to go on, which the caller knows from the responses.
-        passes: Whether an error may pass by itself. Others are raised at once.
+        open_stream: Opens the stream after the last response, whose position the caller tracks.
+        is_transient: Whether the stream is reopened after this error. Other errors are raised at once.
 
     Raises:
-        LeaseholdError: One that does not pass, or the last one when an outage has lasted 30 s. The time that
-            a stream lived in peace doesn't count, however quiet it was.
+        LeaseholdError: An error that is not transient, or the last error once an outage has lasted 30 s. A
+            stream that stays open ends the outage, also without a response.
     """
     lost_since: float | None = None
     while True:
@@ -78,10 +78,10 @@ def resume(
                 yield response
             return
         except LeaseholdError as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             now = time.monotonic()
-            # An attempt that lived longer than a connection takes had one.
+            # A stream that lasted longer than a connection attempt was connected.
             if lost_since is None or now - opened > 2 * CONNECT_TIMEOUT_S:
                 lost_since = now
             if now - lost_since >= OUTAGE_LIMIT_S:

@@ -1,4 +1,4 @@
-"""Waiting until a workload is ready, or has ended."""
+"""Watches one workload until it is ready or has ended."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -9,7 +9,7 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.coordinator.retry import is_outage, resume
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError, NotYetError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, WaitTimeoutError
 
 Condition: TypeAlias = Literal["ready", "ended"]
 
@@ -24,7 +24,7 @@ ENDED: Final = frozenset(
 
 
 def is_ready(workload: Workload) -> bool:
-    """Whether a workload runs, and its program is ready."""
+    """Whether a workload is RUNNING and its program is ready."""
     return workload.status.state == RUNNING and workload.status.HasField("ready_time")
 
 
@@ -34,58 +34,59 @@ def wait_workload(
     condition: Condition,
     timeout_s: float | None,
 ) -> Workload:
-    """A workload once it is ready or has ended.
+    """Waits for a condition of a workload, and returns the workload.
+
+    An outage of the coordinator is tolerated for 30 s.
 
     Args:
-        open_stream: Opens a watch of it, which ends with DEADLINE_EXCEEDED after so many seconds. None: never
-            by time.
-        name: What the caller calls the workload.
-        condition: What is waited for.
-        timeout_s: How long. None: as long as it takes.
+        open_stream: Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline.
+        name: Id or name of the workload, for messages.
+        condition: The condition.
+        timeout_s: Longest wait. None: no limit.
 
     Raises:
-        NotYetError: The time is over.
-        LeaseholdError: WRONG_STATE: it ended before it was ready.
-        NoCoordinatorError: The coordinator did not come back.
+        WaitTimeoutError: The wait timed out.
+        LeaseholdError: WRONG_STATE: the workload ended before it was ready.
+        NoCoordinatorError: The outage lasted longer.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    told: tuple[int, bool] | None = None
+    seen: tuple[int, bool] | None = None
 
     def attempt() -> Iterator[Workload]:
-        nonlocal told
+        nonlocal seen
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             for current in open_stream(left_s):
-                condition_now = (current.status.state, is_ready(current))
-                if condition_now != told:  # told again after each break, which is no sign of progress
-                    told = condition_now
+                facts = (current.status.state, is_ready(current))
+                if facts != seen:  # a reopened watch repeats the last state, which is no progress
+                    seen = facts
                     yield current
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
-                raise NotYetError(
-                    f"workload {name} has not {_DONE[condition]} within {timeout_s:g} s; it goes on, and "
-                    f"`leasehold get workloads {name}` shows how it stands"
-                ) from error
+                raise WaitTimeoutError(
+                    f"workload {name} has not {_DONE[condition]} within {timeout_s:g} s; it continues, and "
+                    f"`leasehold get workloads {name}` shows its state"
+                ) from None
             raise
 
-    for current in resume(attempt, _passes):
+    for current in resume(attempt, _is_transient):
         if current.status.state in ENDED:
             if condition == "ended":
                 return current
             state = workload_pb2.WorkloadState.Name(current.status.state).removeprefix("WORKLOAD_STATE_")
             raise LeaseholdError(
-                f"workload {name} is {state}, and ended before it was ready: look at its output with "
-                f"`leasehold logs {name}`",
+                f"workload {name} is {state}: it ended before it was ready; `leasehold logs {name}` shows "
+                "its output",
                 "WRONG_STATE",
             )
         if condition == "ready" and is_ready(current):
             return current
-    raise NoCoordinatorError(f"the watch of workload {name} ended, and the workload goes on")
+    raise NoCoordinatorError(f"the coordinator ended the watch of workload {name}; the workload continues")
 
 
 _DONE: Final = {"ready": "become ready", "ended": "ended"}
 
 
-def _passes(error: LeaseholdError) -> bool:
-    """Whether a watch that ended is opened anew: the coordinator is away, or the watch fell behind."""
+def _is_transient(error: LeaseholdError) -> bool:
+    """Whether a watch is reopened: no coordinator answers, or the watch fell behind."""
     return is_outage(error) or error.reason == "INVALID_TOKEN"

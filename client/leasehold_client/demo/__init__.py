@@ -1,1 +1,1 @@
-"""``leasehold demo``: a demonstration on simulated GPUs that checks itself."""
+"""``leasehold demo``: a demonstration on simulated GPUs that verifies its own results."""

@@ -1,4 +1,4 @@
-"""What a counter's output proves. Pure."""
+"""Analysis of a counter's output. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ _LINE: Final = re.compile(r"^count=(\d+) gpu=(GPU-\S+) ok$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class CounterReport:
-    """What one counter printed.
+    """Figures of one counter's output.
 
     Attributes:
         counts: Number of counts.
         lost: Counts that are missing or out of order.
-        corrupt: Lines that are not a good count: a wrong byte, or an error.
-        gpu_uuids: The GPUs that it ran on, in that order.
+        corrupt: Lines that report a wrong byte or an error.
+        gpu_uuids: The GPUs that the counter ran on, in order.
     """
 
     counts: int
@@ -26,7 +26,7 @@ class CounterReport:
 
 
 def read_counter(text: str) -> CounterReport:
-    """Reads a counter's whole output. A last line that is still being written doesn't count."""
+    """Reads the whole output of a counter. An incomplete last line is ignored."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()

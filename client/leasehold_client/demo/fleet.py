@@ -26,37 +26,37 @@ KILL_TIMEOUT_S: Final = 2.0
 LOG_LINES: Final = 15
 
 _PORTS: Final = range(20_000, 32_000)
-"""Below those that the kernel gives to connections and to servers that name none."""
+"""Ports below Linux's range of ephemeral ports."""
 
 MARK: Final = "LEASEHOLD_DEMO"
-"""Variable that every process of one demonstration inherits, by which the last of them is found."""
+"""Environment variable of every process of one demonstration, by which leftovers are found."""
 
 
 class DemoError(LeaseholdError):
-    """The demonstration can't go on."""
+    """The demonstration failed."""
 
 
 @final
 class DemoFleet:
-    """The running daemons, with their logs in one folder. Made by :func:`demo_fleet`."""
+    """The running daemons, with their logs in one folder. Created by :func:`demo_fleet`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._temporary = folder / "tmp"  # the simulated hosts', which vanish with it even after a crash
+        self._temporary = folder / "tmp"  # for the simulated hosts, which vanish with it even after a crash
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"127.0.0.1:{_free_port()}"
 
     @property
     def coordinator_pid(self) -> int:
-        """Process id of the coordinator that there is now."""
+        """Process id of the current coordinator."""
         return self._processes["coordinator"].pid
 
     def start(self) -> None:
-        """Starts everything, and waits until both workers have reported.
+        """Starts the daemons, and waits until both workers have reported.
 
         Raises:
-            DemoError: A daemon ended, or it took too long.
+            DemoError: A daemon ended, or the start took too long.
         """
         self._temporary.mkdir(exist_ok=True)
         self._start_coordinator()
@@ -70,7 +70,7 @@ class DemoFleet:
         self._start("coordinator", "coordinator", "--listen", self.address, "--database", database)
 
     def replace_coordinator(self) -> None:
-        """Kills the coordinator, as a crash would, and starts another on its address and store."""
+        """Kills the coordinator, and starts another one with the same address and store."""
         process = self._processes.pop("coordinator")
         process.kill()
         process.wait(STOP_TIMEOUT_S)
@@ -79,7 +79,8 @@ class DemoFleet:
     def _start_worker(self, name: str) -> None:
         """Starts a worker on a simulated host of its own.
 
-        Two workloads on one of its GPUs at the same time would overwrite each other, and the counters see it.
+        The host has exclusive memory: two workloads on one GPU would overwrite each other, and the counters
+        would report corrupt bytes.
         """
         gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
         host = ("simgpu", "exec", *gpus, "--")
@@ -100,21 +101,21 @@ class DemoFleet:
             )
 
     def check(self) -> None:
-        """Raises where a daemon has ended."""
+        """Raises DemoError if a daemon has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise DemoError(f"{name} ended with {process.returncode}: its log is above")
+                raise DemoError(f"{name} ended with code {process.returncode}: see its log above")
 
     def wait_until_reported(self, client: Client) -> None:
-        """Waits until the coordinator that there is now knows all GPUs."""
+        """Waits until the current coordinator knows all GPUs."""
         wanted = len(WORKERS) * GPUS_PER_WORKER
         self.wait_for(lambda: len(client.gpus()) == wanted, "the report of the workers")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Polls until the condition holds. What the coordinator refuses meanwhile is asked again.
+        """Polls until the condition holds. A refusal of the coordinator counts as false.
 
         Raises:
-            DemoError: It took too long, or a daemon ended meanwhile.
+            DemoError: The wait timed out, or a daemon ended.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         refusal = ""
@@ -131,7 +132,7 @@ class DemoFleet:
         raise DemoError(f"{what} took longer than {START_TIMEOUT_S:g} s{refusal}")
 
     def log_tails(self) -> str:
-        """The last lines of every daemon's log."""
+        """The last lines of each daemon's log."""
         tails = []
         for path in sorted(self._folder.glob("*.log")):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
@@ -139,7 +140,7 @@ class DemoFleet:
         return "\n".join(tails)
 
     def stop(self) -> None:
-        """Ends the workers, which end their workloads, then the coordinator, and then whatever is left."""
+        """Ends the workers with their workloads, then the coordinator, and kills any process that is left."""
         workers = [process for name, process in self._processes.items() if name != "coordinator"]
         for group in (workers, list(self._processes.values())):
             for process in group:
@@ -156,14 +157,15 @@ class DemoFleet:
         self._processes.clear()
 
     def _kill_leftovers(self) -> bool:
-        """Kills every process that carries our mark: daemons that hang, and workloads of a dead worker.
+        """Kills every process with the mark of this demonstration. Returns whether there was one.
 
-        Returns whether there was one, which may have started another meanwhile.
+        Such a process is a daemon that hangs, or a workload of a dead worker. It may have started another one
+        in the meantime.
         """
         mark = f"{MARK}={self._mark}".encode()
         found = False
         for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 descriptor = os.pidfd_open(int(entry.name))
                 try:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
@@ -176,7 +178,7 @@ class DemoFleet:
 
 @contextmanager
 def demo_fleet(folder: Path) -> Iterator[DemoFleet]:
-    """Starts the daemons, and ends them on the way out, whatever happens. A failure shows their logs."""
+    """Starts the daemons, and always ends them. Prints their logs after a failure."""
     fleet = DemoFleet(folder)
     try:
         fleet.start()
@@ -185,14 +187,14 @@ def demo_fleet(folder: Path) -> Iterator[DemoFleet]:
         click.echo(fleet.log_tails(), err=True)
         raise
     finally:
-        # A second Ctrl-C would leave processes behind. This takes 15 s at the very worst.
+        # A second Ctrl-C would leave processes behind. The cleanup takes up to 15 s.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
         fleet.stop()
 
 
 def _free_port() -> int:
-    """A port that nobody has now, and that nobody is given while the coordinator is replaced."""
+    """A free port outside of the ephemeral range, so it stays free while the coordinator is replaced."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):

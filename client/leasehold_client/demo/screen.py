@@ -1,4 +1,4 @@
-"""What the demonstration shows: sentences, and the leases as they change. All on standard error."""
+"""Output of the demonstration on standard error: sentences and tables of leases."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
@@ -16,18 +16,18 @@ CELL_WIDTH: Final = 12
 
 @final
 class DemoScreen:
-    """A table by rich on a terminal, plain lines elsewhere."""
+    """Prints tables with ``rich`` on a terminal, and plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._console = terminal()
         self._shown: dict[str, str] = {}
 
     def say(self, text: str) -> None:
-        """Shows a line."""
+        """Prints a line."""
         click.echo(text, err=True)
 
     def show_leases(self, gpus: Sequence[FleetGpu]) -> None:
-        """Shows who holds which GPU, if that has changed since it was last shown."""
+        """Prints the holder of each GPU, if a holder has changed since the last call."""
         holders = {f"{gpu.worker_name}/{gpu.gpu.slot}": gpu.workload_name or "-" for gpu in gpus}
         if holders == self._shown:
             return
@@ -47,7 +47,7 @@ class DemoScreen:
 def _print_table(
     console: "Console", workers: dict[str, list[str]], holders: dict[str, str], changed: set[str]
 ) -> None:
-    """One row for each worker, with what has changed standing out."""
+    """Prints one row per worker, with changes in green."""
     from rich.table import Table
 
     table = Table("worker", *(f"slot {slot}" for slot in range(max(map(len, workers.values())))))

@@ -10,19 +10,19 @@ from leasehold_client.errors import LeaseholdError
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON has it, with the names of the proto.
+    """Converts a message to JSON values, with the field names of the proto.
 
     Raises:
-        LeaseholdError: JSON can't say it: the peer sent a time that no calendar has.
+        LeaseholdError: The message has a value that JSON can't express, such as a time after the year 9999.
     """
-    from google.protobuf import json_format  # late: a table needs none
+    from google.protobuf import json_format  # late: tables need no JSON
 
     try:
         return json_format.MessageToDict(message, preserving_proto_field_name=True)
     except json_format.SerializeToJsonError as error:
         raise LeaseholdError(
-            f"the answer can't be printed as JSON ({error}): look at the log of whoever sent it, or print a "
-            "table instead"
+            f"the answer can't be printed as JSON ({error}): "
+            "print a table instead, and see the coordinator's log"
         ) from error
 
 

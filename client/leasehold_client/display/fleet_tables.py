@@ -1,4 +1,4 @@
-"""Workers, GPUs and workloads as tables for people: who has what, and what is out of service and why."""
+"""Tables of workers, GPUs and workloads."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -19,7 +19,7 @@ STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WO
 
 
 def echo_workers(workers: Iterable[Worker]) -> None:
-    """Prints a table of workers. What is out of service has its reason in the last column."""
+    """Prints a table of workers. The last column has the reason of a cordon."""
     echo_table(
         ["NAME", "STATE", "GPUS", "FREE", "PARKED", "CPU", "MEMORY", "DRIVER", "SEEN", "ID", "REASON"],
         [
@@ -46,7 +46,7 @@ def _worker_state(worker: Worker) -> str:
 
 
 def _machine_cells(worker: Worker) -> list[str]:
-    """What is free of the processor's cores and of host memory, of how much."""
+    """Free and total processor cores, and free and total host memory."""
     if not worker.HasField("resources"):
         return ["?", "?"]
     machine = worker.resources
@@ -57,7 +57,7 @@ def _machine_cells(worker: Worker) -> list[str]:
 
 
 def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
-    """Prints a table of GPUs with their leases. What is known against one stands in the last column."""
+    """Prints a table of GPUs with their leases. The last column has health, cordons and intruders."""
     echo_table(
         ["GPU", "STATE", "WORKLOAD", "USED", "TOTAL", "UTIL", "TEMP", "NAME", "UUID", "REASON"],
         [
@@ -85,7 +85,7 @@ def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
 
 
 def gpu_reason(lease: GpuLease) -> str:
-    """What is known against a GPU, also while somebody has it. Empty: nothing."""
+    """Health problem, cordon and foreign processes of a GPU, leased or not. Empty: none."""
     parts = []
     if lease.health not in UNREMARKABLE:
         health = enum_name(gpu_pb2.GpuHealth.Name, lease.health, "GPU_HEALTH_")
@@ -99,7 +99,7 @@ def gpu_reason(lease: GpuLease) -> str:
 
 
 def cordon_text(cordon: Cordon) -> str:
-    """Who took something out of service, and why."""
+    """Operator and reason of a cordon."""
     by = f" by {_one_line(cordon.cordoned_by)}" if cordon.cordoned_by else ""
     return f"cordoned{by}: {_one_line(cordon.reason)}"
 
@@ -118,9 +118,8 @@ def _foreign_text(process: ForeignProcess) -> str:
 def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
     """Prints a table of workloads, with their GPUs as worker/slot.
 
-    Where they come from and whose they are is shown where that is not the same for all: where there is one
-    that was not started by a worker, or there are several users. How they give up their GPUs is shown where
-    there is one that says so.
+    The column ORIGIN is shown if a worker did not start all of the workloads, USER then too and for several
+    users, and EVICTION if a workload has a policy.
     """
     places = gpu_places(gpus)
     listed = list(workloads)
@@ -151,7 +150,7 @@ def _places(workload: Workload, places: dict[str, str]) -> str:
 
 
 def _parked(workload: Workload) -> str:
-    """Where the bytes of a parked workload are."""
+    """Sizes of a suspended workload in host memory and on disk."""
     status = workload.status
     parts = [size_text(status.parked_bytes)] if status.HasField("parked_bytes") else []
     parts += [f"{size_text(status.disk_bytes)} on disk"] if status.HasField("disk_bytes") else []
@@ -159,7 +158,7 @@ def _parked(workload: Workload) -> str:
 
 
 def _eviction(workload: Workload) -> str:
-    """How a workload was parked, or would be. What nothing is said of is not guessed."""
+    """Policy of the last suspend, or else of the spec. "-": neither."""
     if workload.status.HasField("parked_by"):
         return policy_text(workload.status.parked_by)
     return policy_text(workload.spec.eviction) if workload.spec.HasField("eviction") else "-"

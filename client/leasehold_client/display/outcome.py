@@ -1,4 +1,4 @@
-"""What a command did, or why it failed."""
+"""Outcomes of commands: what a command did, or why it failed."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -22,7 +22,7 @@ from leasehold_client.messages import (
 
 
 def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu]) -> None:
-    """Prints what a command that succeeded did."""
+    """Prints the effects of a command that succeeded."""
     places = gpu_places(gpus)
     result = command.result
     seconds = duration_s(result.duration)
@@ -33,7 +33,7 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
     if timing := timing_line(result):
         echo(f"  {timing}")
     if result.HasField("policy"):
-        echo(f"  parked by {policy_text(result.policy)}")
+        echo(f"  policy {policy_text(result.policy)}")
     if result.HasField("checkpoint_id"):
         echo(f"  checkpoint {result.checkpoint_id}")
     if result.HasField("disk_bytes"):
@@ -57,7 +57,7 @@ def _phase(phase: PhaseTiming) -> str:
 
 
 def timing_line(result: CommandResult) -> str:
-    """How long each phase of a whole operation took, with the memory that it moved and how fast."""
+    """Formats the duration of each phase of an operation, with the memory that was moved and its rate."""
     moved: dict[str, int] = {}
     for member in result.members:
         for phase in member.phases:
@@ -77,7 +77,7 @@ def _whole_phase(phase: PhaseTiming, moved_by_members: int) -> str:
 
 
 def failure_lines(command: Command) -> list[str]:
-    """Why a command did not succeed, what became of each of its members, and what deserves attention."""
+    """Formats the error of a command, the state of each member, and the warnings."""
     reason = reason_name(command.error.reason)
     state = command_state(command)
     message = " ".join(command.error.message.split())
@@ -89,7 +89,7 @@ def failure_lines(command: Command) -> list[str]:
 
 
 def member_lines(command: Command) -> list[str]:
-    """What became of each member of a command that failed. What the command's error says is not repeated."""
+    """Formats the state of each member of a failed command. The command's own error is not repeated."""
     lines = []
     for member in command.result.members:
         before, after = (
@@ -106,11 +106,11 @@ def member_lines(command: Command) -> list[str]:
 
 
 def pair_lines(pairs: Iterable[GpuPair], taken: Collection[str], places: Mapping[str, str]) -> list[str]:
-    """The pairs that move something of one's own. The driver's map has each other GPU of the host too.
+    """Formats the pairs that move the workload. The driver's map also contains every other GPU of the host.
 
     Args:
         pairs: The driver's map.
-        taken: UUIDs of the GPUs that are taken. Empty: these are unknown, and all pairs are told.
+        taken: UUIDs of the workload's new GPUs. Empty: unknown, so all moving pairs are returned.
         places: Short names of GPUs.
     """
     return [
@@ -121,5 +121,5 @@ def pair_lines(pairs: Iterable[GpuPair], taken: Collection[str], places: Mapping
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people."""
+    """Formats a time in milliseconds or seconds."""
     return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s"

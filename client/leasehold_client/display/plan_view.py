@@ -1,4 +1,4 @@
-"""Plans for people: what would happen, to whom, and what stands in its way."""
+"""Plans as text: effects, processes, resources, checks and estimates."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -38,20 +38,20 @@ _TIERS: Final[dict[Tier.ValueType, str]] = {
     plan_pb2.TIER_HOST: "in host memory",
     plan_pb2.TIER_DISK: "on disk",
 }
-"""Where the bytes of a parked workload are."""
+"""Places of a suspended workload's bytes."""
 
 
 def echo_plan(
     plan: Plan, what: str, verb: str, gpus: Iterable[FleetGpu], names: Mapping[str, str] | None = None
 ) -> None:
-    """Prints a plan, without its refusals: these are errors, and go where errors go.
+    """Prints a plan without its refusals, which go to standard error.
 
     Args:
         plan: The plan.
-        what: The workloads, as the user named them.
-        verb: The verb that was planned.
-        gpus: The GPUs of the fleet, for their short names.
-        names: Names of workloads by id, where there are several.
+        what: Names of the workloads.
+        verb: The planned verb.
+        gpus: The GPUs of the fleet, for short names.
+        names: Names of workloads by id, for a plan of several workloads.
     """
     places = gpu_places(gpus)
     echo(f"{what}: {verb} {_summary(plan, places)}")
@@ -64,7 +64,7 @@ def echo_plan(
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
     lines += pair_lines(plan.pairs, [destination.gpu_uuid for destination in plan.destinations], places)
-    # An older worker doesn't say of which workload a check is: several may read the same.
+    # Checks of an older worker have no workload, so several may be equal.
     lines += table_lines(dict.fromkeys(_check_row(check, names or {}) for check in plan.checks))
     if plan.HasField("estimate"):
         seconds = duration_s(plan.estimate.duration)
@@ -81,18 +81,18 @@ def _summary(plan: Plan, places: Mapping[str, str]) -> str:
     if plan.already_there:
         return "would have nothing to do"
     moved = _moved_bytes(plan)
-    text = "would be begun" if moved is None else f"would move {size_text(moved)}"
+    text = "would start" if moved is None else f"would move {size_text(moved)}"
     taken = [destination.gpu_uuid for destination in plan.destinations]
     changes = [
         f"{label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}"
-        for label, uuids in (("gives up", plan.released_gpu_uuids), ("takes", taken))
+        for label, uuids in (("releases", plan.released_gpu_uuids), ("takes", taken))
         if uuids
     ]
     return f"{text}; it {' and '.join(changes)}" if changes else text
 
 
 def _moved_bytes(plan: Plan) -> int | None:
-    """Bytes that go to host memory or to disk, or come from there. None: that is not known."""
+    """Bytes that move to or from host memory or disk. None: unknown."""
     if plan.HasField("host_memory"):
         return plan.host_memory.needed_bytes
     if (known := _sum_if_known(plan.destinations)) is not None:
@@ -119,7 +119,7 @@ def _member_row(planned: MemberPlan, places: Mapping[str, str], names: Mapping[s
 
 
 def _check_row(check: Check, names: Mapping[str, str]) -> tuple[str, ...]:
-    """A check, with its workload where there are several: "-" where it is about all."""
+    """A row of a check, with its workload in a plan of several. "-": the check is about all."""
     workload = [names.get(check.workload_id, check.workload_id) or "-"] if names else []
     return (*workload, check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail))
 

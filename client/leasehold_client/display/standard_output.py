@@ -1,4 +1,4 @@
-"""Standard output, which may be a pipe that nobody reads any more, or a full disk."""
+"""Standard output, which may be a closed pipe or a full disk."""
 
 import sys
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from leasehold_client.errors import LeaseholdError
 
 
 def echo(text: str) -> None:
-    """Prints a line. Where nobody reads any more it is dropped: what is done stays done.
+    """Prints a line. A line to a closed pipe is dropped.
 
     Raises:
-        LeaseholdError: It can't be written, as on a full disk.
+        LeaseholdError: The write failed, such as on a full disk.
     """
     try:
         click.echo(safe_text(text))
@@ -23,12 +23,12 @@ def echo(text: str) -> None:
 
 
 def write(data: bytes) -> bool:
-    """Writes bytes as they are, at once. False: nobody reads any more.
+    """Writes and flushes bytes. Returns False if the pipe is closed.
 
     Raises:
-        LeaseholdError: They can't be written, as on a full disk.
+        LeaseholdError: The write failed, such as on a full disk.
     """
-    if sys.stdout is None:  # it was closed before we started
+    if sys.stdout is None:  # it was closed before the start
         return False
     try:
         sys.stdout.buffer.write(data)
@@ -41,11 +41,11 @@ def write(data: bytes) -> bool:
 
 @contextmanager
 def printed_by_click() -> Iterator[None]:
-    """Ends the command where click or another room prints what can't be written.
+    """Ends the command if output of click or of another package can't be written.
 
     Raises:
-        Exit: Nobody reads any more: that is no failure.
-        ClickException: The output can't be written, as on a full disk.
+        Exit: The pipe is closed, which is no failure.
+        ClickException: The write failed, such as on a full disk.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def printed_by_click() -> Iterator[None]:
 
 
 def _is_broken() -> bool:
-    """Whether standard output still has what it could not write."""
+    """Whether standard output still has data that it can't write."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -74,4 +74,4 @@ def _give_up(error: OSError) -> None:
 
 
 def _message(error: OSError) -> str:
-    return f"the output can't be written: {error.strerror}"
+    return f"can't write the output: {error.strerror}"

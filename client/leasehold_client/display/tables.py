@@ -13,13 +13,13 @@ from leasehold_client.messages import command_state, enum_name, operation_name, 
 
 
 def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints aligned columns, without colour: the output may go anywhere."""
+    """Prints aligned columns without colour, since the output may be a file."""
     for line in table_lines([headings, *rows]):
         echo(line)
 
 
 def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows of equally many cells as aligned lines."""
+    """Aligns rows of equal length."""
     cells = [[safe_cell(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     return [

@@ -1,4 +1,4 @@
-"""Text of others that is safe on a terminal: names, reasons and arguments come from any user of any host."""
+"""Untrusted text on a terminal: names, reasons and arguments may come from any user of any host."""
 
 import os
 import sys
@@ -10,21 +10,21 @@ import click
 _LINE_BREAKS: Final = "\n\t"
 
 _UNSAFE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Control characters, halves of characters, and separators of lines: a terminal may obey them."""
+"""Control characters, surrogates and line separators, which a terminal may interpret."""
 
 _DIRECTIONS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that let text appear in another order than it has."""
+"""Bidirectional marks, which change the order of displayed text."""
 
 
 def safe_text(text: str) -> str:
-    """The text with every character escaped that a terminal may obey, except line breaks and tabs."""
+    """Escapes every character that a terminal may interpret, except line breaks and tabs."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(one if one in _LINE_BREAKS else _safe(one) for one in text)
 
 
 def safe_cell(text: str) -> str:
-    """The same for a cell of a table, which has one line."""
+    """Escapes line breaks and tabs too, for a cell of a table."""
     return "".join(map(_safe, text))
 
 
@@ -35,7 +35,7 @@ def _safe(character: str) -> str:
 
 
 def echo_error(text: str) -> None:
-    """Prints lines to standard error. They are dropped where they can't be written: the exit code remains."""
+    """Prints lines to standard error. A failed write is ignored, since the exit code still counts."""
     try:
         click.echo(safe_text(text), err=True)
     except OSError:
@@ -43,7 +43,7 @@ def echo_error(text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Drops what a stream still buffers: it would fail once more, with a traceback, when Python exits."""
+    """Drops the buffer of a stream. Otherwise Python fails again at its exit, with a traceback."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,6 +1,6 @@
-"""Applications that save themselves, so that stopping them loses nothing, and they go on here or elsewhere.
+"""Checkpointable applications: programs that save their own state, and continue from it on any GPU.
 
-A program makes itself a :class:`CheckpointableKernel`, and serves it before it begins::
+A program implements :class:`CheckpointableKernel`, and serves it before its work::
 
     from leasehold_client import kernel
 
@@ -8,7 +8,7 @@ A program makes itself a :class:`CheckpointableKernel`, and serves it before it 
     with kernel.serve(trainer, facts, required=False):
         trainer.run()
 
-``serve`` is for plain threads, ``serve_trio`` and ``serve_asyncio`` are for loops. docs/kernels.md tells all.
+``serve`` is for plain threads, ``serve_trio`` and ``serve_asyncio`` are for event loops. See docs/kernels.md.
 """
 
 from leasehold_client.errors import LeaseholdError

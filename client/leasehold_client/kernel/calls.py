@@ -1,4 +1,4 @@
-"""The worker's calls to a kernel, done and answered. Any thread, one call at a time."""
+"""Execution of the worker's calls to an application, one call at a time, in any thread."""
 
 import hashlib
 import logging
@@ -29,12 +29,12 @@ Send = Callable[[ServeKernelRequest], None]
 
 
 class StreamOverError(Exception):
-    """The stream to the worker is over: nobody waits for an answer."""
+    """The stream to the worker has ended, so no answer is expected."""
 
 
 @final
 class KernelCalls(Generic[C]):
-    """Calls one kernel. What it raises becomes the answer that it failed."""
+    """Calls one application. An exception becomes a failure answer."""
 
     def __init__(self, kernel: CheckpointableKernel[C], facts: KernelFacts[C]) -> None:
         self._kernel = kernel
@@ -42,41 +42,41 @@ class KernelCalls(Generic[C]):
         self._prepared = False
 
     def answer(self, call: KernelCall, send: Send) -> KernelAnswer:
-        """Does what is asked; what is saved is sent in chunks before.
+        """Executes a call and returns its answer. The chunks of a checkpoint are sent before the answer.
 
         Raises:
-            StreamOverError: Nobody waits for it any more.
+            StreamOverError: The stream ended during the call.
         """
         try:
             answer = self._answer(call, send)
         except StreamOverError:
             raise
         except Exception as error:
-            logger.exception("the kernel failed")
+            logger.exception("the application raised an exception")
             answer = failure(error)
         answer.call_id = call.call_id
         return answer
 
     def restore(self, call: KernelCall, frames: Iterator[ServeKernelResponse], refusal: str) -> KernelAnswer:
-        """Takes in what was saved, and restores the kernel from it.
+        """Receives a checkpoint and restores the application.
 
         Args:
             call: The call.
-            frames: What follows it.
-            refusal: Why it is not to be restored. Empty: it is.
+            frames: The frames after the call.
+            refusal: Reason of a refusal. Empty: no refusal.
 
         Raises:
-            StreamOverError: The worker went away meanwhile.
+            StreamOverError: The stream ended during the transfer.
         """
         data = _receive(call.call_id, frames)
         try:
             if refusal:
                 raise RuntimeError(refusal)
             if data is None:
-                raise ValueError("what arrived is not what was saved")
+                raise ValueError("the received checkpoint is damaged: its size or digest is wrong")
             self._kernel.restore(self._facts.codec.decode(bytes(data)))
         except Exception as error:
-            logger.exception("the kernel could not be restored from checkpoint %s", call.checkpoint_id)
+            logger.exception("the restore from checkpoint %s failed", call.checkpoint_id)
             answer = failure(error)
         else:
             answer = KernelAnswer(done=local_pb2.KernelDone())
@@ -84,10 +84,12 @@ class KernelCalls(Generic[C]):
         return answer
 
     def undo(self) -> None:
-        """Lets the kernel go on if it was brought to rest, or asked to."""
+        """Calls ``cancel`` if ``prepare`` was called before."""
         if self._prepared:
             self._kernel.cancel()
-            self._prepared = False  # one that raised is called again, when the worker goes away at the latest
+            self._prepared = (
+                False  # after an exception, cancel is repeated at the end of the stream at the latest
+            )
 
     def _answer(self, call: KernelCall, send: Send) -> KernelAnswer:
         match call.method:
@@ -111,7 +113,9 @@ class KernelCalls(Generic[C]):
             case local_pb2.KERNEL_METHOD_HEALTH:
                 return KernelAnswer(health=self._kernel.health().value)
             case _:
-                raise ValueError(f"this version of Leasehold knows no call {call.method}: update it")
+                raise ValueError(
+                    f"the method {call.method} is unknown to this version of Leasehold: update Leasehold"
+                )
 
     def _save(self, call_id: int, send: Send) -> KernelPayload:
         checkpoint = self._kernel.checkpoint()
@@ -126,25 +130,25 @@ class KernelCalls(Generic[C]):
 
 
 def failure(error: Exception) -> KernelAnswer:
-    """The answer that something failed."""
+    """Converts an exception to a failure answer."""
     try:
         text = str(error)
-    except Exception:  # of the application: an error that can't even be shown is a failure too
-        logger.exception("the text of a kernel's error can't be read")
+    except Exception:  # __str__ of an application's error may raise too
+        logger.exception("the text of an application's error can't be read")
         text = "its text can't be read"
     return KernelAnswer(failure=_sendable(f"{type(error).__name__}: {text}"))
 
 
 def _sendable(text: str) -> str:
-    """Text of the application as a message may have it: bounded, and with halves of characters escaped.
+    """Bounds a text of the application and escapes surrogates, which a message can't contain.
 
-    A path that is not UTF-8 has such halves, and errors name paths.
+    Surrogates occur in errors with paths that are not UTF-8.
     """
     return text[:TEXT_LIMIT].encode(errors="backslashreplace").decode()[:TEXT_LIMIT]
 
 
 def _chunks(data: bytes | Iterable[bytes]) -> Iterator[bytes]:
-    """Cuts bytes, or joins and cuts pieces of any size, to chunks of one size."""
+    """Splits bytes, or pieces of any size, into chunks of equal size."""
     pieces = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
     room = bytearray()
     for piece in pieces:
@@ -161,7 +165,7 @@ def _chunks(data: bytes | Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _receive(call_id: int, frames: Iterator[ServeKernelResponse]) -> bytearray | None:
-    """All that follows a call. None: it is not what its end says."""
+    """Receives a whole checkpoint. None: its size or digest is wrong."""
     data = bytearray()
     for frame in frames:
         if frame.WhichOneof("frame") == "chunk" and frame.chunk.call_id == call_id:

@@ -1,4 +1,4 @@
-"""What a kernel's checkpoints are as bytes."""
+"""Codecs of application checkpoints."""
 
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar, final
@@ -9,22 +9,22 @@ C = TypeVar("C")
 
 
 class Codec(Protocol[C]):
-    """Turns a kernel's checkpoints into bytes and back. Called in a thread of Leasehold's."""
+    """Converts checkpoints to bytes and back. Called in a thread of Leasehold."""
 
     def encode(self, checkpoint: C) -> bytes | Iterable[bytes]:
-        """The checkpoint as bytes, or as pieces of any size, which need not all be in memory at once."""
+        """Encodes a checkpoint as bytes, or as pieces of any size that are read one after the other."""
         ...
 
     def decode(self, data: bytes) -> C:
-        """The checkpoint that these bytes are. Raises what it likes where they are none."""
+        """Decodes a checkpoint. Any exception means that the bytes are invalid."""
         ...
 
 
 @final
 class Msgpack(Generic[C]):
-    """MessagePack by msgspec: for its Structs, dataclasses, and what Python has built in.
+    """MessagePack by msgspec, for msgspec Structs, dataclasses and built-in types.
 
-    What is read is checked against the type.
+    Decoded data is validated against the type.
 
     Args:
         checkpoint_type: The type of the checkpoints.
@@ -35,13 +35,13 @@ class Msgpack(Generic[C]):
         self._decoder = msgspec.msgpack.Decoder(checkpoint_type)
 
     def encode(self, checkpoint: C) -> bytes:
-        """The checkpoint as MessagePack."""
+        """Encodes a checkpoint as MessagePack."""
         return self._encoder.encode(checkpoint)
 
     def decode(self, data: bytes) -> C:
-        """The checkpoint of MessagePack.
+        """Decodes a checkpoint from MessagePack.
 
         Raises:
-            msgspec.MsgspecError: The bytes are none of this type.
+            msgspec.MsgspecError: The bytes are not of the type.
         """
         return self._decoder.decode(data)

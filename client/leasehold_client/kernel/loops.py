@@ -1,4 +1,4 @@
-"""Kernels whose methods are coroutines, called from the thread that serves them."""
+"""Adapters for applications with coroutines, whose methods run in an event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,64 +13,64 @@ Ts = TypeVarTuple("Ts")
 
 
 class Loop(Protocol):
-    """Where coroutines run."""
+    """Runs coroutines in an event loop."""
 
     def run(self, method: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
-        """Runs a method there, and waits for it. In any other thread."""
+        """Runs a method in the loop and waits for its result. Called from another thread."""
         ...
 
 
 @final
 class AwaitedKernel(Generic[C]):
-    """A kernel of coroutines, as one of plain threads."""
+    """An application with coroutines, as a :class:`CheckpointableKernel`."""
 
     def __init__(self, kernel: AsyncCheckpointableKernel[C], loop: Loop) -> None:
         self._kernel = kernel
         self._loop = loop
 
     def can_checkpoint(self) -> tuple[bool, str]:
-        """Whether it could save itself now, and why not."""
+        """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.can_checkpoint)
 
     def checkpoint_size_estimate(self) -> int:
-        """About how many bytes that would be."""
+        """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.checkpoint_size_estimate)
 
     def prepare(self) -> None:
-        """Asks it to come to rest."""
+        """Calls the coroutine of this name."""
         self._loop.run(self._kernel.prepare)
 
     def is_quiescent(self) -> bool:
-        """Whether it is at rest."""
+        """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.is_quiescent)
 
     def checkpoint(self) -> C:
-        """What it is, at rest."""
+        """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.checkpoint)
 
     def cancel(self) -> None:
-        """Lets it go on."""
+        """Calls the coroutine of this name."""
         self._loop.run(self._kernel.cancel)
 
     def restore(self, checkpoint: C) -> None:
-        """Makes it what was saved."""
+        """Calls the coroutine of this name."""
         self._loop.run(self._kernel.restore, checkpoint)
 
     def health(self) -> Health:
-        """How it is."""
+        """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.health)
 
 
 @final
 class AsyncioLoop:
-    """The asyncio loop that runs now."""
+    """The running asyncio loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running: Future[object] | None = None
 
     def run(self, method: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
-        """Runs a method there, and waits for it."""
+        """Runs a method in the loop and waits for its result."""
 
         async def call() -> T:
             return await method(*arguments)
@@ -80,14 +80,14 @@ class AsyncioLoop:
         return future.result()
 
     def cancel(self) -> None:
-        """Cancels the method that runs, if one does."""
+        """Cancels the running method, if any."""
         if self._running is not None:
             self._running.cancel()
 
 
 @final
 class TrioLoop:
-    """The run of trio that this is called from."""
+    """The current trio run."""
 
     def __init__(self) -> None:
         import trio
@@ -97,17 +97,17 @@ class TrioLoop:
         self._scope: trio.CancelScope | None = None
 
     def run(self, method: Callable[[*Ts], Awaitable[T]], *arguments: *Ts) -> T:
-        """Runs a method there, and waits for it."""
+        """Runs a method in the loop and waits for its result."""
 
         async def call() -> T:
             with self._trio.CancelScope() as scope:
                 self._scope = scope
                 return await method(*arguments)
-            raise RuntimeError("the kernel is not served any more")
+            raise RuntimeError("the application is no longer served")
 
         return self._trio.from_thread.run(call, trio_token=self._token)
 
     def cancel(self) -> None:
-        """Cancels the method that runs, if one does. In trio's thread."""
+        """Cancels the running method, if any. Called in trio's thread."""
         if self._scope is not None:
             self._scope.cancel()

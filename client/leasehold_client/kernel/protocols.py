@@ -1,4 +1,4 @@
-"""What an application that saves itself looks like to Leasehold."""
+"""Protocols of checkpointable applications."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ C = TypeVar("C")
 
 
 class Health(enum.Enum):
-    """How an application says that it is."""
+    """Health that an application reports."""
 
     UNKNOWN = workload_pb2.KERNEL_HEALTH_UNSPECIFIED
     HEALTHY = workload_pb2.KERNEL_HEALTH_HEALTHY
@@ -23,15 +23,15 @@ class Health(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts(Generic[C]):
-    """Which application it is, and what its checkpoints are.
+    """Identity and checkpoint format of an application.
 
     Attributes:
-        kernel_id: Which one it is. What another one saved is not restored into it.
-        kind: What kind of application it is.
-        version: Version of what it saves. What has another one is not restored into it: count it up whenever
-            the code could not read older checkpoints.
-        codec: Turns its checkpoints into bytes and back.
-        describe: Says of a checkpoint what people should see, such as its step: 8 KiB at most.
+        kernel_id: Identity of the application. A checkpoint of another identity is never restored.
+        kind: Kind of application.
+        version: Version of the checkpoint format. A checkpoint of another version is never restored, so
+            increase the version when the code can't read older checkpoints.
+        codec: Converts checkpoints to bytes and back.
+        describe: Returns facts about a checkpoint for people, such as its step: at most 8 KiB.
     """
 
     kernel_id: str
@@ -42,77 +42,77 @@ class KernelFacts(Generic[C]):
 
 
 class CheckpointableKernel(Protocol[C]):
-    """An application that saves itself, in plain threads.
+    """A checkpointable application with plain threads.
 
-    The worker calls: ``can_checkpoint``, ``checkpoint_size_estimate``, ``prepare``, ``is_quiescent`` until it
-    is true, ``checkpoint``. Whatever goes wrong in between, ``cancel`` follows. The calls come one at a time,
-    in a thread that is not the application's own. What raises is a failure, which is told and logged.
+    The worker calls ``can_checkpoint``, ``checkpoint_size_estimate``, ``prepare``, ``is_quiescent`` until it
+    returns true, and ``checkpoint``. ``cancel`` follows after success and after any failure. Calls come one
+    at a time, in a thread of Leasehold. An exception fails the call, and is reported and logged.
     """
 
     def can_checkpoint(self) -> tuple[bool, str]:
-        """Whether it could save itself now, and why not. Returns at once."""
+        """Whether the application can checkpoint now, and otherwise the reason. Returns at once."""
         ...
 
     def checkpoint_size_estimate(self) -> int:
-        """About how many bytes that would be. 0: unknown. Returns at once."""
+        """Approximate size of a checkpoint in bytes. 0: unknown. Returns at once."""
         ...
 
     def prepare(self) -> None:
-        """Asks it to come to rest at its next good place. Returns at once."""
+        """Requests that the application quiesce at its next safe point. Returns at once."""
         ...
 
     def is_quiescent(self) -> bool:
-        """Whether it is at rest: nothing of what it saves changes before ``cancel``. Returns at once."""
+        """Whether the application is quiescent: its state is constant until ``cancel``. Returns at once."""
         ...
 
     def checkpoint(self) -> C:
-        """What it is, at rest. It must stay as it is until it is encoded, which ends by ``cancel``."""
+        """Returns the state of the quiescent application. The state must stay unchanged until ``cancel``."""
         ...
 
     def cancel(self) -> None:
-        """Undoes ``prepare``: it goes on. Called after ``prepare`` only, also if that raised."""
+        """Ends the quiescence. Called only after ``prepare``, also if ``prepare`` raised."""
         ...
 
     def restore(self, checkpoint: C) -> None:
-        """Becomes what was saved, before ``serve`` returns. Where it raises, an older one may follow."""
+        """Adopts a saved state before ``serve`` returns. After an exception, an older state may follow."""
         ...
 
     def health(self) -> Health:
-        """How it is. Returns at once."""
+        """The health of the application. Returns at once."""
         ...
 
 
 class AsyncCheckpointableKernel(Protocol[C]):
-    """As :class:`CheckpointableKernel`, in the application's own loop of trio or asyncio."""
+    """As :class:`CheckpointableKernel`, with coroutines in the application's trio or asyncio loop."""
 
     async def can_checkpoint(self) -> tuple[bool, str]:
-        """Whether it could save itself now, and why not."""
+        """Whether the application can checkpoint now, and otherwise the reason."""
         ...
 
     async def checkpoint_size_estimate(self) -> int:
-        """About how many bytes that would be. 0: unknown."""
+        """Approximate size of a checkpoint in bytes. 0: unknown."""
         ...
 
     async def prepare(self) -> None:
-        """Asks it to come to rest at its next good place."""
+        """Requests that the application quiesce at its next safe point."""
         ...
 
     async def is_quiescent(self) -> bool:
-        """Whether it is at rest."""
+        """Whether the application is quiescent."""
         ...
 
     async def checkpoint(self) -> C:
-        """What it is, at rest. It is encoded in a thread, and must stay as it is until ``cancel``."""
+        """Returns the state. It is encoded in another thread, and must stay unchanged until ``cancel``."""
         ...
 
     async def cancel(self) -> None:
-        """Undoes ``prepare``: it goes on."""
+        """Ends the quiescence."""
         ...
 
     async def restore(self, checkpoint: C) -> None:
-        """Becomes what was saved, before it begins."""
+        """Adopts a saved state before the application starts."""
         ...
 
     async def health(self) -> Health:
-        """How it is."""
+        """The health of the application."""
         ...

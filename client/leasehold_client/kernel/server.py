@@ -1,4 +1,4 @@
-"""How a program serves its kernel: in plain threads, trio or asyncio."""
+"""Entry points that serve an application: for plain threads, trio and asyncio."""
 
 import asyncio
 import os
@@ -19,13 +19,13 @@ from leasehold_client.kernel.session import ServedKernel
 from leasehold_client.local.worker import NoWorkerError
 
 WAIT_S: Final = 30.0
-"""How long a worker may take to know the kernel."""
+"""Default of the longest wait for a worker."""
 
 RESTORE_WAIT_S: Final = 3600.0
-"""How long a restore may take."""
+"""Default of the longest wait for a restore."""
 
 RESTORE_VARIABLE: Final = "LEASEHOLD_RESTORE"
-"""Set by the worker where it starts a program that it is about to restore."""
+"""Environment variable that the worker sets for a program that it is about to restore."""
 
 C = TypeVar("C")
 
@@ -39,22 +39,25 @@ def serve(
     wait_s: float = WAIT_S,
     restore_wait_s: float = RESTORE_WAIT_S,
 ) -> ServedKernel[C]:
-    """Serves a kernel to the worker of the workload that this process belongs to, in a thread of its own.
+    """Serves an application to the worker of its workload, in a separate thread.
 
-    Returns once the application may begin: it was restored, or there is nothing to restore. From then on the
-    worker may call the kernel at any time, until what is returned is closed. A workload has one kernel.
+    Returns once the application may start: after its restore, or if there is nothing to restore. From then on
+    the worker may call ``kernel`` at any time until the returned object is closed. A workload has one
+    application.
 
     Args:
-        kernel: The kernel.
-        facts: Which one it is.
-        socket: The worker's socket. None: LEASEHOLD_SOCKET, which the programs of workloads have.
-        required: Raises where there is no worker. Else the application begins without, and is not served
-            until one answers. A program that was started to be restored never begins without.
-        wait_s: How long the worker may take to know it.
-        restore_wait_s: How long a restore that the worker has announced may take.
+        kernel: The application.
+        facts: Identity and checkpoint format of the application.
+        socket: The worker's socket. None: LEASEHOLD_SOCKET, which programs of workloads have.
+        required: Whether a missing worker raises an error. Otherwise the application starts without a worker,
+            and is served once a worker answers. A program that the worker starts for a restore always
+            requires the worker.
+        wait_s: Longest wait for the worker.
+        restore_wait_s: Longest wait for a restore that the worker has announced.
 
     Raises:
-        LeaseholdError: It is refused, or was to be restored and could not be; or NoWorkerError.
+        LeaseholdError: The worker refuses the application, or its restore failed.
+        NoWorkerError: No worker answers, and ``required`` is set.
     """
     served = ServedKernel(kernel, facts, _path(socket, required), announced=_is_announced())
     try:
@@ -75,9 +78,9 @@ async def serve_trio(
     wait_s: float = WAIT_S,
     restore_wait_s: float = RESTORE_WAIT_S,
 ) -> AsyncIterator[ServedKernel[C]]:
-    """As :func:`serve`, for as long as the context lasts, with methods that run on trio.
+    """As :func:`serve`, while the context lasts, with methods that run as trio system tasks.
 
-    They run as system tasks. At the end of the context the one that runs is cancelled.
+    The end of the context cancels a running method.
     """
     import trio
 
@@ -104,9 +107,9 @@ async def serve_asyncio(
     wait_s: float = WAIT_S,
     restore_wait_s: float = RESTORE_WAIT_S,
 ) -> AsyncIterator[ServedKernel[C]]:
-    """As :func:`serve`, for as long as the context lasts, with methods that run in asyncio's loop.
+    """As :func:`serve`, while the context lasts, with methods that run in the asyncio loop.
 
-    At the end of the context the one that runs is cancelled.
+    The end of the context cancels a running method.
     """
     path = _path(socket, required)
     loop = AsyncioLoop()
@@ -121,7 +124,7 @@ async def serve_asyncio(
 
 
 def _is_announced() -> bool:
-    """Whether the worker started this program to restore it."""
+    """Whether the worker started this program for a restore."""
     return bool(os.environ.get(RESTORE_VARIABLE))
 
 
@@ -130,6 +133,6 @@ def _path(socket: str | Path | None, required: bool) -> str | Path | None:
     if path is None and (required or _is_announced()):
         raise NoWorkerError(
             f"{SOCKET_VARIABLE} is not set, so this process belongs to no workload: start it with `leasehold "
-            "run` or `leasehold exec`, serve within `local.claim()`, or say required=False"
+            "run` or `leasehold exec`, serve within `local.claim()`, or pass required=False"
         )
     return path

@@ -1,4 +1,4 @@
-"""A kernel that is served to this host's worker: the stream, and the thread that looks after it."""
+"""A served application: its stream to the worker of this host, and the thread of the stream."""
 
 import atexit
 import logging
@@ -27,24 +27,24 @@ from leasehold_client.local.worker import LocalStream, LocalWorker, NoWorkerErro
 logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT: Final = 4
-"""Frames to the worker that wait."""
+"""Largest number of queued frames to the worker."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
-"""Between two tries to reach a worker. The pause doubles each time, and is random within a factor of two."""
+"""Range of the pause between connection attempts, which doubles each time and has a random factor."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the end waits for a method of the kernel that runs."""
+"""How long ``close`` waits for a running method of the application."""
 
-_PASSING: Final = frozenset({"UNKNOWN_WORKLOAD", "ALREADY_REGISTERED", "WORKER_DRAINING"})
-"""Refusals that may pass: the worker learns of a program just after its start, of an end just after it."""
+_TRANSIENT: Final = frozenset({"UNKNOWN_WORKLOAD", "ALREADY_REGISTERED", "WORKER_DRAINING"})
+"""Transient refusals: the worker learns of the start and end of a program a little later."""
 
 C = TypeVar("C")
 
 
 @final
 class _Outbox:
-    """Frames to the worker, in the order of their sending. Bounded: who sends waits for room."""
+    """A bounded queue of frames to the worker. ``put`` blocks while the queue is full."""
 
     def __init__(self) -> None:
         self._frames: deque[ServeKernelRequest] = deque()
@@ -52,10 +52,10 @@ class _Outbox:
         self._closed = False
 
     def put(self, frame: ServeKernelRequest) -> None:
-        """Adds one once there is room.
+        """Adds a frame, once there is room.
 
         Raises:
-            StreamOverError: Nobody takes any.
+            StreamOverError: The queue is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._frames) < QUEUE_LIMIT)
@@ -65,7 +65,7 @@ class _Outbox:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends it for both sides."""
+        """Ends ``put`` and the iteration."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -83,16 +83,16 @@ class _Outbox:
 
 @final
 class ServedKernel(Generic[C]):
-    """A kernel that the worker may call, until it is closed. A context manager, which closes it.
+    """An application that the worker may call until ``close``, or until the end of the context.
 
-    A worker that restarts is looked for until it is back. Whenever the stream is lost, the kernel goes on as
-    if by ``cancel``.
+    After a restart of the worker, the stream is opened again. The end of a stream has the effect of
+    ``cancel`` on the application.
 
     Args:
-        kernel: The kernel, as plain threads call it.
-        facts: Which one it is.
-        path: The worker's socket. None: it is not served.
-        announced: The program was started to be restored, as its environment says.
+        kernel: The application.
+        facts: Identity and checkpoint format of the application.
+        path: The worker's socket. None: the application is not served.
+        announced: Whether the worker started the program for a restore.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class ServedKernel(Generic[C]):
         self._closed = threading.Event()
         self._stream: LocalStream[ServeKernelResponse] | None = None
         self._welcomed = False
-        """Whether a worker knows us now."""
-        self._told = False
-        """Whether one ever has."""
+        """Whether a worker serves the application now."""
+        self._ever_welcomed = False
+        """Whether a worker has ever served the application."""
         self._pending = False
-        """Whether we were told to wait for a restore, and have not been restored."""
+        """Whether a restore is announced and not done."""
         self._begun = False
         self._restored_checkpoint_id = ""
         self._error: LeaseholdError | None = None
-        """The last one."""
+        """The last error of the stream."""
         self._refused = False
         self._thread = threading.Thread(target=self._follow, name="leasehold-kernel", daemon=True)
         if path is None:
@@ -137,41 +137,41 @@ class ServedKernel(Generic[C]):
 
     @property
     def is_served(self) -> bool:
-        """Whether a worker can call it now."""
+        """Whether a worker can call the application now."""
         return self._welcomed
 
     @property
     def restored_checkpoint_id(self) -> str:
-        """What it was restored from. Empty: it began afresh."""
+        """The checkpoint of the restore. Empty: the application was not restored."""
         return self._restored_checkpoint_id
 
     def wait_begun(self, wait_s: float, restore_wait_s: float, *, required: bool) -> None:
-        """Waits until the application may begin: it is restored, or nothing is to be restored.
+        """Waits until the application may start: after its restore, or if there is nothing to restore.
 
         Args:
-            wait_s: How long a worker may take to know it.
-            restore_wait_s: How long a restore that the worker has said may take.
-            required: Without a worker, it may not begin. Nor may it if its restore was announced.
+            wait_s: Longest wait for a worker.
+            restore_wait_s: Longest wait for an announced restore.
+            required: Whether a missing worker is an error. An announced restore always requires a worker.
 
         Raises:
-            LeaseholdError: It may not begin. It is closed then.
+            LeaseholdError: The application may not start. It is closed then.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._told or self._closed.is_set(), wait_s)
-            if self._announced and not self._told and not self._closed.is_set():
+            self._changed.wait_for(lambda: self._ever_welcomed or self._closed.is_set(), wait_s)
+            if self._announced and not self._ever_welcomed and not self._closed.is_set():
                 logger.warning(
-                    "no answer from the worker at %s within %g s: waiting, as this program is to be restored",
+                    "no answer from the worker at %s within %g s: waiting for the restore of this program",
                     self._path,
                     wait_s,
                 )
-                self._changed.wait_for(lambda: self._told or self._closed.is_set(), restore_wait_s)
+                self._changed.wait_for(lambda: self._ever_welcomed or self._closed.is_set(), restore_wait_s)
             error = None
-            if self._told:
+            if self._ever_welcomed:
                 if not self._changed.wait_for(
                     lambda: not self._pending or self._closed.is_set(), restore_wait_s
                 ):
                     error = LeaseholdError(
-                        f"the worker has a checkpoint to restore, and did not within {restore_wait_s:g} s: "
+                        f"the worker did not restore the announced checkpoint within {restore_wait_s:g} s: "
                         "see its log, or allow more time"
                     )
             elif required or self._refused or self._announced:
@@ -185,10 +185,10 @@ class ServedKernel(Generic[C]):
             raise error
 
     def close(self) -> None:
-        """Ends the service. A method of the kernel that runs is waited for, for a while."""
+        """Ends the service. Waits up to 5 s for a running method of the application."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
-            return  # a fork's end is no end of ours: what it has of gRPC and of locks does not work there
+            return  # a forked child: gRPC and the locks do not work here
         with self._changed:
             self._closed.set()
             stream = self._stream
@@ -199,7 +199,7 @@ class ServedKernel(Generic[C]):
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _follow(self) -> None:
-        """Serves the kernel by one stream after the other."""
+        """Serves the application over one stream after another."""
         pause_s = FIRST_PAUSE_S
         with LocalWorker(self._path) as worker:
             while not self._closed.is_set():
@@ -208,7 +208,7 @@ class ServedKernel(Generic[C]):
                 except (LeaseholdError, StreamOverError) as error:
                     self._note(error)
                 except Exception:
-                    logger.exception("serving the kernel failed by a defect: it is tried again")
+                    logger.exception("a defect ended the service of the application: retrying")
                 if self._welcomed:
                     pause_s = FIRST_PAUSE_S
                 self._leave()
@@ -219,31 +219,31 @@ class ServedKernel(Generic[C]):
         if self._closed.is_set():
             return
         if self._welcomed:
-            logger.warning("the worker is gone (%s): it is looked for until it is back", error)
+            logger.warning("lost the worker (%s): reconnecting", error)
         if isinstance(error, LeaseholdError):
             with self._changed:
                 self._error = error
-                passing = isinstance(error, NoWorkerError) or error.reason in _PASSING
-                if not passing and not self._told:
-                    logger.warning("the worker refuses the kernel: %s", error.message)
+                transient = isinstance(error, NoWorkerError) or error.reason in _TRANSIENT
+                if not transient and not self._ever_welcomed:
+                    logger.warning("the worker refuses the application: %s", error.message)
                     self._refused = True
                     self._closed.set()
                 self._changed.notify_all()
 
     def _leave(self) -> None:
-        """The stream is over: nobody else lets the kernel go on."""
+        """Ends a quiescence that the worker can't end any more."""
         self._welcomed = False
         try:
             self._calls.undo()
         except Exception:
-            logger.exception("the kernel could not go on")
+            logger.exception("the application's cancel raised an exception")
 
     def _serve(self, worker: LocalWorker) -> None:
-        """Serves by one stream, to its end.
+        """Serves over one stream until its end.
 
         Raises:
-            LeaseholdError: The worker refuses, or is gone.
-            StreamOverError: It went away in the middle of a call.
+            LeaseholdError: The worker refused the application, or the connection broke.
+            StreamOverError: The stream ended during a call.
         """
         outbox = _Outbox()
         stream = worker.serve_kernel(iter(outbox))
@@ -262,7 +262,7 @@ class ServedKernel(Generic[C]):
                     case "call":
                         self._answer(frame.call, frames, outbox)
                     case _:
-                        pass  # of a call that we have given up
+                        pass  # belongs to an abandoned call
         finally:
             with self._changed:
                 self._stream = None
@@ -280,9 +280,9 @@ class ServedKernel(Generic[C]):
 
     def _welcome(self, restore_pending: bool) -> None:
         with self._changed:
-            # Once a restore was announced, it stays so: a worker that restarted may not know of it.
+            # An announced restore stays announced, since a restarted worker may not know of it.
             self._pending = (self._pending or restore_pending) and not self._begun
-            self._welcomed = self._told = True
+            self._welcomed = self._ever_welcomed = True
             self._changed.notify_all()
 
     def _answer(self, call: KernelCall, frames: Iterator[ServeKernelResponse], outbox: _Outbox) -> None:
@@ -290,14 +290,14 @@ class ServedKernel(Generic[C]):
             answer = self._calls.answer(call, outbox.put)
         else:
             with self._changed:
-                refusal = "" if self._pending else "the application works already: start it anew"
+                refusal = "" if self._pending else "the application has already started: restart the program"
             answer = self._calls.restore(call, frames, refusal)
             if answer.HasField("done"):
-                self._settle(call.checkpoint_id)
+                self._record_restore(call.checkpoint_id)
         outbox.put(ServeKernelRequest(answer=answer))
 
-    def _settle(self, checkpoint_id: str) -> None:
-        """It is restored: it may begin."""
+    def _record_restore(self, checkpoint_id: str) -> None:
+        """Records a restore, after which the application may start."""
         with self._changed:
             if not self._begun:
                 self._restored_checkpoint_id = checkpoint_id

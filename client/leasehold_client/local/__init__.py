@@ -1,6 +1,6 @@
-"""This host's worker, by its unix socket: claims, who holds what, and giving back. No coordinator is needed.
+"""The worker of this host over its unix socket: claims, leases and releases, without a coordinator.
 
-``claim`` is the way for a Python program to get GPUs for itself::
+``claim`` leases GPUs for the calling Python program::
 
     from leasehold_client import local
 

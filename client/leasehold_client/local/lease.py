@@ -1,4 +1,4 @@
-"""Claiming GPUs for the calling process."""
+"""Leases of the calling process: claims of GPUs of this host."""
 
 import os
 import threading
@@ -24,25 +24,25 @@ from leasehold_client.local.worker import Deadline, LocalWorker, NoWorkerError, 
 from leasehold_client.messages import duration
 
 RESUME_TIMEOUT_S: Final = 30.0
-"""How long a worker that restarts is waited for. It gives our lease to others after as long."""
+"""How long a restart of the worker is tolerated. The worker revokes the lease after the same time."""
 
 GIVE_BACK_TIMEOUT_S: Final = 5.0
-"""How long it is waited for at the end of a claim."""
+"""How long a restart of the worker is tolerated at the end of a claim."""
 
 RESUME_PAUSE_S: Final = 0.1
 
 
 @final
 class LocalLease:
-    """What a claim holds. Its GPUs may change when somebody moves, suspends or restores the process.
+    """The lease of a claim. Its GPUs change if an operator moves, suspends or restores the process.
 
     Attributes:
-        workload_id: Id of the workload that stands for this process.
-        name: Its name.
-        environment: Variables that name its GPUs, for child processes. Those of ``os.environ`` stay as they
-            were granted, as CUDA has read them: start children that use GPUs after a move with these.
-        yield_requested: Set while the claim is a helper's and somebody waits for its GPUs.
-        ended: Set once the lease is over, whoever ended it.
+        workload_id: Id of the workload of this process.
+        name: Name of the workload.
+        environment: Variables for child processes that use the GPUs. They follow a move, while ``os.environ``
+            keeps the values of the grant, since CUDA has read these already.
+        yield_requested: Set while the claim is preemptible and another claim waits for its GPUs.
+        ended: Set once the lease has ended, for any reason.
     """
 
     def __init__(self, worker: LocalWorker, request: ClaimRequest, on_waiting: "OnWaiting") -> None:
@@ -53,43 +53,43 @@ class LocalLease:
         self._stream = worker.claim(request)
         self._granted = threading.Event()
         self._seen = False
-        """Whether the worker has said anything: else there is none to come back to."""
+        """Whether the worker has ever answered. Only then is a lost connection resumed."""
         self._answered = False
-        """Whether it has by this stream."""
+        """Whether the worker has answered on the current stream."""
         self._refusal: LeaseholdError | None = None
         self.workload_id = ""
         self.name = ""
         self.environment: Mapping[str, str] = {}
         self.gpu_uuids: tuple[str, ...] = ()
-        """UUIDs of its GPUs now, in the order in which the process sees them. Empty while it is suspended."""
+        """UUIDs of the current GPUs, in the order of the process. Empty while the process is suspended."""
         self.state: WorkloadState.ValueType = workload_pb2.WORKLOAD_STATE_RUNNING
-        """Where its workload stands."""
+        """State of the workload."""
         self.yield_requested = threading.Event()
         self.ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="leasehold-claim", daemon=True)
         self._thread.start()
 
     def wait_granted(self) -> None:
-        """Waits until it is granted.
+        """Waits for the grant. An exception in the wait, such as KeyboardInterrupt, withdraws the claim.
 
         Raises:
-            LeaseholdError: It is refused.
+            LeaseholdError: The claim is refused or timed out.
         """
         try:
             self._granted.wait()
         except BaseException:
-            self.ended.set()  # it does not come back
+            self.ended.set()  # stops the thread from resuming
             self._stream.cancel()
             raise
         if self._refusal is not None:
             raise self._refusal
         if not self.workload_id:
-            raise LeaseholdError("the worker ended the claim without a word: look at its log")
+            raise LeaseholdError("the worker ended the claim without a reason: see its log")
 
     def give_back(self) -> None:
-        """Ends the lease. Where something is just done with the process, it ends right after that.
+        """Ends the lease. If an operation on the process is running, the lease ends after the operation.
 
-        A worker that restarts is waited for, for a while: it could not know, and would keep the lease.
+        A restart of the worker is tolerated for 5 s, since the restarted worker would keep the lease.
         """
         deadline = time.monotonic() + GIVE_BACK_TIMEOUT_S
         while not self.ended.is_set():
@@ -100,14 +100,14 @@ class LocalLease:
                     time.sleep(RESUME_PAUSE_S)
                     continue
             except LeaseholdError:
-                pass  # the end of the stream says the same, and the worker sees to it
+                pass  # the end of the stream releases the lease too
             break
         self.ended.set()
         self._stream.cancel()
         self._thread.join(RESUME_TIMEOUT_S)
 
     def _follow(self) -> None:
-        """Reads the stream; after a restart of the worker, that of its next start."""
+        """Reads the stream, and resumes it after a restart of the worker."""
         deadline = 0.0
         try:
             while not self.ended.is_set():
@@ -127,7 +127,7 @@ class LocalLease:
             self.ended.set()
 
     def _resume(self) -> None:
-        """Tries to go on with the next start: holds on, or waits anew behind those that came first."""
+        """Resumes the lease at a restarted worker, or repeats the claim if it was not granted yet."""
         request = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
         if not self._granted.is_set():
             request = self._deadline.apply(self._request)
@@ -135,7 +135,7 @@ class LocalLease:
             self._answered = False
             self._stream.cancel()
             self._stream = self._worker.claim(request)
-            if self.ended.is_set():  # meanwhile
+            if self.ended.is_set():  # set since the check above
                 self._stream.cancel()
 
     def _read(self) -> None:
@@ -158,7 +158,7 @@ class LocalLease:
                     return
                 case None:
                     pass
-        raise NoWorkerError("the worker ended the claim without a word: look at its log")
+        raise NoWorkerError("the worker ended the claim without a reason: see its log")
 
     def _change(self, changed: ClaimChanged) -> None:
         self.state = changed.state
@@ -170,7 +170,9 @@ class LocalLease:
             "NVIDIA_VISIBLE_DEVICES": visible,
             "LEASEHOLD_LEASE_ID": changed.lease.lease_id,
         }
-        if changed.state == workload_pb2.WORKLOAD_STATE_RUNNING:  # again: it has given them back since
+        if (
+            changed.state == workload_pb2.WORKLOAD_STATE_RUNNING
+        ):  # restored, so the earlier request is settled
             self.yield_requested.clear()
 
 
@@ -191,27 +193,28 @@ def claim(
     socket: str | Path | None = None,
     on_waiting: OnWaiting = lambda _: None,
 ) -> Iterator[LocalLease]:
-    """Claims GPUs of this host for the calling process, for as long as the context lasts.
+    """Leases GPUs of this host for the calling process while the context lasts.
 
-    Waits its turn. Within the context, CUDA_VISIBLE_DEVICES and its like are set in ``os.environ``: make the
-    first call to CUDA there, since CUDA reads them once. The process becomes a workload, which operators can
-    suspend, restore and move like any other; it is let go at the end, and never killed. If it dies, the lease
-    ends with it.
+    The claim waits in the worker's queue. Within the context, ``os.environ`` has CUDA_VISIBLE_DEVICES and
+    similar variables. CUDA reads them once, so make the first CUDA call within the context. The process is a
+    workload that operators can suspend, restore and move. The end of the context or of the process ends the
+    lease. The worker never kills the process.
 
     Args:
-        gpus: How many whole GPUs.
-        resources: What is wanted in full, instead.
-        name: What to call it. Empty: made up.
-        priority: Higher goes first.
-        wait_s: How long to wait. None: as long as it takes; 0: not at all.
-        helper: It is a helper, on these terms.
-        eviction: How it gives up its GPUs on request. None: weights retained, CUDA suspend.
-        hooks: What the worker calls around that, in order.
-        socket: The worker's socket. None: as :func:`~leasehold_client.local.socket_path` says.
-        on_waiting: Told how the wait stands, whenever that has changed. In another thread.
+        gpus: Number of whole GPUs.
+        resources: All resources, which replace ``gpus``.
+        name: Name of the workload. Empty: generated.
+        priority: Priority in the queue, higher first.
+        wait_s: Longest wait. None: no limit; 0: no wait.
+        helper: Terms of a preemptible workload. None: not preemptible.
+        eviction: Eviction policy. None: ``retain+cuda_suspend``.
+        hooks: Hooks around suspend and restore, in order.
+        socket: The worker's socket. None: :func:`~leasehold_client.local.socket_path`.
+        on_waiting: Called in another thread with the place in the queue, after each change.
 
     Raises:
-        LeaseholdError: It is refused, or not granted in time.
+        LeaseholdError: The claim is refused or timed out.
+        NoWorkerError: No worker answers.
     """
     spec = WorkloadSpec(
         resources=resources if resources is not None else Resources(gpu_count=gpus),
@@ -234,7 +237,7 @@ def claim(
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables of this process, and afterwards puts back what they were."""
+    """Sets environment variables, and restores the former values afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

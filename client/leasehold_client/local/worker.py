@@ -1,4 +1,4 @@
-"""The connection to this host's worker, by its unix socket."""
+"""The connection to the worker of this host, over its unix socket."""
 
 import grp
 import os
@@ -31,14 +31,14 @@ Response = TypeVar("Response")
 
 
 class NoWorkerError(LeaseholdError):
-    """No worker answers at the socket, or it went away."""
+    """No worker answers at the socket, or the connection to the worker broke."""
 
 
 def socket_path() -> Path:
-    """Where this host's worker serves: LEASEHOLD_SOCKET, else the system's, else that of one's own worker.
+    """The path of the worker's socket: LEASEHOLD_SOCKET, else the system's, else the user's own.
 
     Raises:
-        NoWorkerError: None of them is there.
+        NoWorkerError: No socket exists.
     """
     if named := os.environ.get(SOCKET_VARIABLE):
         return Path(named)
@@ -48,15 +48,15 @@ def socket_path() -> Path:
         if _is_there(path):
             return path
     raise NoWorkerError(
-        f"no worker of this host serves at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its "
-        f"socket with --socket or {SOCKET_VARIABLE}"
+        f"no worker listens at {SYSTEM_SOCKET} or {own}: start `leasehold worker`, or name its socket with "
+        f"--socket or {SOCKET_VARIABLE}"
     )
 
 
 def _is_there(path: Path) -> bool:
     try:
         path.stat()
-    except PermissionError:  # in a folder that the user may not search: check_access says so
+    except PermissionError:  # the folder is closed to this user, which check_access reports
         return True
     except OSError:
         return False
@@ -64,25 +64,25 @@ def _is_there(path: Path) -> bool:
 
 
 def check_access(named: str | Path | None) -> None:
-    """Refuses a socket that this user may not use. One that is missing passes: its worker may restart.
+    """Checks that this user may use a socket. A missing socket passes, since its worker may be restarting.
 
     Args:
-        named: The socket. None: as :func:`socket_path` says.
+        named: The socket. None: :func:`socket_path`.
 
     Raises:
         LeaseholdError: The user lacks a permission.
-        NoWorkerError: No socket is named, and none is there.
+        NoWorkerError: No socket is named, and no socket exists.
     """
     path = Path(named) if named is not None else socket_path()
     refused = f"user {os.geteuid()} may not use the worker's socket {path}"
     remedy = "ask for the worker's setting `socket_group` to name a group of this user"
     try:
         owner = path.stat().st_gid
-    except PermissionError as error:
+    except PermissionError:
         raise LeaseholdError(
             f"{refused}, whose folder is closed to this user: {remedy}, and for its `socket` to be in "
             "a folder that the group may search"
-        ) from error
+        ) from None
     except OSError:
         return
     if not os.access(path, os.W_OK):
@@ -100,7 +100,7 @@ def _group_name(number: int) -> str:
 
 @final
 class Deadline:
-    """Until when a claim waits, also where it has to be made anew because the worker restarts."""
+    """End of a claim's wait, also if the claim is repeated after a restart of the worker."""
 
     def __init__(self, wanted: local_pb2.ClaimOpen) -> None:
         self._time: float | None = None
@@ -108,7 +108,7 @@ class Deadline:
             self._time = time.monotonic() + wanted.wait.ToTimedelta().total_seconds()
 
     def apply(self, request: ClaimRequest) -> ClaimRequest:
-        """The request with what is left to wait."""
+        """Sets the remaining wait in a request."""
         if self._time is not None:
             left = timedelta(seconds=max(0.0, self._time - time.monotonic()))
             request.open.wait.FromTimedelta(left)
@@ -117,21 +117,21 @@ class Deadline:
 
 @final
 class LocalWorker:
-    """A connection to this host's worker. Methods raise :class:`LeaseholdError` where it refuses.
+    """A connection to the worker of this host. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
-        path: Its socket. None: as :func:`socket_path` says.
+        path: The socket. None: :func:`socket_path`.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = Path(path) if path is not None else socket_path()
         self._channel = grpc.insecure_channel(
             f"unix:{self.path}",
-            # Each connection is known by the process that made it: never share one with another channel.
+            # The worker identifies a connection by the process that made it, so channels never share one.
             options=[
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1000),  # who comes back too late has lost its lease
+                ("grpc.max_reconnect_backoff_ms", 1000),  # a late reconnect loses the lease
             ],
         )
         self._stub = LocalServiceStub(self._channel)
@@ -143,30 +143,30 @@ class LocalWorker:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection. Claims that hold on by it end."""
+        """Closes the connection and ends its claims."""
         self._channel.close()
 
     def list(self) -> ListResponse:
-        """The GPUs of this host, who holds them, and who waits."""
+        """The GPUs of this host with their holders, and the queue of claims."""
         try:
             return self._stub.List(local_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            raise self._decode(error) from error
+            raise self._decode(error) from None
 
     def release(self, workload: str) -> Workload:
-        """Lets a claim or an adopted process go, by the workload's id or name, or the lease's id."""
+        """Releases a claim or an adopted process, by workload id or name, or by lease id."""
         request = local_pb2.ReleaseRequest(workload=workload)
         try:
             return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
         except grpc.RpcError as error:
-            raise self._decode(error) from error
+            raise self._decode(error) from None
 
     def claim(self, request: ClaimRequest) -> "LocalStream[ClaimResponse]":
-        """Opens a claim, which lasts as long as its stream."""
+        """Opens a claim, which ends with its stream."""
         return LocalStream(self, self._stub.Claim(request))
 
     def serve_kernel(self, requests: Iterator[ServeKernelRequest]) -> "LocalStream[ServeKernelResponse]":
-        """Serves the calling process's kernel, for as long as the stream lasts."""
+        """Registers the application of the calling process until the stream ends."""
         return LocalStream(self, self._stub.ServeKernel(requests))
 
     def _decode(self, error: grpc.RpcError) -> LeaseholdError:
@@ -185,10 +185,10 @@ class LocalWorker:
 
 @final
 class LocalStream(Generic[Response]):
-    """The responses of a call that lasts.
+    """The responses of a streaming call.
 
-    gRPC's call is let go of as soon as it is over: one that is left to the end of the interpreter may wait
-    there for ever, for a lock of a thread that is no more.
+    The reference to gRPC's call is dropped at the end of the call. Otherwise the interpreter's shutdown may
+    deadlock on a lock of a thread that has ended.
     """
 
     def __init__(self, worker: LocalWorker, call: "grpc._CallIterator[Response]") -> None:
@@ -196,25 +196,26 @@ class LocalStream(Generic[Response]):
         self._call: grpc._CallIterator[Response] | None = call
 
     def __iter__(self) -> Iterator[Response]:
-        """Yields them until the call is over.
+        """Yields responses until the call ends.
 
         Raises:
-            LeaseholdError: It is refused; or NoWorkerError, the worker went away.
+            LeaseholdError: The worker refused the call.
+            NoWorkerError: The connection broke.
         """
         if self._call is None:
             return
         try:
             yield from self._call
         except grpc.RpcError as error:
-            raise self._worker._decode(error) from None  # which is the call itself
+            raise self._worker._decode(error) from None  # the error is the call itself
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Has a callback called once the call is over, whoever ended it. In any thread; perhaps at once."""
+        """Calls a function at the end of the call, in any thread. If the call has ended: at once."""
         if self._call is None or not self._call.add_callback(callback):
             callback()
 
     def cancel(self) -> None:
-        """Ends the call."""
+        """Cancels the call."""
         call, self._call = self._call, None
         if call is not None:
             call.cancel()

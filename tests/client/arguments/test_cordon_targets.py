@@ -3,7 +3,7 @@
 import pytest
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.gpu_pb2 import Gpu
-from leasehold_client.arguments.cordon_targets import CordonTarget, find_gpu_targets, find_targets
+from leasehold_client.arguments.cordon_targets import CordonTarget, find_targets
 from leasehold_client.errors import UsageError
 
 from tests.client.scripted_coordinator import GPUS, A, B, C
@@ -18,7 +18,7 @@ def test_gpus_of_a_worker_are_one_target_and_whole_workers_others() -> None:
         CordonTarget("w-2", (), "beta"),
         CordonTarget("w-1", (), "alpha"),
     ]
-    assert find_gpu_targets(["bbbb"], GPUS) == [CordonTarget("w-1", (B,), "alpha/1")]
+    assert find_targets(["bbbb"], (), GPUS) == [CordonTarget("w-1", (B,), "alpha/1")]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ def test_gpus_of_a_worker_are_one_target_and_whole_workers_others() -> None:
         (["gamma/0"], "^no GPU is at 'gamma/0'"),
         (["alpha/0", "aaaa"], "alpha/0 is named twice: name each GPU once"),
         (["alpha", "w-1"], "'w-1' names worker alpha a second time"),
-        (["twin"], "several workers are named 'twin': name one by its id"),
-        (["abad"], "'abad' is the name of a worker, and means a GPU too"),
-        ([""], "an empty name is no GPU"),
+        (["twin"], "several workers are named 'twin': write the id of a worker"),
+        (["abad"], "'abad' is both the name of a worker and a prefix of a GPU's UUID"),
+        ([""], "a GPU's name is empty"),
     ],
 )
 def test_what_means_nothing_or_several_things_is_bad_usage(names: list[str], match: str) -> None:
@@ -50,4 +50,4 @@ def test_a_worker_whose_name_means_a_gpu_too_is_named_by_its_id() -> None:
 
 def test_only_gpus_have_a_health() -> None:
     with pytest.raises(UsageError, match=r"^no GPU has a UUID"):
-        find_gpu_targets(["alpha"], GPUS)
+        find_targets(["alpha"], (), GPUS)

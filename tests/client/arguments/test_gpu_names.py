@@ -36,14 +36,14 @@ def test_names_that_mean_one_gpu(name: str, uuid: str) -> None:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("", "an empty name is no GPU"),
-        ("aaaa", "is the beginning of 2 GPUs"),
-        ("GPU-", "is the beginning of 3 GPUs"),
+        ("", "a GPU's name is empty"),
+        ("aaaa", "is a prefix of 2 UUIDs"),
+        ("GPU-", "is a prefix of 3 UUIDs"),
         ("ffff", "no GPU has a UUID that begins with 'ffff'"),
         ("alpha/2", "no GPU is at 'alpha/2'"),
         ("gamma/0", "no GPU is at 'gamma/0'"),
-        ("alpha/one", "the slot is a number, such as alpha/0"),
-        ("/", "the slot is a number"),
+        ("alpha/one", "write the slot as a number, such as alpha/0"),
+        ("/", "write the slot as a number"),
     ],
 )
 def test_names_that_do_not(name: str, match: str) -> None:
@@ -71,5 +71,5 @@ def test_pairs_and_lists() -> None:
             resolve_pair(text, GPUS)
     with pytest.raises(UsageError, match="names a GPU twice"):
         resolve_list("alpha/0,aaaa1", GPUS)
-    with pytest.raises(UsageError, match="1 GPUs are named and the workload holds 2"):
+    with pytest.raises(UsageError, match="the list has 1 GPUs, and the workload holds 2"):
         pair_in_order([A, B], [C])

@@ -23,21 +23,21 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
     [
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"name": "one"}', "has no list: write hooks as [{…}, …]"),
-        ("[3]", "hook 0 is 3: write it as {…}"),
+        ('{"name": "one"}', "is not a list: write hooks as [{…}, …]"),
+        ("[3]", "hook 0 is 3, not an object: write {…}"),
         (
             '[{}, {"nmae": "x"}]',
-            'hook 1 is no Hook (Message type "leasehold.v1.Hook" has no field named "nmae"',
+            'hook 1 is not a Hook message (Message type "leasehold.v1.Hook" has no field named "nmae"',
         ),
-        ('[{"phase": "SOON"}]', "hook 0 is no Hook ("),
-        ('[{"timeout": "soon"}]', "hook 0 is no Hook ("),
-        ('[{"signal": {"signal_number": -1}}]', "hook 0 is no Hook ("),
-        ('[{"name": "\\ud800"}]', "hook 0 is no Hook ("),
-        ('[{"http": {"body": "{}"}}]', "hook 0 is no Hook (the body '{}' is not base64"),
-        ('[{"drain": {"idle": {"body": "a"}}}]', "hook 0 is no Hook ("),
-        ('[{"vllm": 7}]', "hook 0 is no Hook ("),
-        ('[{"vllm": {}, "kernel": {}}]', "hook 0 is no Hook ("),
-        ('["' + "x" * 1_000_000, "has more than 1000000 bytes"),
+        ('[{"phase": "SOON"}]', "hook 0 is not a Hook message ("),
+        ('[{"timeout": "soon"}]', "hook 0 is not a Hook message ("),
+        ('[{"signal": {"signal_number": -1}}]', "hook 0 is not a Hook message ("),
+        ('[{"name": "\\ud800"}]', "hook 0 is not a Hook message ("),
+        ('[{"http": {"body": "{}"}}]', "hook 0 is not a Hook message (the body '{}' is not base64"),
+        ('[{"drain": {"idle": {"body": "a"}}}]', "hook 0 is not a Hook message ("),
+        ('[{"vllm": 7}]', "hook 0 is not a Hook message ("),
+        ('[{"vllm": {}, "kernel": {}}]', "hook 0 is not a Hook message ("),
+        ('["' + "x" * 1_000_000, "exceeds the limit of 1000000 bytes"),
     ],
 )
 def test_a_file_of_hooks_that_is_none(
@@ -47,7 +47,7 @@ def test_a_file_of_hooks_that_is_none(
     hooks.write_text(text)
     done = leasehold("run", "--hooks", str(hooks), "--", "serve")
     assert (done.code, done.stdout) == (2, "")
-    assert f"leasehold: {hooks}" in done.stderr
+    assert f"leasehold: the hooks file {hooks}" in done.stderr
     assert match in done.stderr
     assert done.stderr.count("\n") == 1
     assert not scripted.requests

@@ -82,14 +82,14 @@ def test_each_workload_gets_its_pairs(
     ("arguments", "code", "match"),
     [
         ("one both --swap", 2, "one and both hold 1 and 2 GPUs: only equal counts can be swapped"),
-        ("one id-of-one --swap", 2, "one and id-of-one are the same workload: name it once"),
+        ("one id-of-one --swap", 2, "one and id-of-one are the same workload: name each workload once"),
         ("one one --pair alpha/0=alpha/1", 2, "one and one are the same workload"),
         (
             "one two --pair alpha/0=alpha/1 --pair alpha/2=alpha/0",
             2,
             "the pair 'alpha/2=alpha/0' moves alpha/2, which none of one, two holds",
         ),
-        ("one two --pair alpha/0=alpha/1", 2, "no --pair moves a GPU of two: add one, or leave two out"),
+        ("one two --pair alpha/0=alpha/1", 2, "no --pair moves a GPU of two: add a pair, or leave two out"),
         ("one parked --swap", 1, "parked is SUSPENDED and holds no GPU"),
         ("parked one --pair alpha/0=alpha/1", 1, "(WRONG_STATE)"),
     ],
@@ -107,7 +107,7 @@ def test_moves_that_make_no_sense(
 def test_a_swap_can_be_planned(leasehold: CommandLine, holders: ScriptedCoordinator) -> None:
     holders.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse()
     done = leasehold("remap", "one", "two", "--swap", "--dry-run")
-    assert (done.code, done.stdout) == (0, "one, two: remap would be begun\n")
+    assert (done.code, done.stdout) == (0, "one, two: remap would start\n")
     [request] = holders.asked(fleet_pb2.PlanRequest)
     moves = request.operation.remap.moves
     assert [move.workload_id for move in moves] == ["id-of-one", "id-of-two"]
@@ -122,5 +122,5 @@ def test_a_workload_that_runs_cannot_leave_its_host(
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
         "leasehold: one can't move from alpha/0 to beta/0: a running workload can't leave its host, and "
-        "beta is another; name a GPU of alpha\n"
+        "beta is another host; name a GPU of alpha\n"
     )

@@ -83,7 +83,7 @@ def test_run_says_what_it_needs(leasehold: CommandLine, scripted: ScriptedCoordi
         ("run --gpu alpha/9 -- true", "no GPU is at 'alpha/9'"),
         (
             "run --yield-grace 5 -- true",
-            "only a helper yields: give --helper suspend or --helper stop too: see `",
+            "--yield-grace and --yield-signal need --helper suspend or --helper stop: see `",
         ),
     ],
 )

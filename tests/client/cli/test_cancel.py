@@ -61,7 +61,7 @@ def test_one_that_had_succeeded_is_too_late(
     plays(scripted, *before, command(SUCCEEDED, 2))
     done = leasehold("cancel", "c-1", "-o", output)
     assert done.code == 1
-    assert done.stderr == "leasehold: it is too late to cancel c-1: suspend SUCCEEDED\n"
+    assert done.stderr == "leasehold: too late to cancel c-1: suspend SUCCEEDED\n"
     assert bool(done.stdout) == (output == "json")
 
 
@@ -76,7 +76,7 @@ def test_one_that_ended_otherwise_says_how(
     name = command_pb2.CommandState.Name(state).removeprefix("COMMAND_STATE_")
     assert done.code == 1
     assert done.stderr.splitlines() == [
-        f"leasehold: it is too late to cancel c-1: suspend {name}: out of time (EXPIRED)",
+        f"leasehold: too late to cancel c-1: suspend {name}: out of time (EXPIRED)",
         "  pid 7: UNSPECIFIED -> UNSPECIFIED",
     ]
 
@@ -85,7 +85,7 @@ def test_nobody_need_wait_for_the_end(leasehold: CommandLine, scripted: Scripted
     plays(scripted, command(RUNNING))
     done = leasehold("cancel", "c-1", "--no-wait")
     assert (done.code, done.stderr) == (0, "")
-    assert done.stdout == "c-1: suspend is RUNNING, and is to be cancelled\n"
+    assert done.stdout == "c-1: suspend is RUNNING, cancellation requested\n"
     assert json.loads(leasehold("cancel", "c-1", "--no-wait", "-o", "json").stdout)["command_id"] == "c-1"
     assert not scripted.asked(fleet_pb2.WatchCommandRequest)
 

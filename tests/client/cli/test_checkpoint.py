@@ -92,7 +92,7 @@ def test_what_was_parked_tells_how(leasehold: CommandLine, scripted: ScriptedCoo
     )
     scripted.plays(parked)
     assert leasehold("suspend", "one").stdout.splitlines()[1:] == [
-        "  parked by offload+stop",
+        "  policy offload+stop",
         "  checkpoint k-2",
         "  released alpha/0",
     ]
@@ -114,7 +114,7 @@ def test_wake_and_restore_are_one(leasehold: CommandLine, scripted: ScriptedCoor
     [planned] = scripted.asked(fleet_pb2.PlanRequest)
     assert planned.operation.restore == wanted
     shown = " ".join(leasehold(verb, "--help").stdout.split())
-    assert f"`leasehold {'restore' if verb == 'wake' else 'wake'}` is the same verb" in shown
+    assert "`leasehold wake` and `leasehold restore` are the same" in shown
 
 
 def test_checkpoints_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -139,7 +139,7 @@ def test_workers_that_did_not_answer_are_named(leasehold: CommandLine, scripted:
     done = leasehold("get", "checkpoints", "-o", "json")
     assert (done.code, len(json.loads(done.stdout)["checkpoints"])) == (0, 1)
     assert done.stderr == (
-        "leasehold: these workers did not answer: beta, w-3; their checkpoints are not known\n"
+        "leasehold: warning: these workers did not answer, so their checkpoints are unknown: beta, w-3\n"
     )
 
 
@@ -167,10 +167,10 @@ def test_one_that_nobody_has_keeps_all(leasehold: CommandLine, scripted: Scripte
     done = leasehold("rm", "checkpoint", "k-2", "k-7")
     assert (done.code, done.stdout) == (1, "")
     told, refused = done.stderr.splitlines()
-    assert "beta; their checkpoints are not known" in told
+    assert "so their checkpoints are unknown: beta" in told
     assert refused == (
-        "leasehold: no worker that answered has the checkpoint 'k-7', and none was deleted: "
-        "`leasehold get checkpoints` lists them (UNKNOWN_CHECKPOINT)"
+        "leasehold: no worker that answered has a checkpoint 'k-7', and nothing was deleted: "
+        "`leasehold get checkpoints` lists checkpoints (UNKNOWN_CHECKPOINT)"
     )
     assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
 
@@ -194,7 +194,7 @@ def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: Scripte
     serve(scripted, *MADE)
     done = leasehold("rm", "checkpoint", "k-0", "k-2")
     assert (done.code, done.stdout) == (1, "")
-    assert "woken from k-2, and nothing was deleted" in done.stderr
+    assert "needs the checkpoint k-2, and nothing was deleted" in done.stderr
     assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
     scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(
         context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-0"
@@ -288,7 +288,7 @@ def test_a_plan_tells_its_policy_steps_and_tiers(
     [request] = scripted.asked(fleet_pb2.PlanRequest)
     assert request.operation == Operation(checkpoint=command_pb2.CheckpointOperation())
     plan.tiers[2].ClearField("needed_bytes")
-    assert leasehold("suspend", "one", "--dry-run").stdout.splitlines()[0] == "one: suspend would be begun"
+    assert leasehold("suspend", "one", "--dry-run").stdout.splitlines()[0] == "one: suspend would start"
     plan.destinations.append(DestinationPlan(gpu_uuid=A, needed_bytes=GIB))
     assert "would move 1.0 GiB; it takes alpha/0" in leasehold("wake", "one", "--dry-run").stdout
 

@@ -1,19 +1,21 @@
 """The Python client against a scripted coordinator."""
 
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
 from leasehold.v1.plan_pb2 import Plan
-from leasehold_client import Client, LeaseholdError, NoCoordinatorError
+from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError
 
 from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
 
-PENDING, RUNNING, SUCCEEDED = (
+FAILED, PENDING, RUNNING, SUCCEEDED = (
+    command_pb2.COMMAND_STATE_FAILED,
     command_pb2.COMMAND_STATE_PENDING,
     command_pb2.COMMAND_STATE_RUNNING,
     command_pb2.COMMAND_STATE_SUCCEEDED,
@@ -58,7 +60,7 @@ def test_a_wait_without_a_coordinator_ends() -> None:
 @pytest.mark.usefixtures("short_outages")
 def test_a_watch_that_never_tells_anything_ends(scripted: ScriptedCoordinator) -> None:
     scripted.answers["WatchCommand"] = lambda request, context: iter(())
-    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError, match="which goes on"):
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError, match="the command continues"):
         client.wait(Command(command_id="c-1"))
 
 
@@ -96,6 +98,32 @@ def test_output_that_is_not_to_be_had_is_an_error_at_once(scripted: ScriptedCoor
     with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="out of contact"):
         b"".join(client.output("one"))
     assert len(scripted.asked(ReadWorkloadOutputRequest)) == 1
+
+
+def test_a_wait_raises_unless_the_command_succeeded(scripted: ScriptedCoordinator) -> None:
+    failed = command(FAILED, 2)
+    failed.operation.suspend.SetInParent()
+    failed.error.reason = errors_pb2.ERROR_REASON_LOCK_TIMEOUT
+    failed.error.message = "the lock timed out"
+    failed.error.metadata["pid"] = "7"
+    scripted.plays(command(RUNNING, 1), failed)
+    with Client(scripted.address) as client:
+        assert client.wait(Command(command_id="c-1"), check=False).state == FAILED
+        with pytest.raises(CommandFailedError, match=r"^suspend FAILED: the lock timed out$") as error:
+            client.wait(Command(command_id="c-1"))
+    assert (error.value.reason, error.value.metadata) == ("LOCK_TIMEOUT", {"pid": "7"})
+    assert error.value.command == failed
+
+
+def test_errors_show_no_traceback_of_grpc(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKLOAD", "no workload 'missing'"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("missing")
+    shown = "".join(traceback.format_exception(error.value))
+    assert "no workload 'missing'" in shown
+    assert "_InactiveRpcError" not in shown
 
 
 def test_a_refusal_has_its_reason_code_and_facts(scripted: ScriptedCoordinator) -> None:

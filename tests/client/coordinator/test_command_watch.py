@@ -49,8 +49,8 @@ def test_somebody_who_sets_a_limit_waits_no_longer(
     done = leasehold("suspend", "one", "--wait-timeout", "0.2")
     assert done.code == 4
     assert done.stderr == (
-        "leasehold: command c-1 has not ended in the time that it was waited for; it goes on, and "
-        "`leasehold get commands c-1` shows how it stands\n"
+        "leasehold: command c-1 has not ended: the wait timed out; it continues, and "
+        "`leasehold get commands c-1` shows its state\n"
     )
 
 
@@ -98,7 +98,8 @@ def test_an_outcome_counts_whatever_its_revision() -> None:
         yield from next(streams)
         raise NoCoordinatorError("gone")
 
-    assert [told.state for told in command_watch.watch_command(opened, None)] == [
+    deadline = command_watch.CommandDeadline(command(DISPATCHED))
+    assert [told.state for told in command_watch.watch_command(opened, deadline)] == [
         DISPATCHED,
         UNKNOWN,
         SUCCEEDED,
@@ -124,5 +125,5 @@ def test_a_coordinator_that_ends_each_watch_early_is_given_up(
     scripted.answers["WatchCommand"] = watch
     done = leasehold("suspend", "one", *limit)
     assert done.code == 3
-    assert "command c-1 goes on: `leasehold get commands c-1` shows it" in done.stderr
+    assert "command c-1 continues: `leasehold get commands c-1` shows its state" in done.stderr
     assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) < 40, "no busy loop"

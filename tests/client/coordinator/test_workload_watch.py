@@ -10,7 +10,7 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_client import Client, LeaseholdError, NotYetError
+from leasehold_client import Client, LeaseholdError, WaitTimeoutError
 from leasehold_client.errors import NoCoordinatorError
 
 from tests.client.conftest import CommandLine
@@ -73,8 +73,8 @@ def test_a_workload_that_ends_before_it_is_ready_ends_the_wait(
     done = leasehold("wait", "one")
     assert done.code == 1
     assert done.stderr == (
-        "leasehold: workload one is EXITED, and ended before it was ready: look at its output with "
-        "`leasehold logs one` (WRONG_STATE)\n"
+        "leasehold: workload one is EXITED: it ended before it was ready; `leasehold logs one` shows its "
+        "output (WRONG_STATE)\n"
     )
     done = leasehold("wait", "one", "--for", "ended")
     assert (done.code, done.stdout) == (0, "one: EXITED(3)\n")
@@ -84,8 +84,8 @@ def test_a_wait_has_its_time(leasehold: CommandLine, scripted: ScriptedCoordinat
     tells(scripted, starting())
     done = leasehold("wait", "one", "--timeout", "0.2")
     assert done.code == 4
-    assert done.stderr.startswith("leasehold: workload one has not become ready within 0.2 s; it goes on")
-    with Client(scripted.address) as client, pytest.raises(NotYetError):
+    assert done.stderr.startswith("leasehold: workload one has not become ready within 0.2 s; it continues")
+    with Client(scripted.address) as client, pytest.raises(WaitTimeoutError):
         client.wait_workload("one", "ended", timeout_s=0)
 
 
@@ -147,7 +147,7 @@ def test_a_suspend_waits_until_the_workload_is_ready(
     tells(scripted, starting(), workload())
     rejected_first(scripted)
     done = leasehold("suspend", "one")
-    assert (done.code, done.stderr) == (0, "leasehold: workload one is not ready: waiting until it is\n")
+    assert (done.code, done.stderr) == (0, "leasehold: workload one is not ready: waiting\n")
     assert "one: suspend done" in done.stdout
     first, second = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
     assert first.request_id != second.request_id
@@ -180,7 +180,7 @@ def test_run_can_wait_until_the_workload_is_ready(
     )
     done = leasehold("run", "--wait-ready", "--no-wait", "--", "true")
     assert done.code == 2
-    assert "contradict each other" in done.stderr
+    assert "exclude each other" in done.stderr
 
 
 def test_get_shows_what_is_not_ready(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

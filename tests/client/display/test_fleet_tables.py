@@ -120,4 +120,4 @@ def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.Ca
     seen.report_time.FromSeconds(1_800_000_000)
     echo_workloads([seen, unheard], GPUS)
     _, *rows = columns(capsys.readouterr().out)
-    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00)", "RUNNING(not heard of)"]
+    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00)", "RUNNING(never reported)"]

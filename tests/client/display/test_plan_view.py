@@ -55,7 +55,7 @@ def test_a_plan_is_shown_and_nothing_is_begun(leasehold: CommandLine, scripted: 
     done = leasehold("remap", "one", *options)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "one: remap would move 4.0 GiB; it gives up alpha/0 and takes alpha/1, beta/0",
+        "one: remap would move 4.0 GiB; it releases alpha/0 and takes alpha/1, beta/0",
         "  pid 42     RUNNING  alpha/0 3.0 GiB, alpha/1 1.0 GiB",
         "  pid 43000  LOCKED   no device memory known",
         "  host memory: 4.0 GiB needed, 60.0 GiB available, 8.0 GiB available in its cgroup",
@@ -108,14 +108,14 @@ def test_every_refusal_is_a_line_on_standard_error(
     ("plan", "line"),
     [
         (Plan(already_there=True), "would have nothing to do"),
-        (Plan(), "would be begun"),
+        (Plan(), "would start"),
         (Plan(host_memory=HostMemoryPlan(needed_bytes=512)), "would move 512 B"),
-        (Plan(released_gpu_uuids=[B, A]), "would be begun; it gives up alpha/1, alpha/0"),
+        (Plan(released_gpu_uuids=[B, A]), "would start; it releases alpha/1, alpha/0"),
         (
             Plan(destinations=[DestinationPlan(gpu_uuid="GPU-x", needed_bytes=2048)]),
             "would move 2.0 KiB; it takes GPU-x",
         ),
-        (Plan(destinations=[DestinationPlan(gpu_uuid=C)]), "would be begun; it takes beta/0"),
+        (Plan(destinations=[DestinationPlan(gpu_uuid=C)]), "would start; it takes beta/0"),
     ],
 )
 def test_the_first_line_says_what_would_happen(

@@ -81,4 +81,4 @@ def test_a_full_disk_is_one_line(coordinator: ScriptedCoordinator, verb: str) ->
     with Path("/dev/full").open("wb") as full:
         code, stderr = leasehold(coordinator, verb, full.fileno())
     assert code == 1
-    assert stderr == "leasehold: the output can't be written: No space left on device\n"
+    assert stderr == "leasehold: can't write the output: No space left on device\n"

@@ -273,13 +273,13 @@ def test_what_arrives_damaged_is_not_restored() -> None:
         ServeKernelResponse(end=KernelPayload(call_id=1, size_bytes=5, sha256=b"x" * 32)),
     ]
     answer = KernelCalls(app, FACTS).restore(KernelCall(call_id=1), iter(frames), "")
-    assert "what arrived is not what was saved" in answer.failure
+    assert "the received checkpoint is damaged" in answer.failure
     assert app.state.step == 7
 
 
 def test_a_method_that_this_version_does_not_know_is_answered() -> None:
     answer = KernelCalls(App(), FACTS).answer(KernelCall(call_id=1), lambda _: None)
-    assert "knows no call" in answer.failure
+    assert "is unknown to this version of Leasehold" in answer.failure
 
 
 def test_the_program_of_the_page_runs() -> None:

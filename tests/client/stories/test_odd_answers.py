@@ -58,7 +58,9 @@ def test_an_argument_that_is_no_text(leasehold: CommandLine, scripted: ScriptedC
     for arguments in (["run", "--", "caf\udce9"], ["stop", "caf\udce9"]):
         done = leasehold(*arguments)
         assert (done.code, done.stdout) == (2, ""), done
-        assert done.stderr.startswith("leasehold: 'caf\\udce9' is not valid UTF-8: give text"), done.stderr
+        assert done.stderr.startswith("leasehold: the argument 'caf\\udce9' is not valid UTF-8: "), (
+            done.stderr
+        )
     assert not scripted.requests
 
 

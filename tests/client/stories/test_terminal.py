@@ -85,7 +85,9 @@ def test_ctrl_c_leaves_the_command_and_names_it(
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
         ended.set()
     assert (process.returncode, stdout) == (130, "")
-    assert stderr == ("leasehold: interrupted; command c-1 goes on: `leasehold get commands c-1` shows it\n")
+    assert stderr == (
+        "leasehold: interrupted; command c-1 continues: `leasehold get commands c-1` shows its state\n"
+    )
 
 
 def test_a_pipe_that_closes_ends_the_logs_quietly(

@@ -154,7 +154,7 @@ def test_a_coordinator_that_stays_away_is_named_with_the_command(
     assert (done.code, done.stdout) == (3, "")
     [line] = done.stderr.splitlines()
     assert scripted.address in line
-    assert "command c-1 goes on: `leasehold get commands c-1` shows it" in line
+    assert "command c-1 continues: `leasehold get commands c-1` shows its state" in line
 
 
 @pytest.mark.usefixtures("short_outages")
@@ -179,17 +179,17 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
         ("run", "Missing argument"),
         ("run --gpsu 1 -- true", "No such option '--gpsu'"),
         ("run --gpus -1 -- true", "-1 is not in the range"),
-        ("run --env WORD -- true", "'WORD' is not a variable: write K=V"),
+        ("run --env WORD -- true", "invalid variable 'WORD': write NAME=VALUE"),
         ("suspend one --timeout 0", "0.0 is not in the range"),
         ("suspend one --timeout nan", "'nan' is not a time"),
         ("suspend one --timeout 1e300", "is not in the range"),
-        ("suspend one --coordinator here", "'here' is not the address of a coordinator: write HOST:PORT"),
+        ("suspend one --coordinator here", "invalid coordinator address 'here': write HOST:PORT"),
         ("remap one", "either --pair OLD=NEW or --to"),
         ("remap one --pair alpha/0=alpha/1 --to alpha/1", "either --pair OLD=NEW or --to"),
         ("remap one two --pair alpha/0=alpha/1 --swap", "either --pair OLD=NEW or --to GPU,... or --swap"),
-        ("remap one two --to alpha/1", "--to moves one workload and 2 are named"),
-        ("remap one --swap", "--swap takes two workloads and 1 are named: name two"),
-        ("remap one two three --swap", "--swap takes two workloads and 3 are named: name two"),
+        ("remap one two --to alpha/1", "--to moves one workload, and 2 are named"),
+        ("remap one --swap", "--swap takes two workloads, and 1 are named: name two"),
+        ("remap one two three --swap", "--swap takes two workloads, and 3 are named: name two"),
         ("remap --swap", "Missing argument 'WORKLOAD...'"),
         ("suspend one --lock-timeout 0", "0.0 is not in the range"),
         ("suspend one --lock-timeout inf", "is not in the range"),
@@ -197,8 +197,8 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
         ("restore one --lock-timeout 1", "No such option '--lock-timeout'"),
         ("cancel", "Missing argument 'COMMAND'"),
         ("remap one --pair alpha/0", "'alpha/0' is not a pair"),
-        ("remap one --pair alpha/0=GPU-", "is the beginning of 3 GPUs"),
-        ("remap one --to alpha/0,alpha/1", "2 GPUs are named and the workload holds 1"),
+        ("remap one --pair alpha/0=GPU-", "is a prefix of 3 UUIDs"),
+        ("remap one --to alpha/0,alpha/1", "the list has 2 GPUs, and the workload holds 1"),
         ("restore one --to gamma/0", "no GPU is at 'gamma/0'"),
         ("restore one --to alpha/0,aaaa", "names a GPU twice"),
     ],
@@ -268,7 +268,8 @@ def test_a_parked_workload_cannot_leave_its_host(
     done = leasehold(verb, "one", "--to", "beta/0", *planned)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
-        "leasehold: one can't wake on beta/0: a parked workload can't leave its host, and beta is another; "
+        "leasehold: one can't be restored on beta/0: a suspended workload can't leave its host, and "
+        "beta is another host; "
         "name a GPU of alpha\n"
     )
     assert not scripted.asked(fleet_pb2.RestoreWorkloadRequest)
@@ -330,7 +331,7 @@ def test_workers_that_have_not_reported_are_named(
     )
     done = leasehold("get", "gpus", "-o", "json")
     assert len(json.loads(done.stdout)["gpus"]) == len(GPUS)
-    assert "not heard from since the coordinator started: w-9" in done.stderr
+    assert "so their GPUs are unknown: w-9" in done.stderr
 
 
 def test_logs_are_printed_byte_by_byte(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from leasehold_client import __version__, interrupts
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
 from leasehold_client.display.standard_output import printed_by_click
-from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.plugins import PLUGINS, missing_module
 
 EPILOG: Final = """\b
@@ -228,7 +228,7 @@ def _describe(error: click.ClickException) -> str:
     message = error.format_message()
     if message.startswith("Usage:"):
         return message
-    line = f"leasehold: {' '.join(message.split()).removesuffix('.')}"
+    line = f"leasehold: {one_line(message).removesuffix('.')}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         line += f": see `{error.ctx.command_path} --help`"
     return line

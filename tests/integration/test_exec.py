@@ -280,7 +280,7 @@ class Timer:
         assert self not in [timer for _, timer in self.clock.timers], "it was cancelled, or it never ends"
 
 
-def show(lines: exec_wait.WaitingLines, position: int, pending: int, reason: int) -> None:
+def show(lines: exec_wait.StatusLines, position: int, pending: int, reason: int) -> None:
     lines.show(ClaimWaiting(position=position, pending_claimers=pending, reason=f"reason {reason}"))
 
 
@@ -288,7 +288,7 @@ def test_lines_about_the_wait_come_slowly_and_end_with_the_newest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    lines = exec_wait.WaitingLines()
+    lines = exec_wait.StatusLines()
     for number in range(100):
         show(lines, 1 + number % 3, 5, number)
         clock.advance(exec_wait.LINE_INTERVAL_S / 40)
@@ -312,7 +312,7 @@ def test_the_newest_line_about_the_wait_comes_by_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_wait, "LINE_INTERVAL_S", 0.05)
-    lines = exec_wait.WaitingLines()
+    lines = exec_wait.StatusLines()
     show(lines, 2, 2, 0)
     show(lines, 1, 2, 0)
     told = ""

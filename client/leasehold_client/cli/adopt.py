@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
-from leasehold_client.cli.verb import output_option, timeout_option, verb, waiting_options
+from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 PID_LIMIT: Final = 2**22
@@ -25,9 +24,7 @@ PID_LIMIT: Final = 2**22
 )
 @click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @adoption_options
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def adopt(
     client: Client,
@@ -35,9 +32,7 @@ def adopt(
     pid: int,
     name: str,
     eviction: Eviction,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Adopt a running process of a worker's host as a workload.
 
@@ -51,6 +46,6 @@ def adopt(
         name=name,
         eviction=eviction.policy,
         hooks=eviction.hooks,
-        timeout_s=timeout_s,
+        timeout_s=options.timeout_s,
     )
-    conclude(client, command, workload.name, waiting=waiting, output=output)
+    conclude(client, command, workload.name, options)

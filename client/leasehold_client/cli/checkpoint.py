@@ -6,23 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.command()
 @click.argument("workload")
 @dry_run_option
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
-def checkpoint(
-    client: Client, workload: str, dry_run: bool, waiting: Waiting, timeout_s: float | None, output: str
-) -> None:
+def checkpoint(client: Client, workload: str, dry_run: bool, options: CommandOptions) -> None:
     """Checkpoint the application of a running workload, which keeps running.
 
     The application must implement leasehold_client.kernel.
@@ -30,7 +25,7 @@ def checkpoint(
     from leasehold_client.cli.conclusion import conclude, conclude_plan
 
     if dry_run:
-        conclude_plan(client, client.plan_checkpoint(workload), workload, "checkpoint", output=output)
+        conclude_plan(client, client.plan_checkpoint(workload), workload, "checkpoint", options)
         return
-    command = client.checkpoint(workload, timeout_s=timeout_s)
-    conclude(client, command, workload, waiting=waiting, output=output)
+    command = client.checkpoint(workload, timeout_s=options.timeout_s)
+    conclude(client, command, workload, options)

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -16,9 +15,9 @@ from leasehold_client.arguments.cordon_targets import CordonTarget
 from leasehold_client.arguments.gpu_names import gpu_places, with_places
 from leasehold_client.cli.exit_codes import EXIT_FAILED, EXIT_WAIT_TIMEOUT, error_line, interrupted
 from leasehold_client.cli.lookups import gpus_if_known, names_if_several, with_short_names
-from leasehold_client.cli.verb import READY_LIMIT_S
+from leasehold_client.cli.verb import READY_LIMIT_S, CommandOptions
 from leasehold_client.coordinator.client import Client
-from leasehold_client.coordinator.command_watch import Waiting, has_ended
+from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display import standard_output
 from leasehold_client.display.documents import echo_json, echo_message, to_dict
 from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines
@@ -39,9 +38,8 @@ def conclude(
     client: Client,
     command: Command,
     workload: str,
+    options: CommandOptions,
     *,
-    waiting: Waiting,
-    output: str,
     again: Callable[[], Command] | None = None,
 ) -> None:
     """Waits for a command, prints its outcome, and exits with 1 unless the command succeeded.
@@ -50,40 +48,46 @@ def conclude(
         client: The client.
         command: The command.
         workload: Name of the target, for messages.
-        waiting: Longest wait.
-        output: Output format.
+        options: Wait and output format.
         again: Creates the same command again. Called if the command is rejected as NOT_READY, once the
-            workload is ready. The whole wait has the limit of ``waiting``, or else the command's own timeout.
+            workload is ready. The whole wait has the limit of ``options``, or else the command's own timeout.
             None: no second attempt.
     """
-    no_wait = not waiting.wanted
-    if waiting.wanted:
-        began = time.monotonic()
-        command = _wait(client, command, waiting, output)
-        for _ in range(ATTEMPTS if again is not None else 0):
-            if command.error.reason != ERROR_REASON_NOT_READY or again is None:
-                break
-            limit_s = command.timeout.ToNanoseconds() / 1e9 if waiting.limit_s is None else waiting.limit_s
-            _wait_ready(client, command, limit_s - (time.monotonic() - began))
-            left_s = None if waiting.limit_s is None else limit_s - (time.monotonic() - began)
-            command = _wait(client, again(), replace(waiting, limit_s=left_s), output)
+    if options.wait:
+        command = _wait_with_retries(client, command, options, again)
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
-    if output == "json":
+    if options.json:
         echo_message(command)
-    elif no_wait:
+    elif not options.wait:
         _echo_stored(command, workload)
     elif succeeded:
         echo_outcome(command, workload, gpus_if_known(client))
-    if not no_wait and not succeeded:
+    if options.wait and not succeeded:
         places = gpu_places(gpus_if_known(client))
         _fail([with_places(line, places) for line in failure_lines(command)])
 
 
-def conclude_ready(client: Client, workload: Workload, *, waiting: Waiting, output: str) -> None:
+def _wait_with_retries(
+    client: Client, command: Command, options: CommandOptions, again: Callable[[], Command] | None
+) -> Command:
+    """Waits for a command, and creates it again while a workload was not ready."""
+    began = time.monotonic()
+    command = _wait(client, command, options.wait_s, json=options.json)
+    for _ in range(ATTEMPTS):
+        if again is None or command.error.reason != ERROR_REASON_NOT_READY:
+            break
+        limit_s = command.timeout.ToNanoseconds() / 1e9 if options.wait_s is None else options.wait_s
+        _wait_ready(client, command, limit_s - (time.monotonic() - began))
+        left_s = None if options.wait_s is None else limit_s - (time.monotonic() - began)
+        command = _wait(client, again(), left_s, json=options.json)
+    return command
+
+
+def conclude_ready(client: Client, workload: Workload, options: CommandOptions) -> None:
     """Waits until a started workload is ready, and prints this."""
-    limit_s = READY_LIMIT_S if waiting.limit_s is None else waiting.limit_s
+    limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s
     client.wait_workload(workload.workload_id, timeout_s=limit_s)
-    if output != "json":
+    if not options.json:
         standard_output.echo(f"{workload.name}: ready")
 
 
@@ -98,9 +102,7 @@ def _wait_ready(client: Client, command: Command, limit_s: float) -> None:
 def conclude_all(
     client: Client,
     creations: Sequence[tuple[str, Callable[[], Command]]],
-    *,
-    waiting: Waiting,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
@@ -109,8 +111,8 @@ def conclude_all(
     Args:
         client: The client.
         creations: Name of each target, and a function that creates its command.
-        waiting: Longest wait for all commands together.
-        output: Output format. In JSON, a single command is a document, and several are ``{"commands": […]}``.
+        options: Wait for all commands together, and output format. In JSON, a single command is a document,
+            and several are ``{"commands": […]}``.
 
     Raises:
         NoCoordinatorError: No coordinator answers. Commands that were created continue.
@@ -124,21 +126,21 @@ def conclude_all(
             raise
         except LeaseholdError as error:
             errors.append(error)
-    if waiting.wanted:
-        commands = _wait_for_all(client, commands, waiting, errors)
-    if output == "json" and commands:
+    if options.wait:
+        commands = _wait_for_all(client, commands, options, errors)
+    if options.json and commands:
         printed = [to_dict(command) for _, command in commands]
         echo_json({"commands": printed} if len(creations) > 1 else printed[0])
     has_failed = False
     for label, command in commands:
         if command.state == COMMAND_STATE_SUCCEEDED:
-            if output != "json":
+            if not options.json:
                 echo_outcome(command, label, [])
         elif has_ended(command.state):
             has_failed = True
             first, *others = failure_lines(command)
             _echo_failure([with_short_names(client, line) for line in (f"{label}: {first}", *others)])
-        elif not waiting.wanted and output != "json":
+        elif not options.wait and not options.json:
             _echo_stored(command, label)
     for refusal in errors:
         echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
@@ -152,19 +154,17 @@ def conclude_targets(
     client: Client,
     targets: Sequence[CordonTarget],
     create: Callable[[str, Sequence[str]], Command],
-    *,
-    waiting: Waiting,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """As :func:`conclude_all`, with one command per target, created from its worker id and GPU UUIDs."""
     creations = [(target.label, partial(create, target.worker_id, target.gpu_uuids)) for target in targets]
-    conclude_all(client, creations, waiting=waiting, output=output)
+    conclude_all(client, creations, options)
 
 
-def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, output: str) -> None:
+def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, options: CommandOptions) -> None:
     """Prints a plan, and exits with 1 if the plan has a refusal."""
     gpus = gpus_if_known(client)
-    if output == "json":
+    if options.json:
         echo_message(plan)
     else:
         echo_plan(plan, workload, verb, gpus, names_if_several(client, plan))
@@ -176,18 +176,18 @@ def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, *, outpu
         sys.exit(EXIT_FAILED)
 
 
-def conclude_cancel(client: Client, command: Command, *, waiting: Waiting, output: str) -> None:
+def conclude_cancel(client: Client, command: Command, options: CommandOptions) -> None:
     """Waits for the cancellation of a command, and exits with 1 if the command ended otherwise."""
-    if waiting.wanted and not has_ended(command.state):
-        command = _wait(client, command, waiting, output)
-    if output == "json":
+    if options.wait and not has_ended(command.state):
+        command = _wait(client, command, options.wait_s, json=options.json)
+    if options.json:
         echo_message(command)
     what = f"{command.command_id}: {operation_name(command)}"
     if not has_ended(command.state):
-        if output != "json":
+        if not options.json:
             standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
     elif command.state == COMMAND_STATE_CANCELLED:
-        if output != "json":
+        if not options.json:
             standard_output.echo("\n".join([f"{what} is CANCELLED", *member_lines(command)]))
     elif command.state == COMMAND_STATE_SUCCEEDED:
         _fail([f"too late to cancel {what} SUCCEEDED"])
@@ -213,34 +213,34 @@ def _echo_stored(command: Command, what: str) -> None:
 def _wait_for_all(
     client: Client,
     commands: Sequence[tuple[str, Command]],
-    waiting: Waiting,
+    options: CommandOptions,
     errors: list[LeaseholdError],
 ) -> list[tuple[str, Command]]:
     """The commands at their end, or at the end of the wait. Each timeout is added to ``errors``."""
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []
     for label, command in commands:
-        left = waiting
-        if waiting.limit_s is not None:
-            remaining_s = waiting.limit_s - (time.monotonic() - began)
-            left = replace(waiting, limit_s=max(remaining_s, min(waiting.limit_s, LAST_LOOK_S)))
+        left_s = options.wait_s
+        if left_s is not None:
+            left_s = max(left_s - (time.monotonic() - began), min(left_s, LAST_LOOK_S))
         try:
-            ended.append((label, _wait(client, command, left, "table")))
+            ended.append((label, _wait(client, command, left_s)))
         except CommandWaitTimeoutError as error:
             errors.append(error)
             ended.append((label, error.command))
     return ended
 
 
-def _wait(client: Client, command: Command, waiting: Waiting, output: str) -> Command:
+def _wait(client: Client, command: Command, wait_s: float | None, *, json: bool = False) -> Command:
+    """Waits for a command. In JSON, the command is printed after a timeout too."""
     command_id = command.command_id
     remainder = f"command {command_id} continues: `leasehold get commands {command_id}` shows its state"
     try:
-        return follow(client, command, waiting.limit_s)
+        return follow(client, command, wait_s)
     except KeyboardInterrupt:
         interrupted(remainder)
     except CommandWaitTimeoutError as error:
-        if output == "json":
+        if json:
             echo_message(error.command)
         raise
     except NoCoordinatorError as error:

@@ -12,27 +12,22 @@ import click
 
 from leasehold_client.arguments.cordon_targets import find_targets
 from leasehold_client.cli.lookups import known_gpus
-from leasehold_client.cli.verb import output_option, timeout_option, verb, waiting_options
+from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @click.option("--reason", required=True, help="Reason, which lists and refusals show.")
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def cordon(
     client: Client,
     targets: Sequence[str],
     reason: str,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Take GPUs or whole workers out of service: leases stay, and no new ones are granted.
 
@@ -41,19 +36,15 @@ def cordon(
     from leasehold_client.cli.conclusion import conclude_targets
 
     found = find_targets(targets, client.workers(), known_gpus(client))
-    create = partial(client.cordon, reason=reason, cordoned_by=_caller(), timeout_s=timeout_s)
-    conclude_targets(client, found, create, waiting=waiting, output=output)
+    create = partial(client.cordon, reason=reason, cordoned_by=_caller(), timeout_s=options.timeout_s)
+    conclude_targets(client, found, create, options)
 
 
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
-def uncordon(
-    client: Client, targets: Sequence[str], waiting: Waiting, timeout_s: float | None, output: str
-) -> None:
+def uncordon(client: Client, targets: Sequence[str], options: CommandOptions) -> None:
     """Put GPUs or whole workers back into service.
 
     A TARGET is a GPU (a UUID, a unique prefix of a UUID, or worker/slot) or a worker (a name or an id). To
@@ -62,8 +53,8 @@ def uncordon(
     from leasehold_client.cli.conclusion import conclude_targets
 
     found = find_targets(targets, client.workers(), known_gpus(client))
-    create = partial(client.uncordon, timeout_s=timeout_s)
-    conclude_targets(client, found, create, waiting=waiting, output=output)
+    create = partial(client.uncordon, timeout_s=options.timeout_s)
+    conclude_targets(client, found, create, options)
 
 
 def _caller() -> str:

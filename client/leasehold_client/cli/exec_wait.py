@@ -34,7 +34,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
     deadline = Deadline(request.open)
     give_up_at = 0.0
     while True:
-        lines = WaitingLines()
+        lines = StatusLines()
         try:
             with ExitStack() as stack:
                 worker = stack.enter_context(LocalWorker(socket))
@@ -59,7 +59,7 @@ def wait_granted(socket: Path | None, request: ClaimRequest) -> tuple[LocalWorke
 
 
 @final
-class WaitingLines:
+class StatusLines:
     """Prints a line when the place in the queue or the reason changes, at most one per interval.
 
     After several changes within an interval, the newest state is printed at its end.

@@ -3,13 +3,8 @@
 import sys
 from typing import Final, NoReturn
 
-from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import (
-    LeaseholdError,
-    NoCoordinatorError,
-    UsageError,
-    WaitTimeoutError,
-)
+from leasehold_client.display.terminal_text import echo_error, one_line
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
 
 EXIT_FAILED: Final = 1
 """The operation failed or was refused."""
@@ -41,7 +36,7 @@ def fail(error: LeaseholdError) -> NoReturn:
 
 def error_line(message: str, reason: str) -> str:
     """Formats an error as one line, followed by the reason unless that is empty."""
-    return f"leasehold: {' '.join(message.split())}{f' ({reason})' if reason else ''}"
+    return f"leasehold: {one_line(message)}{f' ({reason})' if reason else ''}"
 
 
 def interrupted(remainder: str) -> NoReturn:

@@ -10,10 +10,7 @@ import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.lookups import known_checkpoints, known_gpus, worker_names
-from leasehold_client.cli.verb import (
-    output_option,
-    verb,
-)
+from leasehold_client.cli.verb import output_option, verb
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

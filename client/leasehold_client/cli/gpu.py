@@ -10,11 +10,10 @@ import click
 
 from leasehold_client.arguments.cordon_targets import find_targets
 from leasehold_client.cli.lookups import known_gpus
-from leasehold_client.cli.verb import output_option, timeout_option, verb, waiting_options
+from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.group()
@@ -24,13 +23,9 @@ def gpu() -> None:
 
 @gpu.command("reset-health")
 @click.argument("names", nargs=-1, required=True, metavar="GPU...")
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
-def reset_health(
-    client: Client, names: Sequence[str], waiting: Waiting, timeout_s: float | None, output: str
-) -> None:
+def reset_health(client: Client, names: Sequence[str], options: CommandOptions) -> None:
     """Reset the recorded health of GPUs. The next check finds a persisting problem again.
 
     A GPU is a UUID, a unique prefix of a UUID, or worker/slot.
@@ -38,5 +33,5 @@ def reset_health(
     from leasehold_client.cli.conclusion import conclude_targets
 
     found = find_targets(names, (), known_gpus(client))
-    create = partial(client.reset_gpu_health, timeout_s=timeout_s)
-    conclude_targets(client, found, create, waiting=waiting, output=output)
+    create = partial(client.reset_gpu_health, timeout_s=options.timeout_s)
+    conclude_targets(client, found, create, options)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
-from leasehold_client.cli.verb import (
-    verb,
-)
+from leasehold_client.cli.verb import verb
 from leasehold_client.display import standard_output
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from leasehold_client.coordinator.client import Client
-
-Shown = TypeVar("Shown", bound="Message")
 
 
 @click.command()

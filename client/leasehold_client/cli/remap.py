@@ -10,17 +10,15 @@ import click
 
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.verb import (
+    CommandOptions,
+    command_options,
     dry_run_option,
     lock_timeout_option,
-    output_option,
-    timeout_option,
     verb,
-    waiting_options,
 )
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.command()
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
 @click.option("--swap", is_flag=True, help="Exchange the GPUs of two workloads, in their own orders.")
 @dry_run_option
 @lock_timeout_option
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def remap(
     client: Client,
@@ -48,9 +44,7 @@ def remap(
     swap: bool,
     dry_run: bool,
     lock_timeout_s: float | None,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Move running workloads to other GPUs of their worker.
 
@@ -66,7 +60,7 @@ def remap(
     names = ", ".join(workloads)
     if dry_run:
         plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)
-        conclude_plan(client, plan, names, "remap", output=output)
+        conclude_plan(client, plan, names, "remap", options)
         return
-    ask = partial(client.remap, moves, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s)
-    conclude(client, ask(), names, waiting=waiting, output=output, again=ask)
+    ask = partial(client.remap, moves, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s)
+    conclude(client, ask(), names, options, again=ask)

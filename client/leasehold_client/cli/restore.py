@@ -8,17 +8,10 @@ import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.lookups import known_gpus
-from leasehold_client.cli.verb import (
-    dry_run_option,
-    output_option,
-    timeout_option,
-    verb,
-    waiting_options,
-)
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.command()
@@ -32,9 +25,7 @@ if TYPE_CHECKING:
     help="Checkpoint that a STOPPED workload starts from.  [default: its newest intact one]",
 )
 @dry_run_option
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def restore(
     client: Client,
@@ -42,9 +33,7 @@ def restore(
     to: str | None,
     checkpoint_id: str,
     dry_run: bool,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Restore a suspended workload, on its former GPUs if they are free, else on others of the same chip.
 
@@ -62,7 +51,9 @@ def restore(
         check_host(client.workload(workload), workload, uuids, gpus)
     if dry_run:
         plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
-        conclude_plan(client, plan, workload, click.get_current_context().info_name or "", output=output)
+        conclude_plan(client, plan, workload, click.get_current_context().info_name or "", options)
         return
-    command = client.restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=timeout_s)
-    conclude(client, command, workload, waiting=waiting, output=output)
+    command = client.restore(
+        workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=options.timeout_s
+    )
+    conclude(client, command, workload, options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.lookups import known_checkpoints, worker_names
-from leasehold_client.cli.verb import dry_run_option, output_option, timeout_option, verb, waiting_options
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from leasehold.v1.command_pb2 import Command
 
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.group()
@@ -34,18 +33,14 @@ def rm() -> None:
     help="Delete also the checkpoint of a suspended workload, which then can't be restored.",
 )
 @dry_run_option
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def rm_checkpoint(
     client: Client,
     checkpoint_ids: Sequence[str],
     force: bool,
     dry_run: bool,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Delete checkpoints, with one command per worker that made any of them.
 
@@ -58,7 +53,7 @@ def rm_checkpoint(
     chosen = _choose(known, checkpoint_ids)
     needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
     if dry_run:
-        _show_deletion(client, chosen, output)
+        _show_deletion(client, chosen, options)
     if needed and not force:
         raise LeaseholdError(
             f"a suspended workload needs the checkpoint {needed[0]}, and nothing was deleted: restore or "
@@ -70,21 +65,21 @@ def rm_checkpoint(
     holders: dict[str, list[str]] = {}
     for one in chosen:
         holders.setdefault(one.worker_id, []).append(one.checkpoint_id)
-    create = partial(client.delete_checkpoints, force=force, timeout_s=timeout_s)
+    create = partial(client.delete_checkpoints, force=force, timeout_s=options.timeout_s)
     creations: list[tuple[str, Callable[[], Command]]] = [
         (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
     ]
-    conclude_all(client, creations, waiting=waiting, output=output)
+    conclude_all(client, creations, options)
 
 
-def _show_deletion(client: Client, chosen: Sequence[Checkpoint], output: str) -> None:
+def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:
     """Prints the checkpoints that would be deleted, and the bytes that would be freed."""
     from leasehold_client.byte_sizes import size_text
     from leasehold_client.display.documents import echo_json, to_dict
     from leasehold_client.display.tables import echo_checkpoints
 
     freed_bytes = sum(one.size_bytes for one in chosen)
-    if output == "json":
+    if options.json:
         echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
     else:
         echo_checkpoints(chosen, worker_names(client))

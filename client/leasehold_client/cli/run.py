@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,22 +11,13 @@ from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.eviction_options import Eviction, eviction_options
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.resource_options import helper_options, resource_options
-from leasehold_client.cli.verb import (
-    output_option,
-    timeout_option,
-    verb,
-    waiting_options,
-)
+from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
     from leasehold.v1.workload_pb2 import HelperTerms, Resources
 
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
-
-Shown = TypeVar("Shown", bound="Message")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -53,9 +44,7 @@ Shown = TypeVar("Shown", bound="Message")
 )
 @click.option("--wait-ready", is_flag=True, help="Return once the workload is ready, not just started.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def run(
     client: Client,
@@ -68,16 +57,14 @@ def run(
     environment: Sequence[str],
     wait_ready: bool,
     arguments: Sequence[str],
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Start a workload on a worker. The workload keeps running after this command has returned."""
     from leasehold.v1.workload_pb2 import WorkloadSpec
 
     from leasehold_client.cli.conclusion import conclude, conclude_ready
 
-    if wait_ready and not waiting.wanted:
+    if wait_ready and not options.wait:
         raise UsageError("--wait-ready and --no-wait exclude each other: give only one of them")
     spec = WorkloadSpec(
         arguments=arguments,
@@ -95,11 +82,11 @@ def run(
         worker=worker,
         gpu_uuids=uuids,
         checkpoint_id=eviction.checkpoint_id,
-        timeout_s=timeout_s,
+        timeout_s=options.timeout_s,
     )
-    conclude(client, command, workload.name, waiting=waiting, output=output)
+    conclude(client, command, workload.name, options)
     if wait_ready:
-        conclude_ready(client, workload, waiting=waiting, output=output)
+        conclude_ready(client, workload, options)
 
 
 def _variable(text: str) -> tuple[str, str]:

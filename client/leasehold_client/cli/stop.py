@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import (
-    WEEK_S,
-    Seconds,
-    output_option,
-    timeout_option,
-    verb,
-    waiting_options,
-)
+from leasehold_client.cli.verb import WEEK_S, CommandOptions, Seconds, command_options, verb
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
-
-Shown = TypeVar("Shown", bound="Message")
 
 
 @click.command()
@@ -38,21 +26,17 @@ Shown = TypeVar("Shown", bound="Message")
     is_flag=True,
     help="Kill restored processes even if they can't be suspended first, which can hang their host.",
 )
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def stop(
     client: Client,
     workload: str,
     grace_s: float | None,
     force: bool,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Stop a workload. A suspended workload is killed at once, since it can't handle SIGTERM."""
     from leasehold_client.cli.conclusion import conclude
 
-    command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=timeout_s)
-    conclude(client, command, workload, waiting=waiting, output=output)
+    command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=options.timeout_s)
+    conclude(client, command, workload, options)

@@ -10,12 +10,11 @@ import click
 
 from leasehold_client.cli.eviction_options import policy_options
 from leasehold_client.cli.verb import (
+    CommandOptions,
+    command_options,
     dry_run_option,
     lock_timeout_option,
-    output_option,
-    timeout_option,
     verb,
-    waiting_options,
 )
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import EvictionPolicy
 
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.command_watch import Waiting
 
 
 @click.command()
@@ -39,9 +37,7 @@ if TYPE_CHECKING:
 )
 @dry_run_option
 @lock_timeout_option
-@waiting_options()
-@timeout_option
-@output_option
+@command_options
 @verb
 def suspend(
     client: Client,
@@ -51,9 +47,7 @@ def suspend(
     force: bool,
     dry_run: bool,
     lock_timeout_s: float | None,
-    waiting: Waiting,
-    timeout_s: float | None,
-    output: str,
+    options: CommandOptions,
 ) -> None:
     """Suspend a workload and free its GPUs for others.
 
@@ -68,15 +62,15 @@ def suspend(
 
     if worker is not None and workload is None and not dry_run:
         answer = client.suspend_worker(
-            worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=timeout_s
+            worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s
         )
-        conclude_all(client, _each(client, answer), waiting=waiting, output=output)
+        conclude_all(client, _each(client, answer), options)
         return
     if workload is None or worker is not None:
         raise UsageError("give either a workload, or --worker without --dry-run")
     if dry_run:
         plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
-        conclude_plan(client, plan, workload, "suspend", output=output)
+        conclude_plan(client, plan, workload, "suspend", options)
         return
     ask = partial(
         client.suspend,
@@ -84,9 +78,9 @@ def suspend(
         policy=policy,
         force=force,
         lock_timeout_s=lock_timeout_s,
-        timeout_s=timeout_s,
+        timeout_s=options.timeout_s,
     )
-    conclude(client, ask(), workload, waiting=waiting, output=output, again=ask)
+    conclude(client, ask(), workload, options, again=ask)
 
 
 def _same(command: Command) -> Command:

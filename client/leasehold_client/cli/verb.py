@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 
@@ -77,29 +78,58 @@ dry_run_option = click.option(
 )
 
 
-def waiting_options(
+@dataclass(frozen=True, slots=True)
+class CommandOptions:
+    """Options of every verb that creates a command.
+
+    Attributes:
+        wait: Whether the verb waits for the end of the command.
+        wait_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
+        timeout_s: Timeout of the command itself. None: the coordinator's default.
+        output: Output format: ``table`` or ``json``.
+    """
+
+    wait: bool
+    wait_s: float | None
+    timeout_s: float | None
+    output: str
+
+    @property
+    def json(self) -> bool:
+        """Whether the output is JSON."""
+        return self.output == "json"
+
+
+def command_options(
+    function: Callable[..., None],
+    *,
     no_wait_help: str = "Return once the command is stored, before its execution.",
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options of the wait for a command, as the argument ``waiting``."""
+    has_timeout: bool = True,
+) -> Callable[..., None]:
+    """Adds the options of a command to a verb, as the argument ``options``: :class:`CommandOptions`."""
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @click.option("--no-wait", is_flag=True, help=no_wait_help)
-        @click.option(
-            "--wait-timeout",
-            "wait_timeout_s",
-            type=Seconds(min=0, max=YEAR_S),
-            metavar="SECONDS",
-            help="Longest wait for the end; then exit with 4, and the command continues.",
-        )
-        @wraps(function)
-        def call(*positional: Any, no_wait: bool, wait_timeout_s: float | None, **named: Any) -> None:
-            from leasehold_client.coordinator.command_watch import Waiting
+    @click.option("--no-wait", is_flag=True, help=no_wait_help)
+    @click.option(
+        "--wait-timeout",
+        "wait_timeout_s",
+        type=Seconds(min=0, max=YEAR_S),
+        metavar="SECONDS",
+        help="Longest wait for the end; then exit with 4, and the command continues.",
+    )
+    @output_option
+    @wraps(function)
+    def call(
+        *positional: Any,
+        no_wait: bool,
+        wait_timeout_s: float | None,
+        output: str,
+        timeout_s: float | None = None,
+        **named: Any,
+    ) -> None:
+        options = CommandOptions(not no_wait, wait_timeout_s, timeout_s, output)
+        function(*positional, options=options, **named)
 
-            function(*positional, waiting=Waiting(not no_wait, wait_timeout_s), **named)
-
-        return call
-
-    return decorate
+    return timeout_option(call) if has_timeout else call
 
 
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import (
-    READY_LIMIT_S,
-    YEAR_S,
-    Seconds,
-    output_option,
-    verb,
-)
+from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, Seconds, output_option, verb
 from leasehold_client.display.standard_output import echo
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from leasehold_client.coordinator.client import Client
     from leasehold_client.coordinator.workload_watch import Condition
-
-Shown = TypeVar("Shown", bound="Message")
 
 
 @click.command()

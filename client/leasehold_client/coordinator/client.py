@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar, final
+from typing import Protocol, TypeVar, final
 
 import grpc
 from leasehold.v1 import command_pb2, fleet_pb2
@@ -14,7 +14,12 @@ from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSp
 from leasehold_client.coordinator.reader import CALL_TIMEOUT_S, CHECKPOINTS_TIMEOUT_S, Reader
 from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
 
-Request = TypeVar("Request")
+
+class _CreateRequest(Protocol):
+    request_id: str
+
+
+Request = TypeVar("Request", bound=_CreateRequest)
 Response = TypeVar("Response")
 
 
@@ -50,7 +55,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.CreateWorkloadRequest(
-            request_id=_request_id(),
             name=name,
             spec=spec,
             worker=worker,
@@ -83,7 +87,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.SuspendWorkloadRequest(
-            request_id=_request_id(),
             workload=workload,
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
@@ -116,7 +119,8 @@ class Client(Reader):
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
         )
-        return self._create(self._workloads.SuspendWorker, request)
+        call = partial(self._workloads.SuspendWorker, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call)
 
     def restore(
         self,
@@ -135,7 +139,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.RestoreWorkloadRequest(
-            request_id=_request_id(),
             workload=workload,
             operation=restore_operation(gpu_uuids, checkpoint_id),
             timeout=duration(timeout_s),
@@ -153,7 +156,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = fleet_pb2.RemapWorkloadsRequest(
-            request_id=_request_id(),
             operation=remap_operation(moves, lock_timeout_s),
             timeout=duration(timeout_s),
         )
@@ -168,9 +170,7 @@ class Client(Reader):
             workload: Id or name.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
-        request = fleet_pb2.CheckpointWorkloadRequest(
-            request_id=_request_id(), workload=workload, timeout=duration(timeout_s)
-        )
+        request = fleet_pb2.CheckpointWorkloadRequest(workload=workload, timeout=duration(timeout_s))
         return self._create(self._workloads.CheckpointWorkload, request).command
 
     def delete_checkpoints(
@@ -190,7 +190,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.DeleteCheckpointsRequest(
-            request_id=_request_id(),
             worker=worker,
             timeout=duration(timeout_s),
             operation=command_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
@@ -214,7 +213,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.StopWorkloadRequest(
-            request_id=_request_id(),
             workload=workload,
             operation=command_pb2.StopOperation(grace=duration(grace_s), force=force),
             timeout=duration(timeout_s),
@@ -245,7 +243,6 @@ class Client(Reader):
             The workload, still PENDING, and the command that adopts the process.
         """
         request = fleet_pb2.AdoptProcessRequest(
-            request_id=_request_id(),
             worker=worker,
             operation=command_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
@@ -263,9 +260,7 @@ class Client(Reader):
         Raises:
             LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
         """
-        request = fleet_pb2.ReleaseWorkloadRequest(
-            request_id=_request_id(), workload=workload, timeout=duration(timeout_s)
-        )
+        request = fleet_pb2.ReleaseWorkloadRequest(workload=workload, timeout=duration(timeout_s))
         return self._create(self._workloads.ReleaseWorkload, request).command
 
     def cordon(
@@ -287,9 +282,7 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         operation = command_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
-        request = fleet_pb2.CordonRequest(
-            request_id=_request_id(), worker=worker, operation=operation, timeout=duration(timeout_s)
-        )
+        request = fleet_pb2.CordonRequest(worker=worker, operation=operation, timeout=duration(timeout_s))
         return self._create(self._fleet.Cordon, request).command
 
     def uncordon(
@@ -303,7 +296,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.UncordonRequest(
-            request_id=_request_id(),
             worker=worker,
             operation=command_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
@@ -321,7 +313,6 @@ class Client(Reader):
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
         request = fleet_pb2.ResetGpuHealthRequest(
-            request_id=_request_id(),
             worker=worker,
             operation=command_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
@@ -362,8 +353,5 @@ class Client(Reader):
         request: Request,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
+        request.request_id = uuid.uuid4().hex
         return self._connection.create(partial(method, request, timeout=timeout_s))
-
-
-def _request_id() -> str:
-    return uuid.uuid4().hex

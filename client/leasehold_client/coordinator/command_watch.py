@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
 import grpc
@@ -33,20 +32,6 @@ OpenStream: TypeAlias = Callable[[float | None], Generator[Command]]
 def has_ended(state: CommandState.ValueType) -> bool:
     """Whether a command in this state has ended."""
     return state in ENDED
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Whether and how long the caller of a verb waits for the end of its command.
-
-    Attributes:
-        wanted: False: the verb returns at once.
-        limit_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
-    """
-
-    wanted: bool
-    limit_s: float | None
 
 
 @final

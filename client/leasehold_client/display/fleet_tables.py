@@ -11,7 +11,8 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadOrigin
 from leasehold_client.arguments.gpu_names import gpu_place, gpu_places
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
-from leasehold_client.display.tables import echo_table
+from leasehold_client.display.tables import echo_table, field_size
+from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import enum_name, time_text, workload_state
 
 UNREMARKABLE: Final = (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK)
@@ -77,8 +78,8 @@ def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
 
 def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
     return [
-        size_text(sample.memory_used_bytes) if sample.HasField("memory_used_bytes") else "?",
-        size_text(sample.memory_total_bytes) if sample.HasField("memory_total_bytes") else "?",
+        field_size(sample, "memory_used_bytes"),
+        field_size(sample, "memory_total_bytes"),
         f"{sample.utilization_percent}%" if sample.HasField("utilization_percent") else "?",
         f"{sample.temperature_celsius}C" if sample.HasField("temperature_celsius") else "?",
     ]
@@ -89,7 +90,7 @@ def gpu_reason(lease: GpuLease) -> str:
     parts = []
     if lease.health not in UNREMARKABLE:
         health = enum_name(gpu_pb2.GpuHealth.Name, lease.health, "GPU_HEALTH_")
-        parts.append(f"{health}: {_one_line(lease.health_reason)}" if lease.health_reason else health)
+        parts.append(f"{health}: {one_line(lease.health_reason)}" if lease.health_reason else health)
     if lease.HasField("cordon"):
         parts.append(cordon_text(lease.cordon))
     parts += [_foreign_text(process) for process in lease.foreign_processes]
@@ -100,18 +101,18 @@ def gpu_reason(lease: GpuLease) -> str:
 
 def cordon_text(cordon: Cordon) -> str:
     """Operator and reason of a cordon."""
-    by = f" by {_one_line(cordon.cordoned_by)}" if cordon.cordoned_by else ""
-    return f"cordoned{by}: {_one_line(cordon.reason)}"
+    by = f" by {one_line(cordon.cordoned_by)}" if cordon.cordoned_by else ""
+    return f"cordoned{by}: {one_line(cordon.reason)}"
 
 
 def _foreign_text(process: ForeignProcess) -> str:
     words = [f"pid {process.pid}"]
-    words += [f"of {_one_line(process.user)}"] if process.user else []
-    words += [f"({_one_line(process.command)})"] if process.command else []
+    words += [f"of {one_line(process.user)}"] if process.user else []
+    words += [f"({one_line(process.command)})"] if process.command else []
     if process.HasField("device_memory_bytes"):
         words.append(f"holds {size_text(process.device_memory_bytes)}")
     if process.workload_id:
-        words.append(f"of workload {_one_line(process.workload_name)}, which does not lease it")
+        words.append(f"of workload {one_line(process.workload_name)}, which does not lease it")
     return " ".join(words)
 
 
@@ -172,7 +173,3 @@ def _origin(workload: Workload) -> str:
     if workload.origin in STARTED_HERE:
         return "run"
     return enum_name(WorkloadOrigin.Name, workload.origin, "WORKLOAD_ORIGIN_").lower()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

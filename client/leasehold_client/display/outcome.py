@@ -11,6 +11,7 @@ from leasehold_client.arguments.gpu_names import gpu_places, with_places
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.standard_output import echo
+from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import (
     command_state,
     duration_s,
@@ -80,7 +81,7 @@ def failure_lines(command: Command) -> list[str]:
     """Formats the error of a command, the state of each member, and the warnings."""
     reason = reason_name(command.error.reason)
     state = command_state(command)
-    message = " ".join(command.error.message.split())
+    message = one_line(command.error.message)
     return [
         f"{operation_name(command)} {state}: {message} ({reason})",
         *member_lines(command),

@@ -22,7 +22,8 @@ from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.outcome import pair_lines, seconds_text
 from leasehold_client.display.standard_output import echo
-from leasehold_client.display.tables import table_lines
+from leasehold_client.display.tables import field_size, table_lines
+from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import duration_s, enum_name
 
 _RESULTS: Final[dict[CheckResult.ValueType, str]] = {
@@ -57,7 +58,7 @@ def echo_plan(
     echo(f"{what}: {verb} {_summary(plan, places)}")
     members = [_member_row(member, places, names or {}) for member in plan.members]
     lines = [f"policy {policy_text(plan.policy)}"] if plan.HasField("policy") else []
-    lines += [f"{number}. {_one_line(step)}" for number, step in enumerate(plan.steps, 1)]
+    lines += [f"{number}. {one_line(step)}" for number, step in enumerate(plan.steps, 1)]
     lines += table_lines(members)
     lines += table_lines(map(_tier_row, plan.tiers))
     if plan.HasField("host_memory"):
@@ -68,9 +69,9 @@ def echo_plan(
     lines += table_lines(dict.fromkeys(_check_row(check, names or {}) for check in plan.checks))
     if plan.HasField("estimate"):
         seconds = duration_s(plan.estimate.duration)
-        basis = f" ({_one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
+        basis = f" ({one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
         lines.append(f"takes about {seconds_text(seconds)}{basis}")
-    lines += [f"warning: {_one_line(warning)}" for warning in plan.warnings]
+    lines += [f"warning: {one_line(warning)}" for warning in plan.warnings]
     for line in lines:
         echo(f"  {with_places(line, places)}")
 
@@ -121,7 +122,7 @@ def _member_row(planned: MemberPlan, places: Mapping[str, str], names: Mapping[s
 def _check_row(check: Check, names: Mapping[str, str]) -> tuple[str, ...]:
     """A row of a check, with its workload in a plan of several. "-": the check is about all."""
     workload = [names.get(check.workload_id, check.workload_id) or "-"] if names else []
-    return (*workload, check.name, _RESULTS.get(check.result, str(check.result)), _one_line(check.detail))
+    return (*workload, check.name, _RESULTS.get(check.result, str(check.result)), one_line(check.detail))
 
 
 def _host_memory(host_memory: HostMemoryPlan) -> str:
@@ -134,17 +135,11 @@ def _host_memory(host_memory: HostMemoryPlan) -> str:
 
 
 def _tier_row(tier: TierPlan) -> list[str]:
-    needed = size_text(tier.needed_bytes) if tier.HasField("needed_bytes") else "?"
-    available = size_text(tier.available_bytes) if tier.HasField("available_bytes") else "?"
+    needed, available = field_size(tier, "needed_bytes"), field_size(tier, "available_bytes")
     return [_TIERS.get(tier.tier, f"tier {tier.tier}"), f"{needed} needed", f"{available} available"]
 
 
 def _destination_row(destination: DestinationPlan, places: Mapping[str, str]) -> list[str]:
-    needed = size_text(destination.needed_bytes) if destination.HasField("needed_bytes") else "?"
-    free = size_text(destination.free_bytes) if destination.HasField("free_bytes") else "?"
+    needed, free = field_size(destination, "needed_bytes"), field_size(destination, "free_bytes")
     place = places.get(destination.gpu_uuid, destination.gpu_uuid)
     return [f"on {place}", f"{needed} needed", f"{free} free", destination.gpu_name]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from google.protobuf.message import Message
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.events_pb2 import Event, EventKind
@@ -26,6 +27,11 @@ def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
+
+
+def field_size(message: Message, field: str) -> str:
+    """Formats an optional field in bytes. "?": unset."""
+    return size_text(getattr(message, field)) if message.HasField(field) else "?"
 
 
 def echo_events(events: Iterable[Event]) -> None:

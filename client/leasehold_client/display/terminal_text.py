@@ -34,6 +34,11 @@ def _safe(character: str) -> str:
     return character
 
 
+def one_line(text: str) -> str:
+    """Joins the lines of a text with single spaces."""
+    return " ".join(text.split())
+
+
 def echo_error(text: str) -> None:
     """Prints lines to standard error. A failed write is ignored, since the exit code still counts."""
     try:

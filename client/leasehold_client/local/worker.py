@@ -4,6 +4,7 @@ import grp
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar, cast, final
@@ -148,18 +149,14 @@ class LocalWorker:
 
     def list(self) -> ListResponse:
         """The GPUs of this host with their holders, and the queue of claims."""
-        try:
+        with self._decoded():
             return self._stub.List(local_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise self._decode(error) from None
 
     def release(self, workload: str) -> Workload:
         """Releases a claim or an adopted process, by workload id or name, or by lease id."""
         request = local_pb2.ReleaseRequest(workload=workload)
-        try:
+        with self._decoded():
             return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
-        except grpc.RpcError as error:
-            raise self._decode(error) from None
 
     def claim(self, request: ClaimRequest) -> "LocalStream[ClaimResponse]":
         """Opens a claim, which ends with its stream."""
@@ -168,6 +165,13 @@ class LocalWorker:
     def serve_kernel(self, requests: Iterator[ServeKernelRequest]) -> "LocalStream[ServeKernelResponse]":
         """Registers the application of the calling process until the stream ends."""
         return LocalStream(self, self._stub.ServeKernel(requests))
+
+    @contextmanager
+    def _decoded(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._decode(error) from None  # the gRPC error adds nothing
 
     def _decode(self, error: grpc.RpcError) -> LeaseholdError:
         refusal = decode_refusal(error)
@@ -204,10 +208,8 @@ class LocalStream(Generic[Response]):
         """
         if self._call is None:
             return
-        try:
+        with self._worker._decoded():
             yield from self._call
-        except grpc.RpcError as error:
-            raise self._worker._decode(error) from None  # the error is the call itself
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Calls a function at the end of the call, in any thread. If the call has ended: at once."""

@@ -27,92 +27,37 @@ LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
 VERBS: Final = {
-    "get": (
-        "List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.",
-        "leasehold_client.cli.get:get",
-    ),
-    "run": (
-        "Start a workload on a worker.",
-        "leasehold_client.cli.run:run",
-    ),
-    "wait": (
-        "Wait until a workload is ready or has ended.",
-        "leasehold_client.cli.wait:wait",
-    ),
-    "suspend": (
-        "Suspend a workload and free its GPUs for others.",
-        "leasehold_client.cli.suspend:suspend",
-    ),
-    "wake": (
-        "Restore a suspended workload, on its former GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.cli.restore:restore",
-    ),
-    "restore": (
-        "Restore a suspended workload, on its former GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.cli.restore:restore",
-    ),
-    "remap": (
-        "Move running workloads to other GPUs of their worker.",
-        "leasehold_client.cli.remap:remap",
-    ),
-    "checkpoint": (
-        "Checkpoint the application of a running workload, which keeps running.",
-        "leasehold_client.cli.checkpoint:checkpoint",
-    ),
-    "rm": (
-        "Delete checkpoints.",
-        "leasehold_client.cli.rm:rm",
-    ),
-    "stop": (
-        "Stop a workload.",
-        "leasehold_client.cli.stop:stop",
-    ),
-    "adopt": (
-        "Adopt a running process of a worker's host as a workload.",
-        "leasehold_client.cli.adopt:adopt",
-    ),
-    "release": (
-        "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
-        "leasehold_client.cli.release:release",
-    ),
-    "cordon": (
-        "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
-        "leasehold_client.cli.cordon:cordon",
-    ),
-    "uncordon": (
-        "Put GPUs or whole workers back into service.",
-        "leasehold_client.cli.cordon:uncordon",
-    ),
-    "gpu": (
-        "Manage the recorded health of GPUs.",
-        "leasehold_client.cli.gpu:gpu",
-    ),
-    "forget": (
-        "Make the coordinator forget a worker that will not come back.",
-        "leasehold_client.cli.forget:forget",
-    ),
-    "cancel": (
-        "Cancel a command that has not ended.",
-        "leasehold_client.cli.cancel:cancel",
-    ),
-    "logs": (
-        "Print the output of a workload.",
-        "leasehold_client.cli.logs:logs",
-    ),
-    "exec": (
-        "Run a command with GPUs of this host, once they are granted.",
-        "leasehold_client.cli.exec:exec_command",
-    ),
-    "local": (
-        "Show and release leases of this host's worker, without a coordinator.",
-        "leasehold_client.cli.local:local",
-    ),
-    "demo": (
-        "Suspend, move and restore six counting processes on two simulated GPU hosts.",
-        "leasehold_client.demo.command:demo",
-    ),
+    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.",
+    "run": "Start a workload on a worker.",
+    "wait": "Wait until a workload is ready or has ended.",
+    "suspend": "Suspend a workload and free its GPUs for others.",
+    "wake": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
+    "restore": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
+    "remap": "Move running workloads to other GPUs of their worker.",
+    "checkpoint": "Checkpoint the application of a running workload, which keeps running.",
+    "rm": "Delete checkpoints.",
+    "stop": "Stop a workload.",
+    "adopt": "Adopt a running process of a worker's host as a workload.",
+    "release": "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
+    "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
+    "uncordon": "Put GPUs or whole workers back into service.",
+    "gpu": "Manage the recorded health of GPUs.",
+    "forget": "Make the coordinator forget a worker that will not come back.",
+    "cancel": "Cancel a command that has not ended.",
+    "logs": "Print the output of a workload.",
+    "exec": "Run a command with GPUs of this host, once they are granted.",
+    "local": "Show and release leases of this host's worker, without a coordinator.",
+    "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
 }
-"""Summary and place (MODULE:NAME) of each subcommand of the client."""
+"""Summary of each subcommand of the client, for ``leasehold --help``."""
+
+_PLACES: Final = {
+    "wake": "leasehold_client.cli.restore:restore",
+    "uncordon": "leasehold_client.cli.cordon:uncordon",
+    "exec": "leasehold_client.cli.exec:exec_command",
+    "demo": "leasehold_client.demo.command:demo",
+}
+"""Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 
 
 class NotInstalledError(click.ClickException):
@@ -175,7 +120,7 @@ class LazyGroup(click.Group):
 
 def _summaries() -> dict[str, str]:
     """The summary of each subcommand, by name."""
-    summaries = {name: summary for name, (summary, _) in VERBS.items()}
+    summaries = dict(VERBS)
     for name, plugin in PLUGINS.items():
         missing = missing_module(plugin)
         summaries[name] = f"(needs {missing})" if missing else plugin.summary
@@ -184,7 +129,7 @@ def _summaries() -> dict[str, str]:
 
 def _load(name: str) -> click.Command | None:
     if name in VERBS:
-        _, place = VERBS[name]
+        place = _PLACES.get(name, f"leasehold_client.cli.{name}:{name}")
     elif name in PLUGINS:
         place = PLUGINS[name].place
     else:

@@ -71,6 +71,8 @@ class Signal(IntegerType):
 def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callable[..., None]:
     """Adds the options of a workload's resources, as the argument ``resources``.
 
+    The name of each option's value is the name of a field of ``Resources``.
+
     Args:
         function: The verb.
         gpus: Default number of GPUs.
@@ -122,35 +124,12 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
     @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Host memory.")
     @click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk.")
     @wraps(function)
-    def call(
-        *positional: Any,
-        gpu_count: int,
-        gpu_memory_bytes: int | None,
-        gpu_name: str | None,
-        gpu_units: int | None,
-        acceptable_gpu_units: tuple[int, ...],
-        prefer: str | None,
-        allow_foreign: bool,
-        cpu_millicores: int | None,
-        memory_bytes: int | None,
-        disk_bytes: int | None,
-        **named: Any,
-    ) -> None:
+    def call(*positional: Any, prefer: str | None, **named: Any) -> None:
         from leasehold.v1.workload_pb2 import GpuPreference, Resources
 
         preference = PREFERENCES[prefer] if prefer else "GPU_PREFERENCE_UNSPECIFIED"
-        resources = Resources(
-            gpu_count=gpu_count,
-            gpu_memory_bytes=gpu_memory_bytes,
-            gpu_name=gpu_name,
-            gpu_units=gpu_units,
-            acceptable_gpu_units=acceptable_gpu_units,
-            gpu_preference=GpuPreference.Value(preference),
-            allow_foreign=allow_foreign,
-            cpu_millicores=cpu_millicores,
-            memory_bytes=memory_bytes,
-            disk_bytes=disk_bytes,
-        )
+        fields = {name: named.pop(name) for name in Resources.DESCRIPTOR.fields_by_name if name in named}
+        resources = Resources(gpu_preference=GpuPreference.Value(preference), **fields)
         function(*positional, resources=resources, **named)
 
     return call

@@ -35,7 +35,7 @@ def restore(
     dry_run: bool,
     options: CommandOptions,
 ) -> None:
-    """Restore a suspended workload, on its former GPUs if they are free, else on others of the same chip.
+    """Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.
 
     The steps of the suspend are undone in reverse order.
 

@@ -11,7 +11,8 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import ForgetWorkerResponse
 from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
 
-from leasehold_client.coordinator.reader import CALL_TIMEOUT_S, CHECKPOINTS_TIMEOUT_S, Reader
+from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
+from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, Reader
 from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
 
 
@@ -331,8 +332,7 @@ class Client(Reader):
             LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
         """
         request = fleet_pb2.ForgetWorkerRequest(worker=worker)
-        with self._connection.decoded():
-            return self._fleet.ForgetWorker(request, timeout=CALL_TIMEOUT_S)
+        return self._connection.read(self._fleet.ForgetWorker, request)
 
     def cancel(self, command_id: str) -> Command:
         """Requests the cancellation of a command, and returns the command.

@@ -11,7 +11,11 @@ import grpc
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
+CALL_TIMEOUT_S: Final = 10.0
+"""Deadline of most calls."""
+
 CLOSE_TIMEOUT_S: Final = 1.0
+PAGE_SIZE: Final = 1000
 PAGE_LIMIT: Final = 1_000
 """Pages of one list. A page has up to 1000 items and 3.5 MB."""
 
@@ -26,7 +30,10 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
 ]
 
-Response = TypeVar("Response")
+
+class _PageRequest(Protocol):
+    page_size: int
+    page_token: str
 
 
 class _Page(Protocol):
@@ -34,6 +41,9 @@ class _Page(Protocol):
     def next_page_token(self) -> str: ...
 
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+PageRequest = TypeVar("PageRequest", bound=_PageRequest)
 Page = TypeVar("Page", bound=_Page)
 
 
@@ -67,6 +77,16 @@ class Connection:
         except grpc.RpcError as error:
             raise decode_error(error, self.address) from None  # the gRPC error adds nothing
 
+    def read(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        """Makes a call once."""
+        with self.decoded():
+            return method(request, timeout=timeout_s)
+
     def repeated(self, call: Callable[[], Response], *, through_outages: bool = True) -> Response:
         """Makes an idempotent call, and retries it if the response is lost."""
 
@@ -86,20 +106,23 @@ class Connection:
                 code=error.code,
             ) from None
 
-    def pages(self, read_page: Callable[[str], Page]) -> Iterator[Page]:
-        """Yields every page of a list, given a function that reads one page by its token.
+    def pages(
+        self, method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]", request: PageRequest
+    ) -> Iterator[Page]:
+        """Yields every page of a list.
 
         A page is requested again if the coordinator refuses it for lack of capacity.
 
         Raises:
             LeaseholdError: The list has more than 1000 pages.
         """
-        token = ""
+        request.page_size = PAGE_SIZE
         for _ in range(PAGE_LIMIT):
-            page = self.repeated(partial(read_page, token), through_outages=False)
+            page = self.repeated(partial(method, request, timeout=CALL_TIMEOUT_S), through_outages=False)
             yield page
-            if not (token := page.next_page_token):
+            if not page.next_page_token:
                 return
+            request.page_token = page.next_page_token
         raise LeaseholdError(
             f"the list of {self.address} has more than {PAGE_LIMIT} pages: narrow the request"
         )

@@ -30,16 +30,11 @@ from leasehold_client.messages import (
     suspend_operation,
 )
 
-CALL_TIMEOUT_S: Final = 10.0
-"""Deadline of calls that read or create."""
-
 PLAN_TIMEOUT_S: Final = 35.0
 """Deadline of plans. The worker has 30 s to inspect processes, and then the coordinator answers."""
 
 CHECKPOINTS_TIMEOUT_S: Final = 15.0
 """Deadline of lists of checkpoints. Workers have 10 s, and then the coordinator names the silent ones."""
-
-PAGE_SIZE: Final = 1000
 
 
 class Reader:
@@ -70,27 +65,18 @@ class Reader:
 
     def workers(self) -> list[Worker]:
         """Every worker that is known to the coordinator."""
-        pages = self._connection.pages(
-            lambda token: self._fleet.ListWorkers(
-                fleet_pb2.ListWorkersRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
-            )
-        )
+        pages = self._connection.pages(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest())
         return [worker for page in pages for worker in page.workers]
 
     def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
-        with self._connection.decoded():
-            request = fleet_pb2.GetWorkerRequest(worker=worker)
-            return self._fleet.GetWorker(request, timeout=CALL_TIMEOUT_S).worker
+        request = fleet_pb2.GetWorkerRequest(worker=worker)
+        return self._connection.read(self._fleet.GetWorker, request).worker
 
     def list_gpus(self) -> ListGpusResponse:
         """Every GPU of the workers that have reported, and the ids of the other workers."""
         whole = ListGpusResponse()
-        for page in self._connection.pages(
-            lambda token: self._fleet.ListGpus(
-                fleet_pb2.ListGpusRequest(page_size=PAGE_SIZE, page_token=token), timeout=CALL_TIMEOUT_S
-            )
-        ):
+        for page in self._connection.pages(self._fleet.ListGpus, fleet_pb2.ListGpusRequest()):
             whole.gpus.extend(page.gpus)
             whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
         return whole
@@ -101,27 +87,19 @@ class Reader:
 
     def workloads(self, *, include_ended: bool = False) -> list[Workload]:
         """Workloads, the newest first."""
-        pages = self._connection.pages(
-            lambda token: self._workloads.ListWorkloads(
-                fleet_pb2.ListWorkloadsRequest(
-                    page_size=PAGE_SIZE, page_token=token, include_ended=include_ended
-                ),
-                timeout=CALL_TIMEOUT_S,
-            )
-        )
+        request = fleet_pb2.ListWorkloadsRequest(include_ended=include_ended)
+        pages = self._connection.pages(self._workloads.ListWorkloads, request)
         return [workload for page in pages for workload in page.workloads]
 
     def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
-        with self._connection.decoded():
-            request = fleet_pb2.GetWorkloadRequest(workload=workload)
-            return self._workloads.GetWorkload(request, timeout=CALL_TIMEOUT_S).workload
+        request = fleet_pb2.GetWorkloadRequest(workload=workload)
+        return self._connection.read(self._workloads.GetWorkload, request).workload
 
     def commands(self, limit: int = 100) -> list[Command]:
         """The newest commands, the newest first."""
-        with self._connection.decoded():
-            request = fleet_pb2.ListCommandsRequest(page_size=limit)
-            return list(self._commands.ListCommands(request, timeout=CALL_TIMEOUT_S).commands)
+        request = fleet_pb2.ListCommandsRequest(page_size=limit)
+        return list(self._connection.read(self._commands.ListCommands, request).commands)
 
     def events(self, workload: str = "", limit: int = 100) -> list[Event]:
         """The newest events, the newest first.
@@ -130,15 +108,13 @@ class Reader:
             workload: Only events of the workload with this id or name. Empty: all events.
             limit: Largest number of events.
         """
-        with self._connection.decoded():
-            request = events_pb2.ListEventsRequest(page_size=limit, workload=workload)
-            return list(self._events.ListEvents(request, timeout=CALL_TIMEOUT_S).events)
+        request = events_pb2.ListEventsRequest(page_size=limit, workload=workload)
+        return list(self._connection.read(self._events.ListEvents, request).events)
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""
-        with self._connection.decoded():
-            request = fleet_pb2.GetCommandRequest(command_id=command_id)
-            return self._commands.GetCommand(request, timeout=CALL_TIMEOUT_S).command
+        request = fleet_pb2.GetCommandRequest(command_id=command_id)
+        return self._connection.read(self._commands.GetCommand, request).command
 
     def list_checkpoints(self, *, worker: str = "", workload: str = "") -> ListCheckpointsResponse:
         """Checkpoints on the disks of the workers, the newest first, and the ids of workers without answer.
@@ -148,8 +124,7 @@ class Reader:
             workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
         """
         request = fleet_pb2.ListCheckpointsRequest(worker=worker, workload=workload)
-        with self._connection.decoded():
-            return self._workloads.ListCheckpoints(request, timeout=CHECKPOINTS_TIMEOUT_S)
+        return self._connection.read(self._workloads.ListCheckpoints, request, CHECKPOINTS_TIMEOUT_S)
 
     def plan_suspend(
         self,
@@ -177,8 +152,7 @@ class Reader:
 
     def _plan(self, workload: str, operation: Operation) -> Plan:
         request = fleet_pb2.PlanRequest(workload=workload, operation=operation)
-        with self._connection.decoded():
-            return self._workloads.Plan(request, timeout=PLAN_TIMEOUT_S).plan
+        return self._connection.read(self._workloads.Plan, request, PLAN_TIMEOUT_S).plan
 
     def watch(self, command: Command, *, timeout_s: float | None = None) -> Iterator[Command]:
         """Yields the command now and after each change, until it has ended.

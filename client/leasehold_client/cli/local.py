@@ -69,12 +69,12 @@ def leases(worker: LocalWorker, output: str) -> None:
         return
     holders = {workload.workload_id: workload for workload in found.workloads}
     rows = [_gpu_row(gpu, holders) for gpu in found.gpus]
-    echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "WHY"), rows)
-    parked = [workload for workload in found.workloads if not workload.status.HasField("lease")]
-    for workload in parked:
-        state = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
-        echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
-    _echo_waiting(found)
+    echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "REASON"), rows)
+    for workload in found.workloads:
+        if not workload.status.HasField("lease"):
+            state = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
+            echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
+    _echo_queue(found)
 
 
 @local.command()
@@ -89,32 +89,25 @@ def release(worker: LocalWorker, workload: str) -> None:
 def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
     from leasehold.v1.lease_pb2 import SlotState
 
+    from leasehold_client.display.fleet_tables import gpu_reason
     from leasehold_client.messages import enum_name
 
     holder = holders.get(gpu.workload_id)
-    state = enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
-    name = holder.name if holder else gpu.workload_id or NOTHING
     return (
         str(gpu.slot),
         gpu.gpu_uuid,
-        state,
-        name,
+        enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower(),
+        holder.name if holder else gpu.workload_id or NOTHING,
         holder.user if holder else NOTHING,
-        _why(gpu) or NOTHING,
+        gpu_reason(gpu) or NOTHING,
     )
 
 
-def _why(gpu: GpuLease) -> str:
-    reasons = [gpu.health_reason] if gpu.health_reason else []
-    if gpu.HasField("cordon"):
-        reasons.append(f"cordoned by {gpu.cordon.cordoned_by or 'somebody'}: {gpu.cordon.reason}")
-    reasons += [f"process {p.pid} of {p.user or 'unknown'}: {p.command}" for p in gpu.foreign_processes]
-    return "; ".join(reasons)
-
-
-def _echo_waiting(found: ListResponse) -> None:
+def _echo_queue(found: ListResponse) -> None:
     if found.HasField("cordon"):
-        echo(f"the worker is cordoned by {found.cordon.cordoned_by}: {found.cordon.reason}")
+        from leasehold_client.display.fleet_tables import cordon_text
+
+        echo(f"the worker is {cordon_text(found.cordon)}")
     for place, claim in enumerate(found.waiting, 1):
         gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
         kind = ", preemptible" if claim.helper else f", priority {claim.priority}" if claim.priority else ""

@@ -315,7 +315,7 @@ async def test_an_application_that_works_is_not_restored(served: Served) -> None
     saved = await save(kernel, served.store, resume=True)
     workload_id = saved.checkpoint.header.workload_id
     error = await refused(lambda: restore(kernel, served.store, workload_id=workload_id))
-    assert "works already" in error.message
+    assert "has already started" in error.message
     assert "restore" not in application.said()
 
 

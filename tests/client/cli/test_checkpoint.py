@@ -1,8 +1,7 @@
-"""Checkpoints on the command line, and waking what was parked in any way."""
+"""Checkpoints on the command line: made, listed and planned."""
 
 import json
 
-import grpc
 import pytest
 from google.protobuf import duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -15,10 +14,13 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_client.arguments.policies import make_policy
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, refuse, workload
+from tests.client.scripted_coordinator import A, ScriptedCoordinator, workload
 
 SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
+
+
 GIB = 2**30
+
 
 MADE = [
     Checkpoint(
@@ -98,25 +100,6 @@ def test_what_was_parked_tells_how(leasehold: CommandLine, scripted: ScriptedCoo
     ]
 
 
-@pytest.mark.parametrize("verb", ["wake", "restore"])
-def test_wake_and_restore_are_one(leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str) -> None:
-    serve(scripted)
-    watched(scripted, done_command(Operation(restore=command_pb2.RestoreOperation())))
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=Plan(already_there=True))
-    done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1")
-    assert (done.code, done.stderr) == (0, "")
-    assert done.stdout == "one: restore done in 2.00 s\n"
-    [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
-    wanted = command_pb2.RestoreOperation(gpu_uuids=[B], checkpoint_id="k-1")
-    assert request.operation == wanted
-    done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1", "--dry-run")
-    assert done.stdout == f"one: {verb} would have nothing to do\n"
-    [planned] = scripted.asked(fleet_pb2.PlanRequest)
-    assert planned.operation.restore == wanted
-    shown = " ".join(leasehold(verb, "--help").stdout.split())
-    assert "`leasehold wake` and `leasehold restore` are the same" in shown
-
-
 def test_checkpoints_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     serve(scripted, *MADE)
     done = leasehold("get", "checkpoints")
@@ -141,100 +124,6 @@ def test_workers_that_did_not_answer_are_named(leasehold: CommandLine, scripted:
     assert done.stderr == (
         "leasehold: warning: these workers did not answer, so their checkpoints are unknown: beta, w-3\n"
     )
-
-
-def test_checkpoints_are_deleted_by_one_command_for_each_worker(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
-) -> None:
-    serve(scripted, *MADE)
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
-    done = leasehold("rm", "checkpoint", "k-2", "k-1", "k-0", "k-2", "--force")
-    assert (done.code, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "k-2, k-0: delete_checkpoints done",
-        "k-1: delete_checkpoints done",
-    ]
-    requests = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-    assert [(one.worker, list(one.operation.checkpoint_ids)) for one in requests] == [
-        ("w-1", ["k-2", "k-0"]),
-        ("w-9", ["k-1"]),
-    ]
-    assert all(one.operation.force for one in requests)
-
-
-def test_one_that_nobody_has_keeps_all(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
-    serve(scripted, *MADE, unreachable=("w-2",))
-    done = leasehold("rm", "checkpoint", "k-2", "k-7")
-    assert (done.code, done.stdout) == (1, "")
-    told, refused = done.stderr.splitlines()
-    assert "so their checkpoints are unknown: beta" in told
-    assert refused == (
-        "leasehold: no worker that answered has a checkpoint 'k-7', and nothing was deleted: "
-        "`leasehold get checkpoints` lists checkpoints (UNKNOWN_CHECKPOINT)"
-    )
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-
-
-def test_what_would_be_deleted_is_told_and_nothing_is(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
-) -> None:
-    serve(scripted, *MADE)
-    done = leasehold("rm", "checkpoint", "k-2", "k-0", "--dry-run", "--force")
-    assert (done.code, done.stderr) == (0, "")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ID", "k-2", "k-0", "would"]
-    assert done.stdout.splitlines()[-1] == "would free 3.0 GiB on disk"
-    refused = leasehold("rm", "checkpoint", "k-2", "--dry-run", "-o", "json")
-    assert refused.code == 1
-    assert json.loads(refused.stdout)["freed_bytes"] == 3 * GIB
-    assert "(CHECKPOINT_IN_USE)" in refused.stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-
-
-def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
-    serve(scripted, *MADE)
-    done = leasehold("rm", "checkpoint", "k-0", "k-2")
-    assert (done.code, done.stdout) == (1, "")
-    assert "needs the checkpoint k-2, and nothing was deleted" in done.stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-    scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(
-        context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-0"
-    )
-    done = leasehold("rm", "checkpoint", "k-0")
-    assert (done.code, done.stderr) == (1, "leasehold: one needs k-0 (CHECKPOINT_IN_USE)\n")
-
-
-def shared(worker_id: str, *, in_use: bool = False) -> Checkpoint:
-    """What w-2 made, as a worker with the same directory lists it."""
-    return Checkpoint(
-        checkpoint_id="k-5", worker_id=worker_id, owner_worker_id="w-2", size_bytes=GIB, in_use=in_use
-    )
-
-
-def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
-) -> None:
-    serve(scripted, shared("w-1"), shared("w-2"))
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
-    dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
-    assert dry.stdout.splitlines()[1:] == [
-        "k-5  unspecified            beta    1.0 GiB  -        -",
-        "would free 1.0 GiB on disk",
-    ]
-    assert leasehold("rm", "checkpoint", "k-5").code == 0
-    [request] = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-    assert (request.worker, list(request.operation.checkpoint_ids)) == ("w-2", ["k-5"])
-
-
-@pytest.mark.parametrize("needing", ["w-1", "w-2"])
-def test_what_one_of_several_workers_needs_is_not_deleted(
-    leasehold: CommandLine, scripted: ScriptedCoordinator, needing: str
-) -> None:
-    serve(scripted, *(shared(one, in_use=one == needing) for one in ("w-1", "w-2")))
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
-    assert "(CHECKPOINT_IN_USE)" in leasehold("rm", "checkpoint", "k-5").stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
-    assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
-    assert len(scripted.asked(fleet_pb2.DeleteCheckpointsRequest)) == 1
 
 
 def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

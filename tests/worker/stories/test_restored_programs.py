@@ -86,7 +86,7 @@ def test_a_program_whose_worker_died_before_its_restore_does_not_begin_afresh(
     def told() -> str:
         return output.read_text()[len(before) :]
 
-    wait(lambda: "to be restored" in told() or "begun" in told())
+    wait(lambda: "waiting for the restore" in told() or "begun" in told())
     assert "begun" not in told()
 
     start_worker(None)

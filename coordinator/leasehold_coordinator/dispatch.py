@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Final, final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2
@@ -90,14 +90,21 @@ class Dispatcher:
         self._fleet.ledger.jumped_ns = jumped_ns()
         return now_timestamp()
 
-    async def create(self, command: Command, workload: Workload | None = None) -> None:
-        """Stores a command, with the workload that it creates if any, and sends it."""
+    def create(self, command: Command, workload: Workload | None = None) -> Coroutine[Any, Any, None]:
+        """Takes a command in at once, with the workload that it creates if any.
+
+        Returns:
+            What stores both and sends the command. Where the store refuses, both are undone.
+        """
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
         effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
+        return self._store_created(effects, workload)
+
+    async def _store_created(self, effects: Sequence[Effect], workload: Workload | None) -> None:
         try:
             await self._carry_out(effects, [workload_row(workload)] if workload is not None else ())
         except FleetError:

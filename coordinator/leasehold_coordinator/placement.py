@@ -48,14 +48,14 @@ def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candida
         worker_id,
         known.hello.name,
         {
-            gpu.gpu.uuid: CandidateGpu(
-                gpu.gpu,
-                seen_state(gpu.lease),
-                gpu.lease,
-                awaited=gpu.gpu.uuid in awaited,
-                lent=not for_helper and _is_lent(fleet, gpu.lease),
+            gpu.uuid: CandidateGpu(
+                gpu,
+                seen_state(lease),
+                lease,
+                awaited=gpu.uuid in awaited,
+                lent=not for_helper and _is_lent(fleet, lease),
             )
-            for gpu in fleet.registry.gpus(known)
+            for gpu, lease in fleet.registry.slots(known)
         },
         sum(_promised(fleet, known, command) for command in commands),
         known.cordon,

@@ -68,6 +68,8 @@ def choose_worker(candidates: Sequence[Candidate], resources: Resources) -> Cand
             shortages.append(shortage)
     if not fitting:
         raise _refusal(shortages, resources)
+    if len(fitting) == 1:
+        return fitting[0]
     return min(fitting, key=lambda candidate: (-candidate.spare(resources), candidate.name))
 
 

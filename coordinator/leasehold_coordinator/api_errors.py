@@ -6,7 +6,6 @@ counts as its host's from its headers to its last response.
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -104,10 +103,10 @@ def _one_request(handler: Handler) -> Work:
         responses = respond(await _read(context), context)
         if not handler.response_streaming:
             return await responses  # gRPC sends it together with the status
-        if inspect.isawaitable(responses):  # as those of the health service, which writes by context too
-            await responses
-        else:
+        if isinstance(responses, AsyncGenerator):
             await _write_all(responses, context)
+        else:  # as those of the health service, which writes by context too
+            await responses
         return None
 
     return work

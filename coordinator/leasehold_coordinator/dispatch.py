@@ -23,7 +23,7 @@ from leasehold_coordinator.command_ledger import (
     Store,
     frame_of,
 )
-from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.command_states import OUTCOMES, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import start
@@ -38,6 +38,9 @@ ASK_MINOR: Final = 3
 
 NOTE_DELAY_S: Final = 0.05
 """How long a step towards an outcome waits for others before it is stored. A quick command ends before."""
+
+STEPS: Final = REPORTED - OUTCOMES
+"""States that workers report, and that nothing waits for."""
 
 OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
 
@@ -147,6 +150,17 @@ class Dispatcher:
             for effects in self._fleet.ledger.advance(worker_id, instance_id, self._now()):
                 await self._carry_out(effects)
 
+    def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
+        """Takes in what the worker says of a command. Returns what is left to do: none for most steps."""
+        is_step = update.state in STEPS and not update.workloads
+        if not is_step or update.command_id in self._ends:
+            return self.update(session, update)
+        crash_point("update-received")
+        for effect in self._effects(session, update):
+            if isinstance(effect, Note):
+                self._note(effect.after.command.command_id)
+        return None
+
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
         worker_id = session.hello.worker_id
@@ -161,6 +175,18 @@ class Dispatcher:
         if not self._fleet.is_current(session):  # it tells the next one where the command stands
             return
         workloads = self._fleet.news(update.workloads, over, session)
+        effects = self._effects(session, update)
+        if any(isinstance(effect, Store) for effect in effects):
+            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
+        else:
+            await self._fleet.save_workloads(workloads)
+            await self._carry_out(effects)
+        if is_terminal(update.state):
+            await self._advance(worker_id)
+
+    def _effects(self, session: Session, update: CommandUpdate) -> list[Effect]:
+        """What the ledger says of an update. What can't be is logged."""
+        worker_id = session.hello.worker_id
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
             self._fleet.registry.apply_result(session.known, update.result)
@@ -173,13 +199,7 @@ class Dispatcher:
                 CommandState.Name(update.state),
                 worker_id,
             )
-        if any(isinstance(effect, Store) for effect in effects):
-            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
-        else:
-            await self._fleet.save_workloads(workloads)
-            await self._carry_out(effects)
-        if is_terminal(update.state):
-            await self._advance(worker_id)
+        return effects
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""

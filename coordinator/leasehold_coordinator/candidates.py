@@ -58,6 +58,7 @@ class Candidate:
         promised: GPUs, of those that are free, that commands which have not ended may still take.
         cordon: It is out of service for new work. None: it isn't.
         machine: What of its host is free. None: it did not say.
+        most: No candidate after this one has more free GPUs. None: the candidates are in no order.
     """
 
     worker_id: str
@@ -66,6 +67,7 @@ class Candidate:
     promised: int = 0
     cordon: Cordon | None = None
     machine: MachineResources | None = None
+    most: int | None = None
 
     def suitable(self, resources: Resources) -> list[CandidateGpu]:
         """Its GPUs of the kind that is wanted, whoever has them."""

@@ -49,6 +49,9 @@ IN_USE: Final = (
 )
 """A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
 
+OPEN: Final = (lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_FOREIGN)
+"""States of GPUs that may be leased anew."""
+
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""
 
@@ -92,6 +95,11 @@ class KnownWorker:
         if self.cordon is not None:
             return []
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
+
+    @property
+    def open_gpus(self) -> int:
+        """Number of GPUs that nobody leases, as last reported. A new workload can get no more."""
+        return sum(lease.state in OPEN for lease in self.leases)
 
     @property
     def conditions(self) -> Conditions:

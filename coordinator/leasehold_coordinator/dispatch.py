@@ -23,7 +23,7 @@ from leasehold_coordinator.command_ledger import (
     Store,
     frame_of,
 )
-from leasehold_coordinator.command_states import OUTCOMES, is_terminal
+from leasehold_coordinator.command_states import OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import start
@@ -105,9 +105,11 @@ class Dispatcher:
         effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
-        return self._store_created(effects, workload)
+        return self._store_created(effects, command, workload)
 
-    async def _store_created(self, effects: Sequence[Effect], workload: Workload | None) -> None:
+    async def _store_created(
+        self, effects: Sequence[Effect], command: Command, workload: Workload | None
+    ) -> None:
         try:
             await self._carry_out(effects, [workload_row(workload)] if workload is not None else ())
         except FleetError:
@@ -116,6 +118,8 @@ class Dispatcher:
             raise
         if workload is not None:
             self._fleet.workload_hub.publish(workload.workload_id, self._fleet.view(workload))
+        if command.state == PENDING:  # those before it may have ended meanwhile
+            start(self._advance(command.worker_id))
 
     async def welcome(self, session: Session) -> None:
         """Ends what the worker does not have and should, and sends everything that is open."""

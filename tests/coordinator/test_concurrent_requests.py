@@ -9,10 +9,11 @@ import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command, CordonOperation, Operation, SuspendOperation
 from leasehold.v1.fleet_pb2 import CordonRequest, CreateWorkloadRequest, SuspendWorkerRequest
+from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
-from leasehold_coordinator import schema
+from leasehold_coordinator import command_states, schema
 from leasehold_coordinator.clock import now_timestamp
-from leasehold_coordinator.command_ledger import UNFINISHED_LIMIT
+from leasehold_coordinator.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.requests import Requests
 
@@ -216,3 +217,28 @@ def test_a_worker_is_forgotten_with_the_commands_that_are_being_stored(tmp_path:
         assert not desk.fleet.ledger.commands
 
     at_desk(tmp_path, scenario)
+
+
+def test_a_command_that_waited_for_its_turn_goes_once_it_is_stored(tmp_path: Path) -> None:
+    """The commands before it may end while it is being stored, and then it has its turn at once."""
+
+    async def scenario(bench: Bench) -> None:
+        earlier = [f"c-{number}" for number in range(SENT_LIMIT)]
+        for command_id in earlier:
+            await bench.send(command_id, workload_id=f"w-of-{command_id}")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            gate = bench.hold_writes(monkeypatch, schema.commands)
+            late = asyncio.create_task(bench.send("c-late", workload_id="w-late"))
+            await gate.reached.wait()
+        for command_id in earlier:
+            ended = CommandUpdate(command_id=command_id, state=command_states.SUCCEEDED)
+            await bench.dispatcher.update(bench.session, ended)
+        bench.sent()
+        gate.opened.set()
+        await late
+        async with asyncio.timeout(20):
+            frame = await bench.session.frames.get()
+        assert frame is not None
+        assert frame.command.command.command_id == "c-late"
+
+    on_bench(tmp_path, scenario)

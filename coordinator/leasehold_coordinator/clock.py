@@ -19,10 +19,15 @@ def jumped_ns() -> int:
     return _ahead_ns() - _FIRST_AHEAD_NS
 
 
+def timestamp(time_ns: int) -> timestamp_pb2.Timestamp:
+    """A moment, given in nanoseconds of the Unix epoch."""
+    seconds, nanos = divmod(time_ns, 10**9)
+    return timestamp_pb2.Timestamp(seconds=seconds, nanos=nanos)
+
+
 def now_timestamp() -> timestamp_pb2.Timestamp:
     """The moment, to the nanosecond."""
-    seconds, nanos = divmod(time.time_ns(), 10**9)
-    return timestamp_pb2.Timestamp(seconds=seconds, nanos=nanos)
+    return timestamp(time.time_ns())
 
 
 def duration(seconds: float) -> duration_pb2.Duration:

@@ -23,7 +23,7 @@ from leasehold_coordinator.command_ledger import CommandLedger, StoredCommand
 from leasehold_coordinator.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
-from leasehold_coordinator.gpu_conditions import Conditions, changes
+from leasehold_coordinator.gpu_conditions import Conditions, against, changes
 from leasehold_coordinator.hello_rules import WORKLOAD_LIMIT, check_workload
 from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.recent_commands import RecentCommands
@@ -99,7 +99,8 @@ class Fleet:
         self.readers: Counter[str] = Counter()
         """How many read output of a worker, by its id."""
         self._published_states: dict[str, WorkerState.ValueType] = {}
-        self._published_gpus: dict[str, set[str]] = {}
+        self._published_hellos: dict[str, Hello] = {}
+        """By worker: what its GPUs were when they were published last."""
         self._told_conditions: dict[str, Conditions] = {}
         """By worker. What is wrong when it first reports after our start is told, also if it was before."""
 
@@ -158,10 +159,11 @@ class Fleet:
     def publish_worker(self, known: KnownWorker) -> None:
         """Tells watchers of a worker and its GPUs."""
         worker, gpus = self.worker(known), self.gpus(known)
-        uuids = {gpu.gpu.uuid for gpu in gpus}
-        if self._published_gpus.get(worker.worker_id, set()) - uuids:
-            self.fleet_hub.start_over(f"worker {worker.name} has fewer or other GPUs than before")
-        self._published_gpus[worker.worker_id] = uuids
+        before = self._published_hellos.get(worker.worker_id)
+        if known.reported and before is not known.hello:
+            if before is not None and _gpu_uuids(before) - _gpu_uuids(known.hello):
+                self.fleet_hub.start_over(f"worker {worker.name} has fewer or other GPUs than before")
+            self._published_hellos[worker.worker_id] = known.hello
         if self._published_states.get(worker.worker_id) != worker.state:
             self.events.worker(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
@@ -179,7 +181,9 @@ class Fleet:
                 continue
             slot = slots.get(change.gpu.gpu_uuid, change.gpu.slot)
             self.events.condition(known, change, slot, self.workloads.get(change.gpu.workload_id))
-        self._told_conditions[worker_id] = now
+        self._told_conditions.pop(worker_id, None)
+        if (told := against(now)) is not None:
+            self._told_conditions[worker_id] = told
 
     def publish_silent_workers(self) -> None:
         """Tells watchers of workers whose state has changed by the passing of time."""
@@ -503,8 +507,9 @@ class Fleet:
             for step in reversed(steps):
                 self.ledger.revert(step)
             raise
-        for book in (self._published_states, self._published_gpus, self._told_conditions):
-            book.pop(worker_id, None)
+        self._published_states.pop(worker_id, None)
+        self._published_hellos.pop(worker_id, None)
+        self._told_conditions.pop(worker_id, None)
         self.events.forgotten(known)
         self.fleet_hub.start_over(f"worker {known.hello.name} was forgotten")
         return [workload.workload_id for workload in workloads]
@@ -512,6 +517,10 @@ class Fleet:
     def workloads_of(self, worker_id: str) -> list[Workload]:
         """Workloads of a worker that have not ended."""
         return [workload for workload in self.workloads.values() if workload.worker_id == worker_id]
+
+
+def _gpu_uuids(hello: Hello) -> set[str]:
+    return {gpu.uuid for gpu in hello.gpu_pool}
 
 
 def _condition(workload: Workload) -> tuple[int, bool]:

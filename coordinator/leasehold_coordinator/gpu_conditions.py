@@ -64,6 +64,20 @@ class ConditionChange:
     gpu: GpuLease | None = None
 
 
+def against(conditions: Conditions) -> Conditions | None:
+    """Copies of the entries with a condition, which :func:`changes` needs later. None: no entry has one."""
+    gpus = {}
+    for uuid, lease in conditions.gpus.items():
+        if _has_condition(lease):
+            gpus[uuid] = GpuLease()
+            gpus[uuid].CopyFrom(lease)
+    if conditions.cordon is None:
+        return Conditions(None, gpus) if gpus else None
+    cordon = Cordon()
+    cordon.CopyFrom(conditions.cordon)
+    return Conditions(cordon, gpus)
+
+
 def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
     """What has changed. A GPU that was not there before had nothing against it.
 
@@ -72,6 +86,8 @@ def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
     if message := _cordon_change(before.cordon, after.cordon):
         yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message)
     for uuid, now in after.gpus.items():
+        if uuid not in before.gpus and not _has_condition(now):
+            continue
         was = before.gpus.get(uuid, GpuLease())
         if message := _health_change(was, now):
             yield ConditionChange(events_pb2.EVENT_KIND_GPU_HEALTH, message, now)
@@ -79,6 +95,10 @@ def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
             yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message, now)
         for message in _foreign_changes(was.foreign_processes, now.foreign_processes):
             yield ConditionChange(events_pb2.EVENT_KIND_GPU_FOREIGN, message, now)
+
+
+def _has_condition(lease: GpuLease) -> bool:
+    return lease.health not in HEALTHY or lease.HasField("cordon") or bool(lease.foreign_processes)
 
 
 def _cordon_of(lease: GpuLease) -> Cordon | None:

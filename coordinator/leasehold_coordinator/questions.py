@@ -29,8 +29,12 @@ class Questions(Generic[Answer]):
             more are never sent.
     """
 
+    __slots__ = ("_count", "_ended", "_places", "_waiting")
+
     def __init__(self, places: int) -> None:
-        self._places = asyncio.Semaphore(places)
+        self._count = places
+        self._places: asyncio.Semaphore | None = None
+        """Made with the first question, since most peers are never asked."""
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._ended = False
 
@@ -49,13 +53,16 @@ class Questions(Generic[Answer]):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        if self._places is None:
+            self._places = asyncio.Semaphore(self._count)
+        places = self._places
         try:
             async with asyncio.timeout_at(deadline):
-                await self._places.acquire()
+                await places.acquire()
         except TimeoutError:
             raise UnansweredError(ended=self._ended) from None
         if self._ended:
-            self._places.release()
+            places.release()
             raise UnansweredError(ended=True)
         question_id = uuid.uuid4().hex
         answer: asyncio.Future[Answer] = loop.create_future()
@@ -65,7 +72,7 @@ class Questions(Generic[Answer]):
         def leave(_: "asyncio.Future[Answer]") -> None:
             over.cancel()
             self._waiting.pop(question_id, None)
-            self._places.release()
+            places.release()
 
         answer.add_done_callback(leave)
         send(question_id)

@@ -4,7 +4,7 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 a worker has reported, its GPUs are not known: that is not "none".
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NewType, final
 
@@ -17,6 +17,7 @@ from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.machine_pb2 import MachineResources
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
 
+from leasehold_coordinator.clock import timestamp
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.gpu_conditions import Conditions, seen_state, state_without_lease
 from leasehold_coordinator.hello_rules import description
@@ -67,9 +68,11 @@ class KnownWorker:
         reported: Whether it has reported since the coordinator started.
         left: Whether it said goodbye.
         last_seen: When the last frame came.
-        last_seen_time: The same for people.
+        last_seen_ns: The same for people, in nanoseconds of the Unix epoch. None: none has come.
         load_interval_s: The time between two loads that it was told.
         loads_since_silence: Loads since it was last found silent.
+        leases: What its GPUs do, in slot order; part of the load that said so.
+        load: The last load.
         resources: What its host has and what of it is free. None: it did not say.
         cordon: It is out of service for new work. None: it isn't.
     """
@@ -80,14 +83,19 @@ class KnownWorker:
     reported: bool = False
     left: bool = False
     last_seen: float = 0.0
-    last_seen_time: timestamp_pb2.Timestamp | None = None
+    last_seen_ns: int | None = None
     load_sequence: int = 0
     load_interval_s: float = 0.0
     loads_since_silence: int = LOADS_TO_COME_BACK
-    leases: list[GpuLease] = field(default_factory=list)
+    leases: Sequence[GpuLease] = ()
     load: WorkerLoad = field(default_factory=WorkerLoad)
     resources: MachineResources | None = None
     cordon: Cordon | None = None
+
+    @property
+    def last_seen_time(self) -> timestamp_pb2.Timestamp | None:
+        """When the last frame came, as clients see it. None: none has come."""
+        return timestamp(self.last_seen_ns) if self.last_seen_ns is not None else None
 
     @property
     def free_gpu_uuids(self) -> list[str]:
@@ -110,24 +118,20 @@ class KnownWorker:
         """Number of GPUs that a workload holds, as last reported."""
         return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
 
-    def take_machine(self, said: Hello | WorkerLoad) -> None:
-        """Takes in what a frame says of the whole worker, as copies: a part keeps its frame alive."""
-        self.cordon = None
-        if said.HasField("cordon"):
-            self.cordon = Cordon()
-            self.cordon.CopyFrom(said.cordon)
-        if said.HasField("resources"):
-            self.resources = MachineResources()
-            self.resources.CopyFrom(said.resources)
+    def take(self, load: WorkerLoad) -> None:
+        """Takes in the worker's state from a load, which stays in memory as long as its parts are in use."""
+        self.cordon = load.cordon if load.HasField("cordon") else None
+        if load.HasField("resources"):
+            self.resources = load.resources
+        self.take_leases(load.gpu_pool)
 
-    def take_leases(self, leases: Iterable[GpuLease]) -> None:
+    def take_leases(self, leases: Sequence[GpuLease]) -> None:
         """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
-        reported = {lease.gpu_uuid: lease for lease in leases}
-        self.leases = []
-        for gpu in self.hello.gpu_pool:
-            if gpu.uuid in reported:
-                self.leases.append(GpuLease())
-                self.leases[-1].CopyFrom(reported[gpu.uuid])
+        uuids = [gpu.uuid for gpu in self.hello.gpu_pool]
+        if [lease.gpu_uuid for lease in leases] != uuids:
+            reported = {lease.gpu_uuid: lease for lease in leases}
+            leases = WorkerLoad(gpu_pool=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_pool
+        self.leases = leases
 
 
 @final
@@ -168,7 +172,8 @@ class Registry:
         hello = known.hello
         self._workers[hello.worker_id] = known
         self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
-        self._by_gpu |= {gpu.uuid: hello.worker_id for gpu in hello.gpu_pool}
+        worker_id = hello.worker_id  # once: protobuf makes a string of its own each time
+        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpu_pool}
 
     def forget(self, known: KnownWorker) -> None:
         """Drops a worker."""
@@ -339,7 +344,7 @@ class Registry:
         epoch: int,
         session_id: SessionId,
         now: float,
-        time: timestamp_pb2.Timestamp,
+        time_ns: int,
     ) -> KnownWorker:
         """Takes in a worker's hello under its new session; an older session is superseded by this."""
         before = self._workers.get(hello.worker_id)
@@ -350,11 +355,10 @@ class Registry:
             session_id,
             reported=True,
             last_seen=now,
-            last_seen_time=time,
+            last_seen_ns=time_ns,
             load_sequence=before.load_sequence if before and same_instance else 0,
         )
-        known.take_leases(hello.gpu_leases)
-        known.take_machine(hello)
+        known.take(_as_load(hello))
         self.add(known)
         known.load_interval_s = self.load_interval_s
         return known
@@ -363,13 +367,12 @@ class Registry:
         """Takes in a hello that came again, with another inventory or other capabilities."""
         self._drop(known.hello)
         known.hello = description(hello)
-        known.take_leases(hello.gpu_leases)
-        known.take_machine(hello)
+        known.take(_as_load(hello))
         self.add(known)
 
-    def seen(self, known: KnownWorker, now: float, time: timestamp_pb2.Timestamp) -> None:
+    def seen(self, known: KnownWorker, now: float, time_ns: int) -> None:
         """Notes that a frame came: any is proof of life."""
-        known.last_seen, known.last_seen_time = now, time
+        known.last_seen, known.last_seen_ns = now, time_ns
 
     def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
         """Takes in a load, unless it is older than one that came before.
@@ -382,9 +385,8 @@ class Registry:
         before = _holdings(known)
         known.load_sequence = load.sequence
         known.loads_since_silence += 1
-        known.take_leases(load.gpu_pool)
         known.load = load
-        known.take_machine(load)
+        known.take(load)
         return _holdings(known) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
@@ -476,6 +478,15 @@ class Registry:
                 lease=lease if lease.gpu_uuid else None,
                 report_time=known.last_seen_time,
             )
+
+
+def _as_load(hello: Hello) -> WorkerLoad:
+    """What a hello says of the moment. A copy: a part would keep the whole hello in memory."""
+    return WorkerLoad(
+        gpu_pool=hello.gpu_leases,
+        resources=hello.resources if hello.HasField("resources") else None,
+        cordon=hello.cordon if hello.HasField("cordon") else None,
+    )
 
 
 def _host(hello: Hello) -> tuple[str, str]:

@@ -1,11 +1,11 @@
 """The stream of a worker: hello, welcome, then frames both ways until one side leaves."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
 
@@ -26,7 +26,7 @@ from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 
 from leasehold_coordinator import __version__
 from leasehold_coordinator.callers import SESSION_LIMIT, Calls
-from leasehold_coordinator.clock import duration, now_timestamp
+from leasehold_coordinator.clock import duration
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.dispatch import Dispatcher
 from leasehold_coordinator.errors import FleetError, abort
@@ -154,16 +154,14 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         await self._wait_for_older(session.hello)
         turn = self._turns.setdefault(session.hello.worker_id, asyncio.Lock())
         async with turn:
-            if not session.ended.is_set():
+            if not session.ended.done():
                 await self._let_in(session)
 
     async def _wait_for_older(self, hello: Hello) -> None:
         """Gives the stream of an instance that was killed some time to end."""
         older = self._fleet.sessions.get(hello.worker_id)
         if older is not None and self._fleet.registry.is_taken(hello, time.monotonic()):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TAKEOVER_WAIT_S):
-                    await older.ended.wait()
+            await asyncio.wait({older.ended}, timeout=TAKEOVER_WAIT_S)
 
     async def _let_in(self, session: Session) -> None:
         """The epoch is stored first, and an older stream of the worker is superseded."""
@@ -175,7 +173,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         older = fleet.sessions.get(hello.worker_id)
         robbed = fleet.registry.take_gpus(hello)
         session.known = fleet.registry.welcome(
-            hello, session.epoch, session.session_id, time.monotonic(), now_timestamp()
+            hello, session.epoch, session.session_id, time.monotonic(), time.time_ns()
         )
         # Queued before anything else can be; it is sent once all below is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
@@ -220,18 +218,21 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             self._fleet.publish_worker(known)
 
     async def _converse(self, session: Session, context: Context) -> None:
-        """Pumps frames until the session ends, and then sends what is queued.
+        """Reads frames until the session ends, and then sends what is queued.
 
         A peer that does not read keeps its stream, and the worker has no session meanwhile: gRPC can neither
         cancel a write nor end a call before its last write.
         """
-        async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(self._read(session, context))
-            writer = tasks.create_task(_write(session, context))
-            await session.ended.wait()
-            reader.cancel()
-            await asyncio.wait({writer}, timeout=FLUSH_TIMEOUT_S)
-            self._forget(session)
+        try:
+            async with asyncio.timeout(None) as reading:
+                session.open(partial(_send, context), partial(reading.reschedule, 0.0))
+                await self._read(session, context)
+        except TimeoutError:  # the end of the session, if it is the timeout above
+            if not reading.expired():
+                raise
+        await session.flush(FLUSH_TIMEOUT_S)
+        self._forget(session)
+        await session.flush()
 
     async def _read(self, session: Session, context: Context) -> None:
         try:
@@ -239,7 +240,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 if not self._fleet.is_current(session):
                     continue  # a newer stream of the worker has taken over
                 if session.known is not None:
-                    self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
+                    self._fleet.registry.seen(session.known, time.monotonic(), time.time_ns())
                 if (work := self._take(session, frame)) is not None:
                     await finish(work)
         except FleetError as error:
@@ -358,13 +359,6 @@ async def _read_hello(context: Context) -> Hello:
             f"the first frame must be hello, within {HELLO_TIMEOUT_S:g} s",
         )
     return frame.hello
-
-
-async def _write(session: Session, context: Context) -> None:
-    while (frame := await session.frames.get()) is not None:
-        if not await _send(context, frame):
-            session.end()
-            return
 
 
 async def _send(context: Context, frame: ConnectResponse) -> bool:

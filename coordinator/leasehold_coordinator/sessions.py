@@ -1,8 +1,10 @@
 """The live streams: what goes down each, and its end. The asyncio side of a session."""
 
 import asyncio
+import logging
 import uuid
-from typing import Final, final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias, final
 
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.worker_session_pb2 import (
@@ -24,6 +26,8 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.questions import Questions, UnansweredError
 from leasehold_coordinator.registry import KnownWorker, SessionId
 
+logger = logging.getLogger(__name__)
+
 READ_PLACES: Final = 4
 FOLLOW_PLACES: Final = 12
 """Reads of output that a worker has at once: of those who read what there is, and of those who follow."""
@@ -35,10 +39,16 @@ LIST_PLACES: Final = 2
 FRAME_LIMIT: Final = 256
 """Frames that may wait for a worker. More means that it doesn't read: its session ends."""
 
+Write: TypeAlias = Callable[[ConnectResponse], Awaitable[bool]]
+"""Sends a frame. False: the worker is gone."""
+
 
 @final
 class Session:
-    """One worker's stream."""
+    """One worker's stream.
+
+    Most of thousands of streams are idle. So the task that writes exists only while a frame waits.
+    """
 
     def __init__(self, hello: Hello) -> None:
         self.session_id = SessionId(f"s-{uuid.uuid4().hex[:12]}")
@@ -56,36 +66,82 @@ class Session:
         """Whether what the hello says has been compared with what is known."""
         self.loads = 0
         """Loads that have come on this stream."""
-        self.ended = asyncio.Event()
-        self.frames: asyncio.Queue[ConnectResponse | None] = asyncio.Queue(FRAME_LIMIT + 2)
-        """Frames to send; None ends the stream."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the session has ended."""
+        self.frames: list[ConnectResponse] = []
+        """Frames that wait."""
+        self._write: Write | None = None
+        self._on_end: Callable[[], None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._reads: Questions[OutputChunk] = Questions(READ_PLACES)
         self._follows: Questions[OutputChunk] = Questions(FOLLOW_PLACES)
         self._plans: Questions[PlanAnswer] = Questions(PLAN_PLACES)
         self._checkpoints: Questions[CheckpointAnswer] = Questions(LIST_PLACES)
 
+    def open(self, write: Write, on_end: Callable[[], None]) -> None:
+        """Begins to send what waits.
+
+        Args:
+            write: Sends a frame.
+            on_end: Called once, when the session ends or has ended.
+        """
+        self._write = write
+        self._begin_to_write()
+        if self.ended.done():
+            on_end()
+        else:
+            self._on_end = on_end
+
     def send(self, frame: ConnectResponse) -> None:
         """Queues a frame. A worker that doesn't read loses its session, never a command: it is sent again."""
-        if self.ended.is_set():
+        if self.ended.done():
             return
-        if self.frames.qsize() >= FRAME_LIMIT:
+        if len(self.frames) >= FRAME_LIMIT:
             self.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR)
             return
-        self.frames.put_nowait(frame)
+        self.frames.append(frame)
+        self._begin_to_write()
 
     def end(self, reason: GoodbyeReason.ValueType | None = None, error: FleetError | None = None) -> None:
         """Ends the stream after what is queued, with a goodbye if a reason is given. Only once."""
-        if self.ended.is_set():
+        if self.ended.done():
             return
         if reason is not None:
             goodbye = Goodbye(reason=reason, error=error.to_proto() if error else None)
-            self.frames.put_nowait(ConnectResponse(goodbye=goodbye))
-        self.frames.put_nowait(None)
-        self.ended.set()
+            self.frames.append(ConnectResponse(goodbye=goodbye))
+            self._begin_to_write()
+        self.ended.set_result(None)
         self._reads.end()
         self._follows.end()
         self._plans.end()
         self._checkpoints.end()
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+
+    def _begin_to_write(self) -> None:
+        if self._write is not None and self._writing is None and self.frames:
+            self._writing = asyncio.get_running_loop().create_task(self._write_frames(self._write))
+
+    async def _write_frames(self, write: Write) -> None:
+        try:
+            while self.frames:
+                if not await write(self.frames.pop(0)):
+                    self._give_up()
+        except Exception:  # a defect, of which the worker's stream would know nothing
+            logger.exception("a write to worker %s has failed", self.hello.name)
+            self._give_up()
+        finally:
+            self._writing = None
+
+    def _give_up(self) -> None:
+        self.frames.clear()
+        self.end()
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until all that was queued is sent, or the time is over. None: without end."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=timeout_s)
 
     def drain(self, reconnect_after_s: float, reason: GoodbyeReason.ValueType | None = None) -> None:
         """Ends the stream, and asks the worker to connect again, not before so many seconds have passed."""

@@ -63,11 +63,9 @@ class Bench:
 
     def sent(self, session: Session | None = None) -> list[ConnectResponse]:
         """The frames that wait for the worker, on this session or the first."""
-        queue = (session or self.session).frames
-        frames = []
-        while not queue.empty():
-            if frame := queue.get_nowait():
-                frames.append(frame)
+        waiting = (session or self.session).frames
+        frames = waiting.copy()
+        waiting.clear()
         return frames
 
     async def stored(self, command_id: str = "c-1") -> Command:

@@ -1,5 +1,6 @@
 """Lists, page by page, and what the coordinator says of itself and to its workers."""
 
+import time
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,6 @@ from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye, WorkerLoad
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.api_fleet import FleetService
-from leasehold_coordinator.clock import now_timestamp
 from leasehold_coordinator.registry import LOADS_PER_S, KnownWorker, SessionId
 from leasehold_coordinator.requests import Requests
 
@@ -75,7 +75,7 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
         made: list[str] = []
         service = FleetService(fleet, Requests(fleet, bench.dispatcher))
         for name in "abcdef":
-            fleet.registry.welcome(make_hello(name, gpus=3), 1, SessionId("s-1"), 0, now_timestamp())
+            fleet.registry.welcome(make_hello(name, gpus=3), 1, SessionId("s-1"), 0, time.time_ns())
         make = fleet.gpus
 
         def note(known: KnownWorker) -> list[FleetGpu]:

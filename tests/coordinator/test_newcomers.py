@@ -36,7 +36,7 @@ from .test_lifecycle import state_of, until
 
 RUNNING, FAILED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_FAILED
 LABELS = {f"label-{number}": "x" * 200 for number in range(1000)}
-NOW = Timestamp(seconds=1)
+NOW_NS = 1_000_000_000
 
 
 def running(workload_id: str, name: str = "", generation: int = 1) -> Workload:
@@ -183,10 +183,10 @@ def test_a_gpu_that_its_worker_no_longer_has_is_free_for_another(
 def test_gpus_of_earlier_hellos_are_forgotten() -> None:
     """A worker may say hello with other GPUs a hundred times in a second."""
     known = Registry(5, 0)
-    one = known.welcome(make_hello(), 1, SessionId("s-1"), 0, NOW)
+    one = known.welcome(make_hello(), 1, SessionId("s-1"), 0, NOW_NS)
     for number in range(50):
         hello = make_hello(gpu_pool=[Gpu(uuid=f"GPU-{number}", slot=9)])
-        known.describe(one, hello) if number % 2 else known.welcome(hello, 2, SessionId("s-2"), 0, NOW)
+        known.describe(one, hello) if number % 2 else known.welcome(hello, 2, SessionId("s-2"), 0, NOW_NS)
         one = known.find("alpha")
     assert [uuid for uuid in (f"GPU-{number}" for number in range(50)) if known.owner(uuid)] == ["GPU-49"]
     assert known.owner("GPU-alpha-0") is one
@@ -395,7 +395,7 @@ def test_there_is_room_for_a_bounded_number_of_workers(monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "WORKER_LIMIT", 2)
     known = Registry(5.0, 0.0)
     for name in ("a", "b"):
-        known.welcome(make_hello(name), 1, SessionId(name), 0.0, NOW)
+        known.welcome(make_hello(name), 1, SessionId(name), 0.0, NOW_NS)
     known.check_newcomer(make_hello("a"), 0.0)
     with pytest.raises(FleetError, match="leasehold forget worker"):
         known.check_newcomer(make_hello("c"), 0.0)
@@ -404,7 +404,7 @@ def test_there_is_room_for_a_bounded_number_of_workers(monkeypatch: pytest.Monke
 def test_a_list_of_known_workers_is_cut(tmp_path: Path) -> None:
     known = Registry(5.0, 0.0)
     for number in range(1000):
-        known.welcome(make_hello(f"host-{number}", gpus=0), 1, SessionId("s"), 0.0, NOW)
+        known.welcome(make_hello(f"host-{number}", gpus=0), 1, SessionId("s"), 0.0, NOW_NS)
     with pytest.raises(FleetError) as error:
         known.find("x" * 5000)
     assert len(error.value.message) < 500

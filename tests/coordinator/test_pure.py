@@ -1,7 +1,6 @@
 """The coordinator's decisions, as values in and values out."""
 
 import pytest
-from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandResult, CommandState
 from leasehold.v1.gpu_pb2 import Gpu
@@ -12,7 +11,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.paging import next_token, page_of
 from leasehold_coordinator.registry import KnownWorker, Registry, SessionId
 
-NOW = Timestamp(seconds=1)
+NOW_NS = 1_000_000_000
 INTERVAL_S = 5.0
 
 
@@ -29,7 +28,7 @@ def hello(worker_id: str = "worker-1", name: str = "alpha", host: str = "h1", **
 
 
 def welcome(registry: Registry, frame: Hello, session: str = "s1", now: float = 0.0) -> KnownWorker:
-    return registry.welcome(frame, registry.next_epoch(frame), SessionId(session), now, NOW)
+    return registry.welcome(frame, registry.next_epoch(frame), SessionId(session), now, NOW_NS)
 
 
 def test_terminal_states_lead_nowhere_and_the_others_somewhere() -> None:
@@ -129,13 +128,13 @@ def test_the_end_of_a_superseded_session_changes_nothing() -> None:
 
 def test_a_worker_that_was_silent_comes_back_by_two_loads() -> None:
     registry = Registry(5.0, started=0)
-    known = registry.welcome(hello(), 1, SessionId("s-1"), 0, Timestamp())
+    known = registry.welcome(hello(), 1, SessionId("s-1"), 0, NOW_NS)
     registry.note_silence(known)
     for number, state in enumerate((fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_CONNECTED), 1):
-        registry.seen(known, 20 + number, Timestamp())
+        registry.seen(known, 20 + number, NOW_NS)
         registry.apply_load(known, WorkerLoad(sequence=number))
         assert registry.state(known, 20 + number) == state
-    again = registry.welcome(hello(), 2, SessionId("s-2"), 30, Timestamp())
+    again = registry.welcome(hello(), 2, SessionId("s-2"), 30, NOW_NS)
     assert registry.state(again, 30) == fleet_pb2.WORKER_STATE_CONNECTED, "hello tells all"
 
 

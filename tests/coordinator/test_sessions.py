@@ -13,7 +13,9 @@ from leasehold.v1.fleet_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequ
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
+    ConnectResponse,
     Goodbye,
+    Heartbeat,
     HostFacts,
     ProtocolVersion,
     WorkerLoad,
@@ -164,8 +166,8 @@ def test_after_a_stop_many_workers_come_back_spread_over_time() -> None:
         server._send_away(fleet)
         waits = []
         for session in fleet.sessions.values():
-            drain, goodbye, end = (session.frames.get_nowait() for _ in range(3))
-            assert (goodbye.goodbye.reason, end) == (worker_session_pb2.GOODBYE_REASON_SHUTDOWN, None)
+            drain, goodbye = session.frames
+            assert goodbye.goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
             waits.append(drain.drain.reconnect_after.ToTimedelta().total_seconds())
         assert 0 <= min(waits) < 0.5
         assert 1.5 < max(waits) <= 2
@@ -191,3 +193,65 @@ def test_a_watch_tells_of_loads_and_can_be_resumed(
     resumed = coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=snapshot[-1].resume_token))
     assert next(iter(resumed)).worker.free_gpu_count == 0
     resumed.cancel()
+
+
+def beat(number: int) -> ConnectResponse:
+    return ConnectResponse(heartbeat=Heartbeat(applied_load_sequence=number))
+
+
+def test_frames_go_out_in_order_and_an_idle_session_has_no_task_of_its_own() -> None:
+    async def scenario() -> None:
+        sent: list[ConnectResponse] = []
+        ends: list[None] = []
+
+        async def write(frame: ConnectResponse) -> bool:
+            await asyncio.sleep(0)
+            sent.append(frame)
+            return True
+
+        session = Session(make_hello())
+        session.send(beat(0))
+        session.open(write, lambda: ends.append(None))
+        session.send(beat(1))
+        await session.flush(20)
+        assert len(asyncio.all_tasks()) == 1
+        session.send(beat(2))
+        session.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+        session.end()
+        session.send(beat(3))
+        await session.flush(20)
+        goodbye = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+        assert sent == [beat(0), beat(1), beat(2), ConnectResponse(goodbye=goodbye)]
+        assert len(ends) == 1
+
+        late = Session(make_hello())
+        late.end()
+        late.open(write, lambda: ends.append(None))
+        assert len(ends) == 2, "the session was over before it was opened"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [None, KeyError("a defect")], ids=["gone", "defect"])
+def test_a_write_that_fails_ends_the_session(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async def write(frame: ConnectResponse) -> bool:
+            if error is not None:
+                raise error
+            return False
+
+        session = Session(make_hello())
+        session.send(beat(0))
+        session.send(beat(1))
+        ends: list[None] = []
+        session.open(write, lambda: ends.append(None))
+        async with asyncio.timeout(20):
+            await session.ended
+        assert (len(ends), session.frames) == (1, [])
+
+    asyncio.run(scenario())
+    assert [record.getMessage() for record in caplog.records] == (
+        ["a write to worker alpha has failed"] if error else []
+    )

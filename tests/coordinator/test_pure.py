@@ -1,13 +1,16 @@
 """The coordinator's decisions, as values in and values out."""
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
-from leasehold.v1.command_pb2 import CommandResult, CommandState
-from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
+from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import Hello, HostFacts, WorkerLoad
+from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, WorkerLoad
 from leasehold_coordinator import command_states
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.hello_rules import check_times
 from leasehold_coordinator.paging import next_token, page_of
 from leasehold_coordinator.registry import KnownWorker, Registry, SessionId
 
@@ -177,3 +180,29 @@ def test_pages_follow_each_other_to_the_end() -> None:
 def test_bad_pages_are_refused(size: int, token: str) -> None:
     with pytest.raises(FleetError):
         page_of(size, token)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        Timestamp(seconds=2**62),
+        Timestamp(nanos=10**9),
+        Timestamp(seconds=1, nanos=-1),
+        Timestamp(seconds=-(2**40)),
+    ],
+    ids=str,
+)
+def test_an_impossible_time_is_found_at_any_depth(moment: Timestamp) -> None:
+    early, late = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799, nanos=999_999_999)
+    leases = [GpuLease(since=early), GpuLease(sample=GpuSample(sample_time=late))]
+    frame = ConnectRequest(worker_load=WorkerLoad(gpu_pool=leases))
+    check_times(frame)
+    frame.worker_load.gpu_pool[1].sample.sample_time.CopyFrom(moment)
+    with pytest.raises(FleetError, match=r"impossible time in leasehold\.v1\.GpuSample\.sample_time"):
+        check_times(frame)
+
+
+def test_an_impossible_duration_is_found() -> None:
+    check_times(Command(timeout=Duration(seconds=-1, nanos=-1)))
+    with pytest.raises(FleetError, match="impossible time"):
+        check_times(Command(timeout=Duration(seconds=1, nanos=-1)))

@@ -30,18 +30,11 @@ from leasehold.v1.worker_session_pb2 import (
     WorkerLoad,
 )
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold_worker.channel import OPTIONS
 
 GPUS = 8
 REPORT_S = 0.2
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 15.0
-OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-]
 ECHO = "/bench.Echo/Echo"
 
 
@@ -101,18 +94,18 @@ class LightWorker:
         self.sessions = 0
 
     async def run(self) -> None:
-        """Holds a session, and another after it."""
+        """Holds a session, and another after it, on one channel."""
         backoff_s = BACKOFF_MIN_S
-        while True:
-            began = time.monotonic()
-            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+            while True:
+                began = time.monotonic()
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await self._session(channel)
-            self.welcomed = False
-            if time.monotonic() - began > 60:
-                backoff_s = BACKOFF_MIN_S
-            await asyncio.sleep(random.uniform(0, backoff_s))
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                self.welcomed = False
+                if time.monotonic() - began > 60:
+                    backoff_s = BACKOFF_MIN_S
+                await asyncio.sleep(random.uniform(0, backoff_s))
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: Call = WorkerSessionServiceStub(channel).Connect()

@@ -470,13 +470,14 @@ class Registry:
 
     def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
         """The same as messages."""
+        worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
         for gpu, lease in self.slots(known):
             yield FleetGpu(
-                worker_id=known.hello.worker_id,
-                worker_name=known.hello.name,
+                worker_id=worker_id,
+                worker_name=name,
                 gpu=gpu,
                 lease=lease if lease.gpu_uuid else None,
-                report_time=known.last_seen_time,
+                report_time=seen,
             )
 
 

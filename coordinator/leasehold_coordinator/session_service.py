@@ -42,10 +42,13 @@ TRANSIENT: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
     errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
 )
-"""Reasons that may be over soon: a disk that is full, a stream that is cut and has not ended yet."""
+"""Reasons that may be over soon: a full disk, an older stream that has not ended yet, a late hello."""
 
-HELLO_TIMEOUT_S: Final = 5.0
+HELLO_TIMEOUT_S: Final = 10.0
+"""How long a stream may take to say hello: as long as a worker waits for its welcome."""
+
 HELLO_LIMIT: Final = 4_096
 """Streams at once that have not said hello yet."""
 
@@ -346,18 +349,20 @@ async def _read_hello(context: Context) -> Hello:
     """The first frame.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, it did not come in time or is not hello.
+        FleetError: PROTOCOL_VIOLATION, the first frame is not hello; or WORKER_UNAVAILABLE, none came in time.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await _next(context)
     except TimeoutError:
-        frame = None
-    if frame is None or not frame.HasField("hello"):
+        # No refusal, after which a worker stays away for a minute: of thousands that come back at once, some
+        # hellos are read late because the coordinator is busy.
         raise FleetError(
-            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-            f"the first frame must be hello, within {HELLO_TIMEOUT_S:g} s",
-        )
+            errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+            f"no hello came within {HELLO_TIMEOUT_S:g} s: connect again",
+        ) from None
+    if frame is None or not frame.HasField("hello"):
+        raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "the first frame must be hello")
     return frame.hello
 
 

@@ -188,6 +188,26 @@ def test_bytes_that_are_no_request_are_refused(coordinator: CoordinatorProcess, 
     assert refusal(lambda: call(b"\xff\xff", timeout=5))[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_stream_whose_hello_is_late_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a refusal a worker stays away for a minute. A busy coordinator may be the one that is late."""
+
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            call = connect()
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no hello came within 0\.05 s: connect again"):
+                await call.read()
+            assert await call.code() == grpc.StatusCode.FAILED_PRECONDITION
+        await server.stop(None)
+
+    monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 0.05)
+    on_bench(tmp_path, scenario)
+
+
 def test_streams_that_never_say_hello_are_their_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -349,7 +349,7 @@ async def _read_hello(context: Context) -> Hello:
     """The first frame.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, the first frame is not hello; or WORKER_UNAVAILABLE, none came in time.
+        FleetError: PROTOCOL_VIOLATION, the first frame is not hello; or WORKER_UNAVAILABLE, it is late.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

@@ -1,12 +1,13 @@
 """Lists, page by page, and what the coordinator says of itself and to its workers."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import grpc
 import pytest
-from leasehold.v1 import lease_pb2
+from leasehold.v1 import fleet_pb2, lease_pb2
 from leasehold.v1.fleet_pb2 import (
     CreateWorkloadRequest,
     FleetGpu,
@@ -19,12 +20,13 @@ from leasehold.v1.fleet_pb2 import (
     WatchFleetRequest,
 )
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye, WorkerLoad
+from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye, Heartbeat, WorkerLoad
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_coordinator.api_errors import Context
 from leasehold_coordinator.api_fleet import FleetService
 from leasehold_coordinator.registry import LOADS_PER_S, KnownWorker, SessionId
 from leasehold_coordinator.requests import Requests
+from leasehold_coordinator.sessions import Session
 
 from .bench import Bench, on_bench
 from .conftest import CoordinatorProcess
@@ -158,6 +160,58 @@ def test_the_load_interval_grows_and_shrinks_with_the_fleet(coordinator: Coordin
         worker.report()
     beat = worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 6).heartbeat
     assert beat.load_interval.ToNanoseconds() == 50_000_000
+
+
+def test_ten_thousand_workers_send_a_load_every_fifty_seconds(tmp_path: Path) -> None:
+    """By the rule max(5 s, n/200 s), and they count as STALE and LOST only after many of these intervals."""
+
+    async def scenario(bench: Bench) -> None:
+        fleet, service = bench.fleet, bench.service
+        session = Session(make_hello("early"))
+        await service._welcome(session)
+        early = session.known
+        assert early is not None
+        (welcome,) = session.frames
+        assert welcome.welcome.load_interval.ToTimedelta() == timedelta(seconds=5)
+
+        def add(count: int) -> None:
+            for number in range(len(list(fleet.registry)), count):
+                fleet.registry.add_stored(make_hello(f"w{number}", gpus=0), 1)
+
+        async def told(loads: int) -> Heartbeat:
+            for _ in range(loads):
+                load = WorkerLoad(sequence=early.load_sequence + 1)
+                await service._take(session, ConnectRequest(worker_load=load))
+            return session.frames.pop().heartbeat
+
+        add(1_000)
+        assert not (await told(3)).HasField("load_interval"), "1,000 workers still send 200 loads in a second"
+        add(10_000)
+        beat = await told(3)
+        assert beat.load_interval.ToTimedelta() == timedelta(seconds=50)
+        assert beat.silence_limit.ToTimedelta() == timedelta(seconds=600)
+        assert not (await told(3)).HasField("load_interval"), "it was told"
+
+        for known, seen in ((early, early.last_seen), (await welcomed_late(bench), time.monotonic())):
+            states = [
+                fleet.registry.state(known, seen + silent_s) for silent_s in (124.0, 126.0, 199.0, 201.0)
+            ]
+            assert states == [
+                fleet_pb2.WORKER_STATE_CONNECTED,
+                fleet_pb2.WORKER_STATE_STALE,
+                fleet_pb2.WORKER_STATE_STALE,
+                fleet_pb2.WORKER_STATE_LOST,
+            ]
+
+    async def welcomed_late(bench: Bench) -> KnownWorker:
+        """A worker that the fleet has known as one of the 10,000, and that connects now."""
+        session = Session(make_hello("w9999", gpus=0))
+        await bench.service._welcome(session)
+        assert session.known is not None
+        assert session.frames[0].welcome.load_interval.ToTimedelta() == timedelta(seconds=50)
+        return session.known
+
+    on_bench(tmp_path, scenario)
 
 
 def test_a_message_that_is_too_large_is_refused_and_nobody_suffers(

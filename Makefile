@@ -55,6 +55,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked bench/pool.py
 	$(BIN)/python -m bench.checked -m bench.fleet --workers 1000
 	$(BIN)/python -m bench.checked -m bench.fleet --workers 100 --clients 64
+	$(BIN)/python -m bench.checked -m bench.memory --seconds 120
 	$(BIN)/python -m bench.checked -m bench.strategies
 
 # The latency of a command and commands per second, of an older commit and of this one, with the ratios:

@@ -19,6 +19,7 @@ BENCHES = (
     "bench/pool.py --grants 10 --rounds 2",
     "-m bench.fleet --workers 2 --seconds 1",
     "-m bench.fleet --workers 2 --clients 2 --seconds 1",
+    "-m bench.memory --commands 30",
     "-m bench.strategies --size 600MiB --only offload+cuda_suspend",
 )
 

@@ -1,0 +1,189 @@
+"""Resident memory of a coordinator and of a real worker while commands pass.
+
+Some clients suspend a parked workload of one real worker on a simulated host, which is a command with nothing
+to do. At the same time others have light workers run something. The resident memory of both processes is read
+before the first command and after every 5,000. It must level off, however many commands there are. Prints
+one JSON document.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from leasehold.v1 import command_pb2, fleet_pb2, fleet_pb2_grpc, workload_pb2
+from leasehold_simgpu import SimulatedHost, Timing
+
+from bench.command_latency import COUNTER, process, suspend
+from bench.fleet import Coordinator, Swarm, memory_bytes, wait_for
+
+LIGHT_WORKERS = 20
+LIGHT_CLIENTS = 12
+REAL_CLIENTS = 4
+"""Clients of the real worker, each with a workload of its own."""
+
+SAMPLE_COMMANDS = 5_000
+COMMAND_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Progress:
+    """How many commands have ended, and what both processes had after so many.
+
+    Attributes:
+        commands: How many there are to be.
+        deadline: When no more are asked for, by the monotonic clock.
+        coordinator: The coordinator's pid.
+        worker: The real worker's pid.
+    """
+
+    commands: int
+    deadline: float
+    coordinator: int
+    worker: int
+    asked: int = 0
+    light: int = 0
+    real: int = 0
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    def may_ask(self) -> bool:
+        """Whether another command is to be asked for. Counts it."""
+        if self.asked >= self.commands or time.monotonic() > self.deadline:
+            return False
+        self.asked += 1
+        return True
+
+    def sample(self) -> None:
+        """Reads the resident memory of both."""
+        self.samples.append(
+            {
+                "commands": self.light + self.real,
+                "of_the_real_worker": self.real,
+                "coordinator_mib": round(memory_bytes(self.coordinator, "VmRSS") / 2**20, 1),
+                "worker_mib": round(memory_bytes(self.worker, "VmRSS") / 2**20, 1),
+            }
+        )
+
+    def note(self, *, is_real: bool) -> None:
+        """Counts a command that has succeeded."""
+        self.real += is_real
+        self.light += not is_real
+        if (self.light + self.real) % SAMPLE_COMMANDS == 0:
+            self.sample()
+
+
+async def ask(address: str, client: int, progress: Progress) -> None:
+    """Asks for one command after the other: of a parked workload, or of the light workers in turn."""
+    is_real = client < REAL_CLIENTS
+    spec = workload_pb2.WorkloadSpec(arguments=["true"])
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
+        commands = fleet_pb2_grpc.CommandServiceStub(channel)
+        number = client
+        while progress.may_ask():
+            number += LIGHT_CLIENTS
+            if is_real:
+                parked = fleet_pb2.SuspendWorkloadRequest(workload=f"parked-{client}")
+                command = (await workloads.SuspendWorkload(parked, timeout=COMMAND_TIMEOUT_S)).command
+            else:
+                run = fleet_pb2.CreateWorkloadRequest(
+                    spec=spec, worker=f"worker-{number % LIGHT_WORKERS:06d}"
+                )
+                command = (await workloads.CreateWorkload(run, timeout=COMMAND_TIMEOUT_S)).command
+            watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+            state = command.state
+            async for response in commands.WatchCommand(watch, timeout=COMMAND_TIMEOUT_S):
+                state = response.command.state
+            if state != command_pb2.COMMAND_STATE_SUCCEEDED:
+                raise SystemExit(f"a command of client {client} ended as {state}")
+            progress.note(is_real=is_real)
+
+
+def park(address: str) -> None:
+    """Gives the real worker a parked workload for each of its clients."""
+    with grpc.insecure_channel(address) as channel:
+        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
+        workers = fleet_pb2_grpc.FleetServiceStub(channel)
+        wait_for(lambda: bool(workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus), "the real worker's hello")
+        (gpu,) = workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus
+        spec = workload_pb2.WorkloadSpec(
+            arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
+            resources=workload_pb2.Resources(gpu_count=1),
+        )
+        for number in range(REAL_CLIENTS):
+            workloads.CreateWorkload(
+                fleet_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec, worker=gpu.worker_id)
+            )
+            while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
+                time.sleep(0.02)
+
+
+async def ask_all(address: str, progress: Progress) -> None:
+    """Has all clients ask until there were enough commands, or the time is over."""
+    async with asyncio.TaskGroup() as tasks:
+        for client in range(REAL_CLIENTS + LIGHT_CLIENTS):
+            tasks.create_task(ask(address, client, progress))
+
+
+def measure(commands: int, seconds: float) -> dict[str, Any]:
+    """Has so many commands carried out, or as many as fit into the time."""
+    import uvloop
+
+    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        coordinator = Coordinator(folder)
+        coordinator.start()
+        stack.callback(coordinator.kill)
+        host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
+        options = ["--coordinator", coordinator.address, "--state-dir", str(folder / "worker")]
+        options += ["--stop-workloads", "stop"]
+        worker = stack.enter_context(process("worker", *options, **host.environment()))
+        park(coordinator.address)
+        swarm = Swarm(coordinator.address, LIGHT_WORKERS)
+        stack.callback(swarm.stop)
+        wait_for(lambda: swarm.welcomed == LIGHT_WORKERS, "the welcome of the light workers")
+        began = time.monotonic()
+        progress = Progress(commands, began + seconds, coordinator.process.pid, worker.pid)
+        progress.sample()
+        uvloop.run(ask_all(coordinator.address, progress))
+        progress.sample()
+        taken_s = time.monotonic() - began
+        return {
+            "commands": progress.light + progress.real,
+            "of_the_real_worker": progress.real,
+            "per_s": round((progress.light + progress.real) / taken_s, 1),
+            "samples": progress.samples,
+        }
+
+
+def main() -> None:
+    """Measures, and prints the document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commands", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=360.0, help="no command is asked for after so long")
+    options = parser.parse_args()
+    document = {
+        "benchmark": "memory",
+        **measure(options.commands, options.seconds),
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "architecture": platform.machine(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "grpcio": grpc.__version__,
+        },
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, against, changes
 from leasehold_coordinator.hello_rules import WORKLOAD_LIMIT, check_workload
+from leasehold_coordinator.live_workloads import LiveWorkloads
 from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.recent_commands import RecentCommands
 from leasehold_coordinator.refusals import Refusals
@@ -85,8 +86,7 @@ class Fleet:
         self.registry = Registry(load_interval_s, time.monotonic())
         self.sessions: dict[str, Session] = {}
         """Live sessions by worker id."""
-        self.workloads: dict[str, Workload] = {}
-        """Workloads that have not ended, by id."""
+        self.workloads = LiveWorkloads()
         self.ledger = CommandLedger()
         """Commands that have not ended."""
         self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
@@ -108,7 +108,8 @@ class Fleet:
         """Brings back what the store holds."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
-        self.workloads = {workload.workload_id: workload for workload in await self.store.live_workloads()}
+        for workload in await self.store.live_workloads():
+            self.workloads[workload.workload_id] = workload
         self.ledger = CommandLedger(await self.store.open_commands())
 
     async def prune(self, retention_s: float) -> None:
@@ -267,7 +268,7 @@ class Fleet:
         """
         live = self.workloads.get(id_or_name)
         if live is None:
-            named = [workload for workload in self.workloads.values() if workload.name == id_or_name]
+            named = self.workloads.named(id_or_name)
             if len(named) > 1:
                 ids = sorted(workload.workload_id for workload in named)
                 raise FleetError(
@@ -346,10 +347,6 @@ class Fleet:
         worker_id, now = session.hello.worker_id, now_timestamp()
         changed: list[Workload] = []
         new = 0
-        # An id is looked for before a name: what is meant for another's workload would go to this one.
-        has_unknown = any(one.workload_id not in self.workloads for one in reports)
-        others = (one for one in self.workloads.values() if has_unknown and one.worker_id != worker_id)
-        names = {one.name for one in others}
         for reported in reports:
             known = self.workloads.get(reported.workload_id)
             owner = known or over.get(reported.workload_id)
@@ -358,7 +355,8 @@ class Fleet:
             elif known is not None:
                 if reported.status.generation > known.status.generation:
                     changed.append(reported_again(known, reported))
-            elif owner is None and reported.workload_id in names:
+            elif owner is None and self._is_name_elsewhere(reported.workload_id, worker_id):
+                # An id is looked for before a name: requests for the other workload would go to this one.
                 logger.warning("worker %s reported the name %s as an id", worker_id, reported.workload_id)
             elif owner is None:
                 changed.append(registered(reported, worker_id, now))
@@ -366,7 +364,11 @@ class Fleet:
             elif is_presumed(owner) and not is_presumed(reported):
                 logger.warning("workload %s is back: its worker still has it", owner.workload_id)
                 changed.append(reported_again(owner, reported))
-        if new and (count := len(self.workloads_of(worker_id)) + new) > WORKLOAD_LIMIT and not is_complete:
+        if (
+            new
+            and (count := len(self.workloads.of_worker(worker_id)) + new) > WORKLOAD_LIMIT
+            and not is_complete
+        ):
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
                 f"{count} workloads that have not ended are too many for one worker: {WORKLOAD_LIMIT} fit",
@@ -376,10 +378,13 @@ class Fleet:
             reported_ids = {one.workload_id for one in reports}
             changed += [
                 _failed(workload, GONE.to_proto())
-                for workload in self.workloads_of(worker_id)
+                for workload in self.workloads.of_worker(worker_id)
                 if workload.workload_id not in reported_ids and not self._is_being_started(workload)
             ]
         return changed
+
+    def _is_name_elsewhere(self, name: str, worker_id: str) -> bool:
+        return any(one.worker_id != worker_id for one in self.workloads.named(name))
 
     def _is_being_started(self, workload: Workload) -> bool:
         return any(
@@ -410,7 +415,7 @@ class Fleet:
             return
         before = {one.workload_id: self.workloads.pop(one.workload_id, None) for one in workloads}
         live = {one.workload_id: one for one in workloads if not is_ended(one.status.state)}
-        self.workloads |= live
+        self.workloads.update(live)
         events = []
         for workload in workloads:
             earlier = before[workload.workload_id]
@@ -491,7 +496,7 @@ class Fleet:
                 worker=worker_id,
             )
         forgotten = FORGOTTEN.to_proto()
-        workloads = [_failed(workload, forgotten) for workload in self.workloads_of(worker_id)]
+        workloads = [_failed(workload, forgotten) for workload in self.workloads.of_worker(worker_id)]
         steps = self.ledger.forget_worker(worker_id, FORGOTTEN, now_timestamp())
         self.registry.forget(known)
         try:
@@ -513,10 +518,6 @@ class Fleet:
         self.events.forgotten(known)
         self.fleet_hub.start_over(f"worker {known.hello.name} was forgotten")
         return [workload.workload_id for workload in workloads]
-
-    def workloads_of(self, worker_id: str) -> list[Workload]:
-        """Workloads of a worker that have not ended."""
-        return [workload for workload in self.workloads.values() if workload.worker_id == worker_id]
 
 
 def _gpu_uuids(hello: Hello) -> set[str]:

@@ -1,5 +1,8 @@
 """The coordinator's decisions, as values in and values out."""
 
+import random
+from collections.abc import Iterable
+
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -8,9 +11,11 @@ from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, WorkerLoad
+from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator import command_states
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.hello_rules import check_times
+from leasehold_coordinator.live_workloads import LiveWorkloads
 from leasehold_coordinator.paging import next_token, page_of
 from leasehold_coordinator.registry import KnownWorker, Registry, SessionId
 
@@ -206,3 +211,26 @@ def test_an_impossible_duration_is_found() -> None:
     check_times(Command(timeout=Duration(seconds=-1, nanos=-1)))
     with pytest.raises(FleetError, match="impossible time"):
         check_times(Command(timeout=Duration(seconds=1, nanos=-1)))
+
+
+def test_live_workloads_are_found_by_worker_and_name_after_any_changes() -> None:
+    draw = random.Random(1)
+    live, plain = LiveWorkloads(), dict[str, Workload]()
+    for _ in range(2_000):
+        workload_id, worker_id, name = (f"{kind}-{draw.randrange(8)}" for kind in ("id", "worker", "name"))
+        if draw.random() < 0.3:
+            assert live.pop(workload_id, None) is plain.pop(workload_id, None)
+        else:
+            workload = Workload(workload_id=workload_id, worker_id=worker_id, name=name)
+            live[workload_id] = plain[workload_id] = workload
+        assert (dict(live), list(live.values())) == (plain, [live[one] for one in live])
+        assert by_id(live.of_worker(worker_id)) == by_id(
+            w for w in plain.values() if w.worker_id == worker_id
+        )
+        assert by_id(live.named(name)) == by_id(w for w in plain.values() if w.name == name)
+    live.clear()
+    assert (live.of_worker("worker-1"), live.named("name-1"), len(live)) == ([], [], 0)
+
+
+def by_id(workloads: Iterable[Workload]) -> list[str]:
+    return sorted(one.workload_id for one in workloads)

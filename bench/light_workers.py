@@ -90,6 +90,8 @@ class LightWorker:
         self._epoch = 0
         self._sequence = 0
         self._load_interval_s = 0.0
+        self._writing = asyncio.Lock()
+        """Two writes at once would end the call."""
         self.welcomed = False
         self.sessions = 0
 
@@ -135,7 +137,8 @@ class LightWorker:
         while True:
             self._sequence += 1
             load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_pool=leases(self._number))
-            await call.write(ConnectRequest(worker_load=load))
+            async with self._writing:
+                await call.write(ConnectRequest(worker_load=load))
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
     async def _obey(self, call: Call, command: command_pb2.Command) -> None:
@@ -153,7 +156,8 @@ class LightWorker:
             update = CommandUpdate(
                 command_id=command.command_id, state=state, workloads=[workload] if ended else []
             )
-            await call.write(ConnectRequest(command_update=update))
+            async with self._writing:
+                await call.write(ConnectRequest(command_update=update))
 
 
 def _seconds(duration: Duration) -> float:

@@ -3,10 +3,15 @@
 import gc
 import signal
 from pathlib import Path
+from typing import Final
 
 import click
 
 from leasehold_coordinator import __version__
+
+GARBAGE_OBJECTS: Final = 10_000
+"""New objects after which Python looks for garbage, in place of 700. A session has hundreds of objects that
+stay, so thousands of hellos made the collector look at all of them again and again."""
 
 
 @click.command(name="coordinator")
@@ -59,6 +64,7 @@ def command(
     from leasehold_coordinator import daemon  # late: `leasehold coordinator --help` needs nothing of it
 
     gc.freeze()  # modules stay, so no later collection has to visit their objects
+    gc.set_threshold(GARBAGE_OBJECTS)
     gc.enable()
     daemon.run(
         config_path,

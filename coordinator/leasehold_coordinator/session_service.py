@@ -90,8 +90,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             leave = self._streams.enter(context.peer())
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(context.peer()):
-                hello = await _read_hello(context)
-            self._check(hello)
+                session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
+            self._check(session.hello)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
@@ -103,18 +103,17 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
             return
-        session = Session(hello)
         try:
             await finish(self._welcome(session))
             await self._converse(session, context)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
-                logger.error("worker %s can't be let in: %s", hello.name, error.message)
+                logger.error("worker %s can't be let in: %s", session.hello.name, error.message)
             if error.reason in TRANSIENT:
                 await abort(context, error)  # no refusal: the worker tries again, and again less often
             if is_told:
-                self._fleet.events.refused(error, hello.worker_id, hello.name)
+                self._fleet.events.refused(error, session.hello.worker_id, session.hello.name)
             refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
         finally:

@@ -1,8 +1,10 @@
 """The stream of a worker: who is let in, and how a session ends."""
 
 import asyncio
+import gc
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectResponse,
     Goodbye,
     Heartbeat,
+    Hello,
     HostFacts,
     ProtocolVersion,
     WorkerLoad,
@@ -23,8 +26,10 @@ from leasehold.v1.worker_session_pb2 import (
 from leasehold_coordinator import server
 from leasehold_coordinator.sessions import Session
 
+from .bench import Bench, on_bench
 from .conftest import CoordinatorProcess
 from .scripted_worker import ScriptedWorker, make_hello
+from .test_callers import CONNECT
 
 
 def state(coordinator: CoordinatorProcess, name: str = "alpha") -> int:
@@ -255,3 +260,27 @@ def test_a_write_that_fails_ends_the_session(
     assert [record.getMessage() for record in caplog.records] == (
         ["a write to worker alpha has failed"] if error else []
     )
+
+
+def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path) -> None:
+    """A hello may have 2,048 workloads, and there may be 10,000 streams."""
+
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            call = connect()
+            await call.write(ConnectRequest(hello=make_hello("large")).SerializeToString())
+            welcome = await call.read()
+            assert isinstance(welcome, bytes)
+            assert ConnectResponse.FromString(welcome).HasField("welcome")
+            hellos = [one for one in gc.get_objects() if isinstance(one, Hello) and one.name == "large"]
+            assert [len(one.gpu_pool) for one in hellos] == [2], "one description"
+            assert [len(one.gpu_leases) for one in hellos] == [0]
+            call.cancel()
+        await server.stop(None)
+
+    on_bench(tmp_path, scenario)

@@ -30,7 +30,7 @@ from leasehold_coordinator.operations import creates_workload
 from leasehold_coordinator.recent_commands import RecentCommands
 from leasehold_coordinator.refusals import Refusals
 from leasehold_coordinator.registration import is_concluded, is_presumed, registered, reported_again
-from leasehold_coordinator.registry import KnownWorker, Registry
+from leasehold_coordinator.registry import LOST_MIN_S, KnownWorker, Registry
 from leasehold_coordinator.sessions import Session
 from leasehold_coordinator.store import (
     ANY_AGE_S,
@@ -205,9 +205,10 @@ class Fleet:
         What such a worker may be doing is not known, which is told once it has no stream.
         """
         now = time.monotonic()
-        for worker_id, session in self.sessions.items():
-            known = self.registry.get(worker_id)
-            if known is not None and self.registry.state(known, now) == fleet_pb2.WORKER_STATE_LOST:
+        for session in self.sessions.values():
+            if (known := session.known) is None or now - known.last_seen < LOST_MIN_S:
+                continue  # nearly all, twice in a second
+            if self.registry.state(known, now) == fleet_pb2.WORKER_STATE_LOST:
                 silent_s = now - known.last_seen
                 session.end(
                     worker_session_pb2.GOODBYE_REASON_UNSPECIFIED,

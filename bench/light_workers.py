@@ -30,11 +30,25 @@ from leasehold.v1.worker_session_pb2 import (
     WorkerLoad,
 )
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
-from leasehold_worker.channel import OPTIONS
 
 GPUS = 8
 REPORT_S = 0.2
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 15.0
+OPTIONS = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_receive_message_length", 262_144),
+    ("grpc.max_send_message_length", 262_144),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+"""Those of a real worker. They are not imported, since the light workers run beside older commits too."""
+
 ECHO = "/bench.Echo/Echo"
 
 

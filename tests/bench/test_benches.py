@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from leasehold_worker.session import channel_options, session
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = (
@@ -28,6 +30,12 @@ def run_checked(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a benchmark as `make bench` does."""
     command = [sys.executable, "-m", "bench.checked", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_light_workers_connect_as_real_ones_do() -> None:
+    light = runpy.run_path(str(ROOT / "bench/light_workers.py"))
+    assert light["OPTIONS"] == channel_options.OPTIONS
+    assert (light["BACKOFF_MIN_S"], light["BACKOFF_MAX_S"]) == (session.BACKOFF_MIN_S, session.BACKOFF_MAX_S)
 
 
 def test_make_bench_runs_these() -> None:

@@ -12,7 +12,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
 ROOMS = {"coordinator": leasehold_coordinator, "worker": leasehold_worker}
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
-ROW = re.compile(r"^\| .+ \| ([\d,]+) ?(|KiB|MiB) \| `(\w+)\.(\w+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| .+ \| ([\d,]+) ?(|KiB|MiB) \| `([\w.]+)\.(\w+)` \|$", re.MULTILINE)
 
 
 def rows(room: str) -> list[tuple[int, str, str]]:

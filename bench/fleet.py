@@ -42,6 +42,9 @@ SWARM_SIZE = 2_500
 
 START_TIMEOUT_S = 300.0
 LOAD_INTERVAL_S = 5.0
+LOADS_PER_S = 200
+"""Of a fleet in all, at most: the interval of each grows with it."""
+
 LATEST_S = 5.0
 """How long an outcome is waited for once no more commands are asked for."""
 
@@ -117,12 +120,12 @@ class Coordinator:
 class Swarm:
     """Light workers in processes of their own."""
 
-    def __init__(self, address: str, count: int, *, echo: bool = False) -> None:
+    def __init__(self, address: str, count: int, *, echo_interval_s: float | None = None) -> None:
         self._welcomed: dict[int, int] = {}
         self._processes = []
         for first in range(0, count, SWARM_SIZE):
             arguments = [address, str(min(SWARM_SIZE, count - first)), str(first)]
-            arguments += ["--echo"] if echo else []
+            arguments += [] if echo_interval_s is None else ["--echo-interval", str(echo_interval_s)]
             process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("light_workers.py")), *arguments],
                 stdout=subprocess.PIPE,
@@ -165,7 +168,9 @@ class Probe:
         self._up.put(hello(PROBE_NUMBER, 0))
         self._call = WorkerSessionServiceStub(self._channel).Connect(iter(self._up.get, None))
         threading.Thread(target=self._read, daemon=True).start()
-        self.session_id = self._next("welcome").welcome.session_id
+        welcome = self._next("welcome").welcome
+        self.session_id = welcome.session_id
+        self.load_interval_s = welcome.load_interval.ToNanoseconds() / 1e9
 
     def _read(self) -> None:
         try:
@@ -224,21 +229,22 @@ def time_watcher(address: str, probe: Probe) -> list[float]:
 
 def time_silence(address: str, probe: Probe) -> dict[str, float]:
     """When a worker that says nothing more counts as STALE and as LOST, beside the rule, in seconds."""
+    stale_s, lost_s = 2.5 * probe.load_interval_s, max(4 * probe.load_interval_s, 20.0)
     probe.tell_load(0)
     began = time.monotonic()
     seen: dict[str, float] = {}
     with grpc.insecure_channel(address) as channel:
         stub = fleet_pb2_grpc.FleetServiceStub(channel)
-        while "LOST" not in seen and time.monotonic() - began < 60:
+        while "LOST" not in seen and time.monotonic() - began < 1.5 * lost_s + 30:
             worker = stub.GetWorker(fleet_pb2.GetWorkerRequest(worker=f"worker-{PROBE_NUMBER:06d}")).worker
             state = fleet_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_")
             seen.setdefault(state, round(time.monotonic() - began, 2))
             time.sleep(0.05)
     return {
         "stale_s": seen.get("STALE", -1.0),
-        "stale_rule_s": 2.5 * LOAD_INTERVAL_S,
+        "stale_rule_s": stale_s,
         "lost_s": seen.get("LOST", -1.0),
-        "lost_rule_s": max(4 * LOAD_INTERVAL_S, 20.0),
+        "lost_rule_s": lost_s,
     }
 
 
@@ -352,12 +358,13 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
         swarm = Swarm(coordinator.address, count)
         stack.callback(swarm.stop)
         connect_s = wait_for(lambda: swarm.welcomed == count, f"the welcome of {count} workers")
-        time.sleep(2 * LOAD_INTERVAL_S)
+        settle(count)
         found: dict[str, Any] = {"workers": count, "connect_s": round(connect_s, 1)}
         found |= steady(coordinator.process.pid, swarm, seconds)
         resident = memory_bytes(coordinator.process.pid, "VmRSS")
         found["kib_per_worker"] = round((resident - idle_bytes) / count / 1024, 1)
         probe = Probe(coordinator.address)
+        found["load_interval_s"] = probe.load_interval_s
         found["frame_round_trip"] = spread([probe.round_trip_s(number) for number in range(PROBES)])
         found["change_to_watcher"] = spread(time_watcher(coordinator.address, probe))
         found["silence"] = time_silence(coordinator.address, probe)
@@ -373,6 +380,16 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
             "peak_mib": round(memory_bytes(coordinator.process.pid, "VmHWM") / 2**20, 1),
         }
         return found
+
+
+def load_interval_s(count: int) -> float:
+    """The time between two loads of one of so many workers."""
+    return max(LOAD_INTERVAL_S, count / LOADS_PER_S)
+
+
+def settle(count: int) -> None:
+    """Waits until most of so many workers have been told how seldom a load is wanted."""
+    time.sleep(max(2 * LOAD_INTERVAL_S, 1.5 * load_interval_s(count)))
 
 
 def steady(pid: int, swarm: Swarm, seconds: float) -> dict[str, Any]:
@@ -420,10 +437,10 @@ def measure_echo(count: int, seconds: float) -> dict[str, Any]:
     with echo_server() as (address, pid):
         time.sleep(0.5)
         idle_bytes = memory_bytes(pid, "VmRSS")
-        swarm = Swarm(address, count, echo=True)
+        swarm = Swarm(address, count, echo_interval_s=load_interval_s(count))
         try:
             wait_for(lambda: swarm.welcomed == count, "the streams of the echo")
-            time.sleep(2 * LOAD_INTERVAL_S)
+            settle(count)
             found = steady(pid, swarm, seconds)
             found["kib_per_worker"] = round((memory_bytes(pid, "VmRSS") - idle_bytes) / count / 1024, 1)
             return found

@@ -2,8 +2,8 @@
 
 Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, says
 hello with eight GPUs, sends a load in every interval, answers every command at once, and connects again as a
-real worker does. Every 0.2 s a line of JSON on standard output says how many are welcomed. With ``--echo``
-they talk to a bare echo server instead, which gives back every message.
+real worker does. Every 0.2 s a line of JSON on standard output says how many are welcomed. With
+``--echo-interval 5`` they talk every 5 s to a bare echo server instead, which gives back every message.
 """
 
 import argparse
@@ -98,12 +98,12 @@ Call = grpc.aio.StreamStreamCall[ConnectRequest, ConnectResponse]
 class LightWorker:
     """One worker."""
 
-    def __init__(self, address: str, number: int) -> None:
+    def __init__(self, address: str, number: int, load_interval_s: float = 0.0) -> None:
         self._address = address
         self._number = number
         self._epoch = 0
         self._sequence = 0
-        self._load_interval_s = 0.0
+        self._load_interval_s = load_interval_s
         self._writing = asyncio.Lock()
         """Two writes at once would end the call."""
         self.welcomed = False
@@ -184,13 +184,13 @@ class EchoWorker(LightWorker):
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ECHO)()
         self.welcomed = True
-        await asyncio.sleep(random.uniform(0, 5.0))
+        await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
             load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_pool=leases(self._number))
             await call.write(ConnectRequest(worker_load=load).SerializeToString())
             await call.read()
-            await asyncio.sleep(5.0 * random.uniform(0.9, 1.1))
+            await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
 
 async def main() -> None:
@@ -199,10 +199,16 @@ async def main() -> None:
     parser.add_argument("address")
     parser.add_argument("count", type=int)
     parser.add_argument("first", type=int)
-    parser.add_argument("--echo", action="store_true")
+    parser.add_argument(
+        "--echo-interval", type=float, metavar="SECONDS", help="talk to an echo server so often"
+    )
     options = parser.parse_args()
-    kind = EchoWorker if options.echo else LightWorker
-    workers = [kind(options.address, options.first + number) for number in range(options.count)]
+    workers: list[LightWorker] = []
+    for number in range(options.first, options.first + options.count):
+        if options.echo_interval is None:
+            workers.append(LightWorker(options.address, number))
+        else:
+            workers.append(EchoWorker(options.address, number, options.echo_interval))
     async with asyncio.TaskGroup() as tasks:
         for number, worker in enumerate(workers):
             tasks.create_task(worker.run())

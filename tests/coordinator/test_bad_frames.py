@@ -80,13 +80,6 @@ def test_a_frame_that_is_too_large(coordinator: CoordinatorProcess, worker: Scri
     still_served(coordinator, worker)
 
 
-def test_a_stream_that_says_nothing(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    (goodbye,) = raw_stream(coordinator)
-    assert goodbye.goodbye.reason == worker_session_pb2.GOODBYE_REASON_REFUSED
-    assert goodbye.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
-    still_served(coordinator, worker)
-
-
 def test_an_epoch_that_nobody_gave_out(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     for last_epoch in (2**64 - 1, 2**63):
         refused = coordinator.connect(make_hello("beta", last_epoch=last_epoch)).wait_end()

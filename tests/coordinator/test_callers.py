@@ -12,13 +12,14 @@ import grpc
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator import session_service
 from leasehold_coordinator.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, Calls, host_of
 from leasehold_coordinator.errors import FleetError
 
 from .bench import Bench, on_bench
 from .conftest import CoordinatorProcess
-from .scripted_worker import ScriptedWorker
+from .scripted_worker import ScriptedWorker, make_hello
 from .test_commands import refusal
 from .test_lifecycle import until
 
@@ -202,6 +203,13 @@ def test_a_stream_whose_hello_is_late_is_not_refused(tmp_path: Path, monkeypatch
             with pytest.raises(grpc.aio.AioRpcError, match=r"no hello came within 0\.05 s: connect again"):
                 await call.read()
             assert await call.code() == grpc.StatusCode.FAILED_PRECONDITION
+            monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 20)
+            again = connect()
+            await again.write(ConnectRequest(hello=make_hello("late")).SerializeToString())
+            answer = await again.read()
+            assert isinstance(answer, bytes)
+            assert ConnectResponse.FromString(answer).HasField("welcome")
+            again.cancel()
         await server.stop(None)
 
     monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 0.05)

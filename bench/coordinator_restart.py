@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from leasehold.v1 import command_pb2, workload_pb2
-from leasehold_coordinator.command_ledger import StoredCommand
-from leasehold_coordinator.store import Store, command_row, workload_row
+from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.storage.store import Store, command_row, workload_row
 
 WORKERS = 1_000
 OPEN_SHARE = 100

@@ -44,7 +44,7 @@ PACKAGES: Final = (
     "leasehold_client.cli.conclusion",
     "leasehold_client.main",
     "leasehold_client.cli.run",
-    "leasehold_coordinator.daemon",
+    "leasehold_coordinator.server.daemon",
     "leasehold_simgpu.cli",
     "leasehold_worker.agent.daemon",
     "leasehold_worker.diagnostics.doctor",
@@ -59,7 +59,7 @@ PACKAGES: Final = (
 """What our processes import. One more or less changes the time of a start, and nothing else."""
 
 WORKER: Final = "from leasehold_worker.agent.cli import command; command()"
-COORDINATOR: Final = "from leasehold_coordinator.cli import command; command()"
+COORDINATOR: Final = "from leasehold_coordinator.server.cli import command; command()"
 COMMAND_LINE: Final = "from leasehold_client.main import main; main()"
 """As ``python -m leasehold_client``."""
 

@@ -21,7 +21,7 @@ class Plugin(NamedTuple):
 PLUGINS: Final = {
     "coordinator": Plugin(
         "Run the coordinator, to which workers connect and clients talk.",
-        "leasehold_coordinator.cli:command",
+        "leasehold_coordinator.server.cli:command",
         "coordinator",
     ),
     "doctor": Plugin(

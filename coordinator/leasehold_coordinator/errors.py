@@ -1,43 +1,13 @@
 """What the coordinator refuses, as google.rpc.Status on unary calls and as Error in frames."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Final
 
-import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
 DOMAIN: Final = "leasehold"
-
-_CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
-    errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_DUPLICATE_GPU: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.OUT_OF_RANGE,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_GENERATION_MISMATCH: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_WORKERS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
-    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
-    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.INTERNAL,
-    errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-}
-"""The rest are FAILED_PRECONDITION. UNAVAILABLE is none of ours: it means that there is no coordinator."""
 
 
 RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
@@ -111,25 +81,3 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
     """The reason as ErrorInfo carries it; the number of one that only a newer worker knows."""
     name = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
     return name.name.removeprefix("ERROR_REASON_") if name else str(reason)
-
-
-def _packed(message: Message) -> any_pb2.Any:
-    detail = any_pb2.Any()
-    detail.Pack(message)
-    return detail
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
-    """Ends a call with the error and its details."""
-    code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
-    )
-    details = [_packed(info)]
-    if error.reason in RETRY_AFTER:
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=RETRY_AFTER[error.reason])))
-    status = rpc_status.to_status(
-        status_pb2.Status(code=code.value[0], message=error.message, details=details)
-    )
-    context.set_trailing_metadata(status.trailing_metadata)
-    await context.abort(status.code, status.details)

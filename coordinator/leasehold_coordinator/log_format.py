@@ -14,7 +14,7 @@ _ExceptionInfo: TypeAlias = (
 
 
 @final
-class SafeFormatter(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """Escapes what is not printable: messages hold names and reasons of any worker, client and user."""
 
     def __init__(self) -> None:

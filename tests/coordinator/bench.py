@@ -12,12 +12,12 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
-from leasehold_coordinator.dispatch import Dispatcher
+from leasehold_coordinator.api.session_service import WorkerSessionService
+from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet import Fleet
-from leasehold_coordinator.session_service import WorkerSessionService
-from leasehold_coordinator.sessions import Session
-from leasehold_coordinator.store import Change, Store
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.storage.store import Change, Store
 
 from .scripted_worker import make_hello
 

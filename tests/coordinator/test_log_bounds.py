@@ -9,8 +9,8 @@ from leasehold_coordinator import log_bounds
 from leasehold_coordinator.log_bounds import LINE_LIMIT, LineBound
 from leasehold_coordinator.log_format import LINE_LIMIT_CHARACTERS
 
-from .conftest import CoordinatorProcess
-from .scripted_worker import ScriptedWorker
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker
 
 
 def test_frames_that_are_ignored_are_not_all_logged(

@@ -16,11 +16,11 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_worker"]):
-    from leasehold_coordinator.dispatch import Dispatcher
-    from leasehold_coordinator.finishing import settle
-    from leasehold_coordinator.fleet import Fleet
-    from leasehold_coordinator.session_service import WorkerSessionService, _parse
-    from leasehold_coordinator.store import Store
+    from leasehold_coordinator.api.session_service import WorkerSessionService, _parse
+    from leasehold_coordinator.commands.dispatcher import Dispatcher
+    from leasehold_coordinator.fleet.fleet import Fleet
+    from leasehold_coordinator.shielding import settle
+    from leasehold_coordinator.storage.store import Store
     from leasehold_worker.commands.ledger import CommandLedger
     from leasehold_worker.commands.states import is_terminal
     from leasehold_worker.session.grpc_bridge import _parse as parse_response

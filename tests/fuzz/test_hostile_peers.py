@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leasehold.v1 import events_pb2, fleet_pb2
 from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold_coordinator.hello_rules import NAME
+from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
 from tests.coordinator.scripted_worker import make_hello

@@ -20,8 +20,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command, Operation, StopOperation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
-from leasehold_coordinator import command_ledger as coordinator
-from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.core import command_ledger as coordinator
+from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_worker.commands import ledger as worker
 
 from tests import environment

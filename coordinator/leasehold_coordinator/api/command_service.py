@@ -1,0 +1,84 @@
+"""CommandService: the commands that the other services created."""
+
+from collections.abc import AsyncIterator
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import (
+    CancelCommandRequest,
+    CancelCommandResponse,
+    GetCommandRequest,
+    GetCommandResponse,
+    ListCommandsRequest,
+    ListCommandsResponse,
+    WatchCommandRequest,
+    WatchCommandResponse,
+)
+from leasehold.v1.fleet_pb2_grpc import CommandServiceServicer
+
+from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.core.client_views import command_view
+from leasehold_coordinator.core.command_states import is_terminal
+from leasehold_coordinator.core.paging import next_token, page_of
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.shielding import finish
+
+
+@final
+class CommandService(CommandServiceServicer):
+    """Serves commands from memory and store."""
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        self.fleet = fleet
+        self._dispatcher = dispatcher
+
+    async def GetCommand(self, request: GetCommandRequest, context: Context) -> GetCommandResponse:
+        return GetCommandResponse(command=command_view(await self._find(request.command_id)))
+
+    async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        workload_id = None
+        if request.workload:
+            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        page = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, size=size)
+        return ListCommandsResponse(
+            commands=map(command_view, page.readable),
+            next_page_token=next_token(offset, len(page.items), more=page.more),
+        )
+
+    async def WatchCommand(
+        self, request: WatchCommandRequest, context: Context
+    ) -> AsyncIterator[WatchCommandResponse]:
+        with self.fleet.command_hub.subscribe(request.command_id) as subscription:
+            command = await self._find(request.command_id)
+            yield WatchCommandResponse(command=command_view(command))
+            if is_terminal(command.state):
+                return
+            async for change in subscription.changes():
+                if change is None:
+                    continue
+                is_news = change.message.revision > command.revision or is_terminal(change.message.state)
+                if not is_news:
+                    continue
+                command = change.message
+                yield WatchCommandResponse(command=command_view(command))
+                if is_terminal(command.state):
+                    return
+
+    async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
+        command = await self._find(request.command_id)
+        cancelled = await finish(self._dispatcher.cancel(command))
+        return CancelCommandResponse(command=command_view(cancelled))
+
+    async def _find(self, command_id: str) -> Command:
+        command = await self.fleet.find_command(command_id)
+        if command is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_COMMAND,
+                f"no command has the id {command_id!r}: `leasehold get commands` lists them",
+                field="command_id",
+            )
+        return command

@@ -1,0 +1,141 @@
+"""FleetService: the workers and their GPUs."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.fleet_pb2 import (
+    Bookmark,
+    CordonRequest,
+    CordonResponse,
+    FleetGpu,
+    ForgetWorkerRequest,
+    ForgetWorkerResponse,
+    GetGpuRequest,
+    GetGpuResponse,
+    GetWorkerRequest,
+    GetWorkerResponse,
+    ListGpusRequest,
+    ListGpusResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    ResetGpuHealthRequest,
+    ResetGpuHealthResponse,
+    UncordonRequest,
+    UncordonResponse,
+    WatchFleetRequest,
+    WatchFleetResponse,
+    Worker,
+)
+from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
+
+from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.core.paging import next_token, page_of, page_within
+from leasehold_coordinator.core.worker_registry import KnownWorker
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet import Fleet
+
+
+@final
+class FleetService(FleetServiceServicer):
+    """Serves what the registry knows, and creates commands about workers and their GPUs."""
+
+    def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
+        self.fleet = fleet
+        self._requests = requests
+
+    async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
+        known = self.fleet.registry.find(request.worker)
+        return GetWorkerResponse(worker=self.fleet.worker(known))
+
+    async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        found = self.fleet.registry.all()[offset : offset + size + 1]
+        page = page_within([self.fleet.worker(known) for known in found], size)
+        return ListWorkersResponse(
+            workers=page, next_page_token=next_token(offset, len(page), more=len(found) > len(page))
+        )
+
+    async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
+        owner = self.fleet.registry.owner(request.uuid)
+        for gpu in self.fleet.gpus(owner) if owner is not None else ():
+            if gpu.gpu.uuid == request.uuid:
+                return GetGpuResponse(gpu=gpu)
+        raise FleetError(
+            errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            field="uuid",
+        )
+
+    async def ListGpus(self, request: ListGpusRequest, context: Context) -> ListGpusResponse:
+        offset, size = page_of(request.page_size, request.page_token)
+        registry = self.fleet.registry
+        workers = [registry.find(request.worker)] if request.worker else registry.all()
+        found = self._some_gpus(workers, offset, size + 1)
+        page = page_within(found, size)
+        return ListGpusResponse(
+            gpus=page,
+            next_page_token=next_token(offset, len(page), more=len(found) > len(page)),
+            unreachable=[known.hello.worker_id for known in workers if not known.reported],
+        )
+
+    async def WatchFleet(
+        self, request: WatchFleetRequest, context: Context
+    ) -> AsyncIterator[WatchFleetResponse]:
+        hub = self.fleet.fleet_hub
+        with hub.subscribe() as subscription:
+            token = hub.token(hub.revision)
+            if request.resume_token:
+                for change in hub.since(request.resume_token):
+                    yield _response(change.message, hub.token(change.revision))
+            else:
+                workers = self.fleet.registry.all()
+                for known in workers:
+                    yield _response(self.fleet.worker(known), token)
+                for known in workers:  # made one worker at a time: hundreds may watch, and never read
+                    for gpu in self.fleet.gpus(known):
+                        yield _response(gpu, token)
+                yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
+            async for next_change in subscription.changes():
+                if next_change is None:
+                    yield WatchFleetResponse(bookmark=Bookmark(), resume_token=token)
+                else:
+                    token = hub.token(next_change.revision)
+                    yield _response(next_change.message, token)
+
+    async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
+        operation = Operation(cordon=request.operation)
+        return CordonResponse(command=await self._requests.operate_worker(request, operation))
+
+    async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
+        operation = Operation(uncordon=request.operation)
+        return UncordonResponse(command=await self._requests.operate_worker(request, operation))
+
+    async def ResetGpuHealth(
+        self, request: ResetGpuHealthRequest, context: Context
+    ) -> ResetGpuHealthResponse:
+        operation = Operation(reset_gpu_health=request.operation)
+        return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
+
+    async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
+        return await self._requests.forget_worker(request.worker)
+
+    def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
+        """GPUs of workers that have reported, from an offset on. Those before it are not made."""
+        found: list[FleetGpu] = []
+        for known in workers:
+            if len(found) >= limit:
+                break
+            count = len(known.hello.gpu_pool) if known.reported else 0
+            if offset < count:
+                found += self.fleet.gpus(known)[offset:]
+            offset = max(0, offset - count)
+        return found[:limit]
+
+
+def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:
+    if isinstance(message, Worker):
+        return WatchFleetResponse(worker=message, resume_token=token)
+    return WatchFleetResponse(gpu=message, resume_token=token)

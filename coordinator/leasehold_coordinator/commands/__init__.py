@@ -1,0 +1,1 @@
+"""From a request to a stored command, and from there to a worker."""

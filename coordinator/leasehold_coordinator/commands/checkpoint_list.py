@@ -1,0 +1,135 @@
+"""Checkpoints on the disks of workers: asked of all of them at once, since the coordinator keeps no list."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.fleet_pb2 import ListCheckpointsResponse
+from leasehold.v1.worker_session_pb2 import CheckpointQuery
+
+from leasehold_coordinator.core.worker_registry import KnownWorker
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet import NAMED_LIMIT, Fleet
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+"""How long a worker may take to list all of its own."""
+
+LIST_LIMIT: Final = 10_000
+"""Checkpoints that an answer has at most."""
+
+LIST_LIMIT_BYTES: Final = 3_500_000
+"""Most bytes of an answer, and of one worker's checkpoints. By default, clients of gRPC accept 4 MiB."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The answers of several workers.
+
+    Attributes:
+        checkpoints: Newest first.
+        unreachable: Ids of the workers that did not say: theirs are not known, which is not "none".
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    unreachable: tuple[str, ...]
+
+
+async def list_checkpoints(fleet: Fleet, worker: str, workload: str) -> ListCheckpointsResponse:
+    """The newest checkpoints of the workers that are in contact.
+
+    Args:
+        fleet: What is known.
+        worker: Only those of this worker, by id or name. Empty: of all.
+        workload: Only those of this workload, by id or name, also of one that has ended. Empty: of all.
+
+    Raises:
+        FleetError: UNKNOWN_WORKER or UNKNOWN_WORKLOAD.
+    """
+    workers = [fleet.registry.find(worker)] if worker else fleet.registry.all()
+    workload_id = (await fleet.find_workload(workload)).workload_id if workload else ""
+    listed = await _ask_all(fleet, workers, workload_id)
+    response = ListCheckpointsResponse(unreachable=listed.unreachable)
+    used_bytes = 0
+    for checkpoint in listed.checkpoints[:LIST_LIMIT]:
+        used_bytes += checkpoint.ByteSize()
+        if used_bytes > LIST_LIMIT_BYTES:
+            break
+        response.checkpoints.append(checkpoint)
+    return response
+
+
+async def find_holders(fleet: Fleet, checkpoint_id: str) -> set[str]:
+    """Ids of the workers in contact that have a checkpoint: one, unless some share a directory.
+
+    Raises:
+        FleetError: UNKNOWN_CHECKPOINT, none has it.
+    """
+    listed = await _ask_all(fleet, fleet.registry.all(), "")
+    holders = {one.worker_id for one in listed.checkpoints if one.checkpoint_id == checkpoint_id}
+    if not holders:
+        silent = [_name(fleet, worker_id) for worker_id in listed.unreachable]
+        more = f" and {len(silent) - NAMED_LIMIT} more" if len(silent) > NAMED_LIMIT else ""
+        unasked = f" ({', '.join(silent[:NAMED_LIMIT])}{more} could not be asked)" if silent else ""
+        raise FleetError(
+            errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+            f"no worker in contact has the checkpoint {checkpoint_id!r}{unasked}: "
+            "`leasehold get checkpoints` lists them",
+            field="checkpoint_id",
+        )
+    return holders
+
+
+async def _ask_all(fleet: Fleet, workers: list[KnownWorker], workload_id: str) -> Listed:
+    """Asks workers, all at once. One that fails holds up no other."""
+    answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
+    found = [one for answer in answers if answer is not None for one in answer]
+    found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
+    found.sort(key=lambda one: (one.create_time.seconds, one.create_time.nanos), reverse=True)
+    silent = [known.hello.worker_id for known, answer in zip(workers, answers, strict=True) if answer is None]
+    return Listed(tuple(found), tuple(silent))
+
+
+async def _try(fleet: Fleet, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:
+    try:
+        return await _ask(fleet, known.hello.worker_id, workload_id)
+    except FleetError as error:
+        logger.warning("the checkpoints of worker %s are not known: %s", known.hello.name, error.message)
+        return None
+
+
+async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoint]:
+    """The newest checkpoints of a worker, page by page, each once: a worker may begin anew meanwhile.
+
+    Raises:
+        FleetError: WORKER_UNAVAILABLE, or what the worker answers.
+    """
+    session = fleet.contact(worker_id)
+    deadline = time.monotonic() + ANSWER_S
+    found: dict[str, Checkpoint] = {}
+    found_bytes = 0
+    last = ""
+    while True:
+        query = CheckpointQuery(workload_id=workload_id, after_checkpoint_id=last)
+        answer = await session.list_checkpoints(query, max(0.0, deadline - time.monotonic()))
+        if answer.HasField("error"):
+            raise FleetError.from_proto(answer.error)
+        for checkpoint in answer.checkpoints:
+            checkpoint.worker_id = worker_id
+            found[checkpoint.checkpoint_id] = checkpoint
+            last = checkpoint.checkpoint_id
+            found_bytes += checkpoint.ByteSize()
+        is_full = len(found) >= LIST_LIMIT or found_bytes >= LIST_LIMIT_BYTES
+        if is_full or not (answer.more and answer.checkpoints):
+            return list(found.values())
+
+
+def _name(fleet: Fleet, worker_id: str) -> str:
+    known = fleet.registry.get(worker_id)
+    return known.hello.name if known is not None else worker_id

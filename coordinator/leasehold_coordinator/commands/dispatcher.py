@@ -1,0 +1,328 @@
+"""The life of commands: what the ledger decides is stored and sent here."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2, fleet_pb2
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.callers import caller
+from leasehold_coordinator.core.command_ledger import (
+    REPORTED,
+    UNFINISHED_LIMIT,
+    Acknowledge,
+    Effect,
+    Note,
+    Send,
+    Store,
+    frame_of,
+)
+from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
+from leasehold_coordinator.crash_points import crash_point
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.shielding import start
+from leasehold_coordinator.storage.store import Row, workload_row
+from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
+
+logger = logging.getLogger(__name__)
+
+ASK_MINOR: Final = 3
+"""Minor version of the protocol from which on a worker can be asked how a command stands."""
+
+NOTE_DELAY_S: Final = 0.05
+"""How long a step towards an outcome waits for others before it is stored. A quick command ends before."""
+
+STEPS: Final = REPORTED - OUTCOMES
+"""States that workers report, and that nothing waits for."""
+
+OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
+
+
+@final
+class Dispatcher:
+    """Moves commands through their states."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._ends: dict[str, asyncio.Event] = {}
+        """By command, while its outcome is being stored. It is neither open meanwhile, nor certain to end."""
+        self._noted: dict[str, None] = {}
+        """Ids of commands with a step that nothing waits for and that is not on disk yet."""
+        self._is_noting = False
+        """Whether somebody is about to store them."""
+
+    def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
+        """Refuses a command for workloads of which one is busy, or for a worker that is.
+
+        Raises:
+            FleetError: WORKLOAD_BUSY or TOO_MANY_COMMANDS.
+        """
+        for refusal in self.refusals(worker_id, workload_ids):
+            raise refusal
+
+    def refusals(self, worker_id: str, workload_ids: Sequence[str]) -> Iterator[FleetError]:
+        """Every command that stands in the way of one for these workloads, and the worker's limit."""
+        ledger = self._fleet.ledger
+        busy = {
+            stored.command.command_id: None
+            for workload_id in workload_ids
+            for stored in ledger.of_workload(workload_id)
+        }
+        for command_id in busy:
+            yield FleetError(
+                errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
+                f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
+                command_id=command_id,
+            )
+        if not ledger.has_room(worker_id, caller()):
+            yield FleetError(
+                errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
+                f"{len(ledger.of_worker(worker_id))} commands of the worker have not ended, of at most "
+                f"{UNFINISHED_LIMIT} of all clients: try again later",
+            )
+
+    def _now(self) -> Timestamp:
+        """The time, of which the ledger knows by how much it has jumped."""
+        self._fleet.ledger.jumped_ns = jumped_ns()
+        return now_timestamp()
+
+    def create(self, command: Command, workload: Workload | None = None) -> Coroutine[Any, Any, None]:
+        """Takes a command in at once, with the workload that it creates if any.
+
+        Returns:
+            What stores both and sends the command. Where the store refuses, both are undone.
+        """
+        crash_point("request-checked")
+        session = self._fleet.sessions.get(command.worker_id)
+        instance_id = session.hello.instance_id if session is not None else None
+        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
+        if workload is not None:
+            self._fleet.workloads[workload.workload_id] = workload
+        return self._store_created(effects, command, workload)
+
+    async def _store_created(
+        self, effects: Sequence[Effect], command: Command, workload: Workload | None
+    ) -> None:
+        try:
+            await self._carry_out(effects, [workload_row(workload)] if workload is not None else ())
+        except FleetError:
+            if workload is not None:
+                self._fleet.workloads.pop(workload.workload_id, None)
+            raise
+        if workload is not None:
+            self._fleet.workload_hub.publish(workload.workload_id, self._fleet.view(workload))
+        if command.state == PENDING:  # those before it may have ended meanwhile
+            start(self._advance(command.worker_id))
+
+    async def welcome(self, session: Session) -> None:
+        """Ends what the worker does not have and should, and sends everything that is open."""
+        if not self._fleet.is_current(session):
+            return
+        hello = session.hello
+        held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
+        ledger = self._fleet.ledger
+        if session.is_restored:
+            logger.warning("the store is older than what worker %s remembers: a backup?", hello.name)
+        effects = ledger.welcome(
+            hello.worker_id,
+            hello.instance_id,
+            held,
+            self._now(),
+            session.earlier,
+            is_restored=session.is_restored,
+            can_ask=hello.protocol_version.minor >= ASK_MINOR,
+        )
+        session.welcomed = True
+        await self._carry_out(effects)
+        await self._advance(hello.worker_id)
+
+    async def _advance(self, worker_id: str) -> None:
+        """Sends the commands of a worker whose turn it is.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+        """
+        instance_id = self._instance_of(worker_id)
+        if instance_id is not None:
+            for effects in self._fleet.ledger.advance(worker_id, instance_id, self._now()):
+                await self._carry_out(effects)
+
+    def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
+        """Takes in what the worker says of a command. Returns what is left to do: none for most steps."""
+        is_step = update.state in STEPS and not update.workloads
+        if not is_step or update.command_id in self._ends:
+            return self.update(session, update)
+        crash_point("update-received")
+        for effect in self._effects(session, update):
+            if isinstance(effect, Note):
+                self._note(effect.after.command.command_id)
+        return None
+
+    async def update(self, session: Session, update: CommandUpdate) -> None:
+        """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
+        worker_id = session.hello.worker_id
+        crash_point("update-received")
+        if update.state not in REPORTED:
+            logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
+            return
+        over = await self._fleet.find_ended(update.workloads)
+        while (end := self._ends.get(update.command_id)) is not None:
+            await end.wait()
+            over = await self._fleet.find_ended(update.workloads)
+        if not self._fleet.is_current(session):  # it tells the next one where the command stands
+            return
+        workloads = self._fleet.news(update.workloads, over, session)
+        effects = self._effects(session, update)
+        if any(isinstance(effect, Store) for effect in effects):
+            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
+        else:
+            await self._fleet.save_workloads(workloads)
+            await self._carry_out(effects)
+        if is_terminal(update.state):
+            await self._advance(worker_id)
+
+    def _effects(self, session: Session, update: CommandUpdate) -> list[Effect]:
+        """What the ledger says of an update. What can't be is logged."""
+        worker_id = session.hello.worker_id
+        stored = self._fleet.ledger.commands.get(update.command_id)
+        if stored is not None and update.HasField("result") and session.known is not None:
+            self._fleet.registry.apply_result(session.known, update.result)
+        effects = self._fleet.ledger.update(worker_id, update, self._now())
+        if not effects and stored is not None and stored.command.state != update.state:
+            logger.warning(
+                "command %s is %s: ignored an update to %s by worker %s",
+                update.command_id,
+                CommandState.Name(stored.command.state),
+                CommandState.Name(update.state),
+                worker_id,
+            )
+        return effects
+
+    async def cancel(self, command: Command) -> Command:
+        """Cancels a command: at once where it was not sent, else by asking its worker."""
+        await self._carry_out(self._fleet.ledger.cancel(command.command_id, self._now()))
+        return await self._fleet.find_command(command.command_id) or command
+
+    async def tick(self) -> None:
+        """Ends what has expired, sends what waits, and marks what nobody can know at present.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, some of it was not done, and is tried again by the next.
+        """
+        refusal: FleetError | None = None
+        if self._noted and not self._is_noting:  # the store has refused them
+            await self._store_noted()
+        for effects in self._fleet.ledger.tick(self._now(), self._instance_of, self._is_out_of_contact):
+            try:
+                await self._carry_out(effects)
+            except FleetError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def _instance_of(self, worker_id: str) -> str | None:
+        """The instance that what waits may be sent to: not before its hello was compared."""
+        session = self._fleet.sessions.get(worker_id)
+        return session.hello.instance_id if session is not None and session.welcomed else None
+
+    def _is_out_of_contact(self, worker_id: str) -> bool:
+        known = self._fleet.registry.get(worker_id)
+        return known is not None and self._fleet.worker(known).state in OUT_OF_CONTACT
+
+    def _note(self, command_id: str) -> None:
+        """Has a command stored soon, together with others."""
+        self._noted[command_id] = None
+        if not self._is_noting:
+            self._is_noting = True
+            asyncio.get_running_loop().call_later(NOTE_DELAY_S, self._begin_to_store_noted)
+
+    def _begin_to_store_noted(self) -> None:
+        start(self._store_noted())
+
+    async def _store_noted(self) -> None:
+        """Stores the steps that nothing waits for, by one write.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+        """
+        noted, self._noted, self._is_noting = self._noted, {}, False
+        stored = self._fleet.ledger.unstored(noted)
+        try:
+            await self._fleet.save_workloads((), stored)
+        except FleetError:
+            self._noted = noted | self._noted
+            raise
+        if stored:
+            crash_point("command-stored")
+
+    async def _carry_out(
+        self, effects: Sequence[Effect], rows: Sequence[Row] = (), workloads: Sequence[Workload] = ()
+    ) -> None:
+        """Does what the ledger says, in its order. Where the store refuses, the rest is not done.
+
+        Args:
+            effects: What to do. Frames go to the session that the worker has by then.
+            rows: What is stored together with the first command.
+            workloads: Likewise, and taken in.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE.
+        """
+        ends = [
+            effect.after.command.command_id
+            for effect in effects
+            if isinstance(effect, Store) and is_terminal(effect.after.command.state)
+        ]
+        for command_id in ends:
+            self._ends[command_id] = asyncio.Event()
+        try:
+            await self._do(effects, rows, workloads)
+        finally:
+            for command_id in ends:
+                self._ends.pop(command_id).set()
+
+    async def _do(
+        self, effects: Sequence[Effect], rows: Sequence[Row], workloads: Sequence[Workload]
+    ) -> None:
+        for number, effect in enumerate(effects):
+            match effect:
+                case Store():
+                    try:
+                        await self._store(effect, rows, workloads)
+                    except FleetError:
+                        for left in reversed(effects[number:]):
+                            if isinstance(left, Store):
+                                self._fleet.ledger.revert(left)
+                        raise
+                    rows, workloads = (), ()
+                case Note(stored):
+                    self._note(stored.command.command_id)
+                case Send(stored):
+                    to = self._fleet.sessions.get(stored.command.worker_id)
+                    if to is not None and stored.command.command_id in self._fleet.ledger.commands:
+                        frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
+                        to.send(ConnectResponse(command=frame))
+                        crash_point("command-sent")
+                case Acknowledge(worker_id, command_id):
+                    to = self._fleet.sessions.get(worker_id)
+                    if to is not None:
+                        to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
+                        crash_point("outcome-acknowledged")
+
+    async def _store(self, effect: Store, rows: Sequence[Row], workloads: Sequence[Workload]) -> None:
+        stored = self._fleet.ledger.current(effect)
+        if stored is None:
+            return
+        await self._fleet.save_command(stored, rows, workloads)
+        crash_point("outcome-stored" if is_terminal(stored.command.state) else "command-stored")
+
+    async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:
+        """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
+        await self._fleet.apply_workloads(workloads, session, is_complete=True)

@@ -1,0 +1,100 @@
+"""Where a new workload goes: what the planner is told of the fleet, and what it says."""
+
+from collections.abc import Container, Iterable, Iterator
+from heapq import heapify, heappop
+
+from leasehold.v1 import lease_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
+from leasehold.v1.lease_pb2 import GpuLease
+
+from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease
+from leasehold_coordinator.core.operation_rules import named_gpus
+from leasehold_coordinator.core.worker_registry import KnownWorker
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, least_gpus
+from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
+
+
+def place(fleet: Fleet, request: CreateWorkloadRequest, among: Container[str] | None = None) -> Candidate:
+    """The worker for a new workload.
+
+    Args:
+        fleet: What is known.
+        request: What is asked for.
+        among: Ids of the workers on which it can be. None: any.
+
+    Raises:
+        FleetError: UNKNOWN_WORKER or WORKER_UNAVAILABLE, or as the planner refuses.
+    """
+    if request.worker:
+        wanted: Iterable[KnownWorker] = [fleet.registry.find(request.worker)]
+        fleet.contact(fleet.registry.find(request.worker).hello.worker_id)
+    else:
+        wanted = _most_open_first(fleet)
+    resources = request.spec.resources
+    candidates = (
+        _candidate(fleet, known, for_helper=request.spec.HasField("helper"))
+        for known in wanted
+        if fleet.is_in_contact(known.hello.worker_id) and (among is None or known.hello.worker_id in among)
+    )
+    if request.gpu_uuids:
+        return check_named_gpus(list(candidates), list(request.gpu_uuids), resources)
+    return choose_worker(candidates, resources)
+
+
+def _most_open_first(fleet: Fleet) -> Iterator[KnownWorker]:
+    """Every worker, those with most open GPUs first, and then by name and id."""
+    order = [(-known.open_gpus, known.hello.name, known.hello.worker_id) for known in fleet.registry]
+    heapify(order)
+    while order:
+        known = fleet.registry.get(heappop(order)[2])
+        if known is not None:
+            yield known
+
+
+def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candidate:
+    worker_id = known.hello.worker_id
+    commands = [stored.command for stored in fleet.ledger.of_worker(worker_id)]
+    awaited = {uuid for command in commands for uuid in named_gpus(command.operation)}
+    return Candidate(
+        worker_id,
+        known.hello.name,
+        {
+            gpu.uuid: CandidateGpu(
+                gpu,
+                seen_state(lease),
+                lease,
+                awaited=gpu.uuid in awaited,
+                lent=not for_helper and _is_lent(fleet, lease),
+            )
+            for gpu, lease in fleet.registry.slots(known)
+        },
+        sum(_promised(fleet, known, command) for command in commands),
+        known.cordon,
+        known.resources,
+        known.open_gpus,
+    )
+
+
+def _is_lent(fleet: Fleet, lease: GpuLease) -> bool:
+    """Whether a helper leases a GPU that others may have."""
+    holder = fleet.workloads.get(lease.workload_id)
+    is_helper = holder is not None and holder.spec.HasField("helper")
+    return is_helper and state_without_lease(lease) == lease_pb2.SLOT_STATE_FREE
+
+
+def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
+    """Free GPUs of a worker that a command which has not ended may still take, without naming them."""
+    settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
+    return max(0, _wanted_gpus(fleet, command) - settled)
+
+
+def _wanted_gpus(fleet: Fleet, command: Command) -> int:
+    if command.operation.HasField("run"):
+        return least_gpus(command.operation.run.spec.resources)
+    workload = fleet.workloads.get(command.workload_id)
+    if command.operation.HasField("restore") and workload is not None:
+        # One that was stopped is started again, and then has none that it is to come back to.
+        return len(workload.status.parked_gpu_uuids) or least_gpus(workload.spec.resources)
+    return 0

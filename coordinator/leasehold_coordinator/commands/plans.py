@@ -1,0 +1,130 @@
+"""What an operation would do: the worker's plan, with what the coordinator alone can refuse."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, final
+
+from google.protobuf import duration_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.worker_session_pb2 import PlanQuery
+
+from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.targets import Target, find_target
+from leasehold_coordinator.core.field_rules import check_duration
+from leasehold_coordinator.core.operation_rules import (
+    check_generation,
+    check_one_worker,
+    check_size,
+    check_state,
+)
+from leasehold_coordinator.core.workload_states import ENDED
+from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.fleet import Fleet
+
+ANSWER_S: Final = 30.0
+"""How long a worker may take to look at the processes of a workload."""
+
+PLANNED: Final = ("suspend", "restore", "remap", "checkpoint")
+"""The operations that have a plan."""
+
+UNSEEN: Final = ENDED | {workload_pb2.WORKLOAD_STATE_PENDING}
+"""States of workloads that a worker does not have any more, or not yet."""
+
+
+@final
+class Plans:
+    """Asks workers for plans. It changes nothing, so a caller that goes away just ends it."""
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+
+    async def plan(self, workload: str, operation: Operation, expected_generation: int | None) -> Plan:
+        """What a suspend, a restore, a remap or a checkpoint would do, and everything that stands in its way.
+
+        The coordinator's own refusals come first, in the order in which it would make them. What the
+        states of workloads and processes allow is the worker's to say, unless it has none of them to look at.
+
+        Raises:
+            FleetError: INVALID_ARGUMENT, UNKNOWN_WORKLOAD or WORKER_UNAVAILABLE; or what the worker answers.
+        """
+        if operation.WhichOneof("kind") not in PLANNED:
+            raise invalid(
+                "operation",
+                f"{operation.WhichOneof('kind') or 'no operation'} has no plan: "
+                f"ask for that of a {', '.join(PLANNED[:-1])} or {PLANNED[-1]}",
+            )
+        if operation.HasField("remap") and workload:
+            raise invalid("workload", "the moves of a remap name its workloads: leave workload empty")
+        target = await find_target(self._fleet, workload, operation)
+        refusals = self._refusals(target, expected_generation)
+        if _is_out_of_sight(target):
+            return Plan(refusals=[refusal.to_proto() for refusal in refusals])
+        plan = await self._ask(target)
+        ours = [refusal.to_proto() for refusal in refusals]
+        reasons = {refusal.reason for refusal in ours}
+        theirs = [refusal for refusal in plan.refusals if refusal.reason not in reasons]
+        del plan.refusals[:]
+        plan.refusals.extend([*ours, *theirs])
+        return plan
+
+    async def validate(
+        self,
+        *,
+        workload: str,
+        operation: Operation,
+        expected_generation: int | None,
+        timeout: duration_pb2.Duration | None,
+    ) -> None:
+        """Refuses what the plan refuses, with its first reason.
+
+        Raises:
+            FleetError: As above, or that refusal.
+        """
+        if timeout is not None:
+            check_duration("timeout", timeout)
+        plan = await self.plan(workload, operation, expected_generation)
+        for refusal in plan.refusals:
+            raise FleetError.from_proto(refusal)
+
+    def _refusals(self, target: Target, expected_generation: int | None) -> list[FleetError]:
+        refusals = _raised(partial(check_one_worker, target.workloads))
+        refusals += self._dispatcher.refusals(target.first.worker_id, target.workload_ids)
+        refusals += _raised(partial(check_generation, target.first, expected_generation))
+        for workload in target.workloads:
+            if workload.status.state in UNSEEN:
+                refusals += _raised(partial(check_state, workload, target.operation))
+        return refusals
+
+    async def _ask(self, target: Target) -> Plan:
+        query = PlanQuery(operation=target.operation)
+        if not target.operation.HasField("remap"):
+            query.workload_id = target.first.workload_id
+        check_size(query.ByteSize())
+        answer = await self._fleet.contact(target.first.worker_id).plan(query, ANSWER_S)
+        if answer.HasField("error"):
+            raise FleetError.from_proto(answer.error)
+        if not answer.HasField("plan"):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                "the worker answered neither a plan nor why there is none: update it",
+            )
+        return answer.plan
+
+
+def _is_out_of_sight(target: Target) -> bool:
+    """Whether no worker could look at all of the workloads."""
+    return (
+        any(workload.status.state in UNSEEN for workload in target.workloads)
+        or len({workload.worker_id for workload in target.workloads}) > 1
+    )
+
+
+def _raised(check: Callable[[], None]) -> list[FleetError]:
+    try:
+        check()
+    except FleetError as refusal:
+        return [refusal]
+    return []

@@ -1,0 +1,469 @@
+"""The commands that have not ended, as values: what comes in, and what is to be done about it, in order.
+
+Nothing here waits, reads a clock or touches the store. Effects must be carried out in their order: what is
+sent or acknowledged was stored before. The ledger holds a command as it is to be stored, and as it was last
+stored: :meth:`CommandLedger.kept` says that a step is on disk, and where the store refuses,
+:meth:`CommandLedger.revert` takes it back.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+
+from leasehold_coordinator.core.command_states import (
+    ACCEPTED,
+    CANCELLED,
+    DISPATCHED,
+    EXPIRED,
+    FAILED,
+    OUTCOMES,
+    PENDING,
+    REJECTED,
+    RUNNING,
+    UNKNOWN,
+    is_terminal,
+    may_follow,
+)
+from leasehold_coordinator.core.operation_rules import workload_ids
+from leasehold_coordinator.errors import FleetError
+
+SENT_LIMIT: Final = 8
+"""Commands of one worker that are sent and have not ended. Others wait until it is their turn."""
+
+UNFINISHED_LIMIT: Final = 512
+"""Commands of one worker that have not ended, sent or not. One client may have half of them."""
+
+REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
+"""The states that workers report."""
+
+LEAST_TIMEOUT_NS: Final = 1_000_000
+"""What is sent of a timeout that is over: none at all would mean that there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """A command, and what the coordinator must remember beside it.
+
+    Attributes:
+        command: As clients see it.
+        instance_id: The instance of the worker that it was last sent to; '' before.
+        accepted: The worker has said that it has the command.
+        cancel_requested: Somebody asked to cancel it.
+        jumped_ns: By how much the clock had jumped when it was created: see :attr:`CommandLedger.jumped_ns`.
+    """
+
+    command: Command
+    instance_id: str = ""
+    accepted: bool = False
+    cancel_requested: bool = False
+    jumped_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Put the command on disk, and tell those who watch it."""
+
+    after: StoredCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Put the command on disk soon, together with others, and then tell those who watch it.
+
+    Nothing waits for a step towards the outcome. A crash before that loses nothing, since the worker's next
+    hello names the command, which is then sent again and answered with where it stands.
+    """
+
+    after: StoredCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the command to its worker, or its cancellation, or only the question how it stands."""
+
+    stored: StoredCommand
+    cancel: bool = False
+    ask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the worker that the outcome is on disk."""
+
+    worker_id: str
+    command_id: str
+
+
+Effect: TypeAlias = Store | Note | Send | Acknowledge
+
+
+@final
+class CommandLedger:
+    """The commands that have not ended, by id, worker and workload.
+
+    Args:
+        stored: Those that the store holds, oldest first.
+    """
+
+    def __init__(self, stored: Iterable[StoredCommand] = ()) -> None:
+        self.commands: dict[str, StoredCommand] = {}
+        """By id, oldest first."""
+        self.on_disk: dict[str, StoredCommand] = {}
+        """Each as it was last stored: all that may be told, or sent. None of one that is being created."""
+        self._by_worker: dict[str, dict[str, None]] = {}
+        self._by_workload: dict[str, dict[str, None]] = {}
+        self._by_request: dict[str, str] = {}
+        self.jumped_ns = 0
+        """By how much the clock of the times has jumped since the start. A jump makes nothing older."""
+        self._clients: dict[str, str] = {}
+        """Whose a command is, for those that were created since the start."""
+        for one in stored:
+            self.kept(self._put(one))
+
+    def _put(self, stored: StoredCommand) -> StoredCommand:
+        command = stored.command
+        if command.command_id not in self.commands:
+            self._by_worker.setdefault(command.worker_id, {})[command.command_id] = None
+            for workload_id in workload_ids(command):
+                self._by_workload.setdefault(workload_id, {})[command.command_id] = None
+            if command.request_id:
+                self._by_request[command.request_id] = command.command_id
+        self.commands[command.command_id] = stored
+        return stored
+
+    def _drop(self, stored: StoredCommand) -> None:
+        command = stored.command
+        if self.commands.pop(command.command_id, None) is None:
+            return
+        self._by_request.pop(command.request_id, None)
+        self._clients.pop(command.command_id, None)
+        places = [(self._by_worker, command.worker_id)]
+        places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
+        for index, key in places:
+            index[key].pop(command.command_id, None)
+            if not index[key]:
+                del index[key]
+
+    def of_worker(self, worker_id: str) -> list[StoredCommand]:
+        """Commands of a worker, oldest first."""
+        return [self.commands[command_id] for command_id in self._by_worker.get(worker_id, ())]
+
+    def stored_of_worker(self, worker_id: str) -> list[str]:
+        """Ids of those of a worker's commands that are on disk, oldest first."""
+        return [command_id for command_id in self._by_worker.get(worker_id, ()) if command_id in self.on_disk]
+
+    def of_workload(self, workload_id: str) -> list[StoredCommand]:
+        """Commands that name a workload, oldest first."""
+        return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
+
+    def of_request(self, request_id: str) -> StoredCommand | None:
+        """The command that a request created, while it has not ended."""
+        command_id = self._by_request.get(request_id)
+        return self.commands[command_id] if command_id is not None else None
+
+    def current(self, effect: Store) -> StoredCommand | None:
+        """What is to be stored for an effect by now. None: the command has gone on, and that is stored."""
+        if is_terminal(effect.after.command.state):
+            return effect.after
+        return self.commands.get(effect.after.command.command_id)
+
+    def kept(self, stored: StoredCommand) -> None:
+        """A command is on disk as it is here."""
+        command_id = stored.command.command_id
+        if is_terminal(stored.command.state):
+            self.on_disk.pop(command_id, None)
+        elif command_id in self.commands or command_id in self.on_disk:
+            self.on_disk[command_id] = stored
+
+    def unstored(self, command_ids: Iterable[str]) -> list[StoredCommand]:
+        """Those of the commands that have not ended, are on disk, and have gone on since."""
+        found = [(self.commands.get(command_id), self.on_disk.get(command_id)) for command_id in command_ids]
+        return [stored for stored, on_disk in found if stored and on_disk and stored is not on_disk]
+
+    def revert(self, effect: Store) -> None:
+        """Takes a step back that could not be stored, unless another came after it."""
+        command = effect.after.command
+        before = self.on_disk.get(command.command_id)
+        if before is None:
+            self._drop(effect.after)
+        elif self.commands.get(command.command_id) is (None if is_terminal(command.state) else effect.after):
+            self._put(before)
+
+    def has_room(self, worker_id: str, client: str) -> bool:
+        """Whether a client may have one more command of a worker: at most as many as are still free."""
+        unfinished = self._by_worker.get(worker_id, {})
+        of_client = sum(self._clients.get(command_id) == client for command_id in unfinished)
+        return of_client < UNFINISHED_LIMIT - len(unfinished)
+
+    def _next(self, worker_id: str) -> StoredCommand | None:
+        """The command of a worker whose turn it is. None: none waits, or enough are sent.
+
+        The client that has the fewest sent goes first, and of its commands the oldest.
+        """
+        unfinished = self.of_worker(worker_id)
+        waiting = [
+            stored
+            for stored in unfinished
+            if stored.command.state == PENDING and stored.command.command_id in self.on_disk
+        ]
+        sent = Counter(
+            self._clients.get(stored.command.command_id, "")
+            for stored in unfinished
+            if stored.command.state != PENDING
+        )
+        if not waiting or sent.total() >= SENT_LIMIT:
+            return None
+        return min(waiting, key=lambda stored: sent[self._clients.get(stored.command.command_id, "")])
+
+    def advance(self, worker_id: str, instance_id: str, now: Timestamp) -> Iterator[list[Effect]]:
+        """Sends the commands of a worker whose turn it is. Each step is taken when it is asked for."""
+        while (stored := self._next(worker_id)) is not None:
+            yield self._send(stored, instance_id, now)
+
+    def create(
+        self, command: Command, now: Timestamp, instance_id: str | None, client: str = ""
+    ) -> list[Effect]:
+        """Takes in a new command.
+
+        Args:
+            command: The command, without state.
+            now: The time.
+            instance_id: Of its worker, which is connected. None: it isn't, so the command waits.
+            client: Who asked for it.
+        """
+        waits = instance_id is None or len(self._by_worker.get(command.worker_id, ())) >= SENT_LIMIT
+        command.state = PENDING if waits else DISPATCHED
+        self._clients[command.command_id] = client
+        command.revision = 1
+        command.create_time.CopyFrom(now)
+        command.update_time.CopyFrom(now)
+        sent_to = "" if waits else instance_id or ""
+        stored = self._put(StoredCommand(command, sent_to, jumped_ns=self.jumped_ns))
+        kept: list[Effect] = [Store(stored)]
+        return kept if waits else [*kept, Send(stored)]
+
+    def welcome(
+        self,
+        worker_id: str,
+        instance_id: str,
+        held: set[str],
+        now: Timestamp,
+        earlier: Container[str] | None = None,
+        *,
+        is_restored: bool = False,
+        can_ask: bool = False,
+    ) -> list[Effect]:
+        """What is to be done when a worker connects, whose frames of older sessions count no more.
+
+        Args:
+            worker_id: The worker.
+            instance_id: Its present instance.
+            held: Ids of the commands that it has.
+            now: The time.
+            earlier: Ids of the commands that were on disk when the session began. The others are sent on this
+                very session by whoever creates them, and its hello says nothing of them. None: all.
+            is_restored: The store is older than what the worker remembers, as a backup is. A command that the
+                worker does not name may have ended since, and is not sent again.
+            can_ask: The worker understands the question how a command stands.
+        """
+        effects: list[Effect] = []
+        for stored in self.of_worker(worker_id):
+            if earlier is not None and stored.command.command_id not in earlier:
+                continue
+            unknown_there = stored.command.command_id not in held
+            overdue = _is_overdue(stored, now, self.jumped_ns)
+            if stored.command.state == PENDING and not (is_restored or overdue):
+                continue  # it was never sent, and waits for its turn
+            if unknown_there and can_ask and (stored.accepted or is_restored):
+                effects.append(Send(stored, ask=True))  # its journal remembers outcomes for a day
+            elif stored.accepted and unknown_there:
+                effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
+            elif unknown_there and overdue:
+                effects += self._end(stored, EXPIRED, now, _NEVER_RECEIVED.to_proto())
+            else:
+                effects += self._send(stored, instance_id, now)
+        return effects
+
+    def _send(self, stored: StoredCommand, instance_id: str, now: Timestamp) -> list[Effect]:
+        command = stored.command
+        if command.state == PENDING:
+            command = _changed(command, DISPATCHED, now)
+        sent = replace(stored, command=command, instance_id=instance_id)
+        effects: list[Effect] = []
+        if sent != self.on_disk.get(command.command_id):
+            effects.append(Store(self._put(sent)))
+        effects.append(Send(sent))
+        if sent.cancel_requested:
+            effects.append(Send(sent, cancel=True))
+        return effects
+
+    def update(self, worker_id: str, update: CommandUpdate, now: Timestamp) -> list[Effect]:
+        """Takes in what a worker says of a command. What can't be, changes nothing."""
+        stored = self.commands.get(update.command_id)
+        acknowledgement = Acknowledge(worker_id, update.command_id)
+        if stored is None:  # its outcome is stored, or nobody will ever ask for it
+            return [acknowledgement] if is_terminal(update.state) else []
+        was_sent = stored.command.worker_id == worker_id and update.command_id in self.on_disk
+        if not was_sent or not may_follow(stored.command.state, update.state):
+            return []
+        if update.state == REJECTED and update.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_COMMAND:
+            return self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
+        if is_terminal(update.state):
+            error = update.error if update.HasField("error") else None
+            result = update.result if update.HasField("result") else None
+            return [*self._end(stored, update.state, now, error, result), acknowledgement]
+        command = _changed(stored.command, update.state, now, update.phase)
+        return [Note(self._put(replace(stored, command=command, accepted=True)))]
+
+    def _end(
+        self,
+        stored: StoredCommand,
+        state: CommandState.ValueType,
+        now: Timestamp,
+        error: errors_pb2.Error | None = None,
+        result: command_pb2.CommandResult | None = None,
+    ) -> list[Effect]:
+        return [self._over(stored, state, now, error, result)]
+
+    def _over(
+        self,
+        stored: StoredCommand,
+        state: CommandState.ValueType,
+        now: Timestamp,
+        error: errors_pb2.Error | None = None,
+        result: command_pb2.CommandResult | None = None,
+    ) -> Store:
+        self._drop(stored)
+        command = _changed(stored.command, state, now)
+        command.end_time.CopyFrom(now)
+        if error is not None:
+            command.error.CopyFrom(error)
+        if result is not None:
+            command.result.CopyFrom(result)
+        return Store(replace(stored, command=command))
+
+    def forget_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
+        """Ends every command of a worker that nobody asks any more. All steps are one write."""
+        return [
+            self._over(stored, FAILED, now, error.to_proto())
+            for stored in self.of_worker(worker_id)
+            if stored.command.command_id in self.on_disk
+        ]
+
+    def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
+        """Cancels a command: at once where it was not sent, else by asking its worker, now or later.
+
+        The worker is asked once in each session, however often clients ask: the frame has the whole command.
+        """
+        stored = self.commands.get(command_id)
+        if stored is None or command_id not in self.on_disk or stored.cancel_requested:
+            return []
+        if stored.command.state == PENDING:
+            return self._end(stored, CANCELLED, now, _CANCELLED_UNSENT.to_proto())
+        asked = self._put(replace(stored, cancel_requested=True))
+        return [Store(asked), Send(asked, cancel=True)]
+
+    def tick(
+        self,
+        now: Timestamp,
+        instance_of: Callable[[str], str | None],
+        is_out_of_contact: Callable[[str], bool],
+    ) -> Iterator[list[Effect]]:
+        """What the passing of time brings, for each command that it concerns.
+
+        Each step is taken when it is asked for: one that is not carried out must not have been taken either.
+
+        Args:
+            now: The time.
+            instance_of: The instance of a worker that has a session. None: it has none.
+            is_out_of_contact: Whether a worker is given up for the moment.
+        """
+        jumped_ns = self.jumped_ns  # as of now: this one goes on for a while
+        for command_id in list(self.commands):
+            stored = self.commands.get(command_id)
+            if stored is None or command_id not in self.on_disk:
+                continue
+            command = stored.command
+            overdue = _is_overdue(stored, now, jumped_ns)
+            instance_id = instance_of(command.worker_id)
+            if command.state == PENDING:
+                if overdue:
+                    yield self._end(stored, EXPIRED, now, _NEVER_SENT.to_proto())
+                elif instance_id is not None:
+                    yield from self.advance(command.worker_id, instance_id, now)
+            elif (
+                command.state != UNKNOWN
+                and instance_id is None
+                and (overdue or is_out_of_contact(command.worker_id))
+            ):
+                unknown = _changed(command, UNKNOWN, now)
+                unknown.error.CopyFrom(_OUT_OF_CONTACT.to_proto())
+                yield [Store(self._put(replace(stored, command=unknown)))]
+
+
+def frame_of(sent: Send, epoch: int, now: Timestamp, jumped_ns: int = 0) -> CommandFrame:
+    """The command as it goes down. Its timeout is what is left of it, since the worker counts anew.
+
+    Args:
+        sent: The command.
+        epoch: Of the session.
+        now: The time.
+        jumped_ns: By how much its clock has jumped since the start.
+    """
+    stored = sent.stored
+    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=sent.cancel, ask=sent.ask)
+    for field in ("result", "error"):
+        frame.command.ClearField(field)
+    timeout_ns = stored.command.timeout.ToNanoseconds()
+    if timeout_ns > 0:
+        left_ns = timeout_ns - _age_ns(stored, now, jumped_ns)
+        frame.command.timeout.FromNanoseconds(min(timeout_ns, max(LEAST_TIMEOUT_NS, left_ns)))
+    return frame
+
+
+def _changed(command: Command, state: CommandState.ValueType, now: Timestamp, phase: str = "") -> Command:
+    changed = Command()
+    changed.CopyFrom(command)
+    changed.state = state
+    changed.phase = phase
+    changed.ClearField("error")
+    changed.revision += 1
+    changed.update_time.CopyFrom(now)
+    return changed
+
+
+def _age_ns(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> int:
+    passed_ns: int = now.ToNanoseconds() - stored.command.create_time.ToNanoseconds()
+    return passed_ns - (jumped_ns - stored.jumped_ns)
+
+
+def _is_overdue(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> bool:
+    return 0 < stored.command.timeout.ToNanoseconds() < _age_ns(stored, now, jumped_ns)
+
+
+_JOURNAL_LOST: Final = FleetError(
+    errors_pb2.ERROR_REASON_INTERRUPTED,
+    "the worker's journal does not have the command any more: what became of it is not known, so look at the "
+    "workload",
+    concluded_by="coordinator",
+)
+_NEVER_RECEIVED: Final = FleetError(
+    errors_pb2.ERROR_REASON_EXPIRED,
+    "it did not reach its worker in time: it was certainly not executed",
+)
+_NEVER_SENT: Final = FleetError(
+    errors_pb2.ERROR_REASON_EXPIRED,
+    "it was not sent in time, since its worker was out of contact or other commands of it came first: it was "
+    "certainly not executed",
+)
+_CANCELLED_UNSENT: Final = FleetError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before it was sent")
+_OUT_OF_CONTACT: Final = FleetError(
+    errors_pb2.ERROR_REASON_OUTCOME_UNKNOWN,
+    "the worker is out of contact: the outcome is known when it returns",
+)

@@ -1,0 +1,191 @@
+"""What a worker's frames must obey, whatever the state of the fleet: sizes, names and times. Pure."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.field_rules import GPU_LIMIT
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.timestamps import is_storable
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""A worker's name: it stands in `worker/slot`, in tables and in logs."""
+
+ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+"""An id that a worker made: of itself, its instance, its GPUs or its workloads."""
+
+WORKLOAD_LIMIT: Final = 2_048
+"""Workloads in one hello: those that have not ended, and 256 that have."""
+
+USER_LIMIT: Final = 256
+"""Characters of a user's name."""
+
+GENERATION_LIMIT: Final = 2**62
+"""The first generation that no workload reaches: the coordinator counts on from a generation."""
+
+DESCRIPTION_LIMIT_BYTES: Final = 32_768
+"""A hello without its leases, workloads and commands: what is kept of each worker in memory and store."""
+
+LAST_SECOND: Final = 253_402_300_799
+"""The last second of the year 9999. A timestamp may have it, and a duration more."""
+
+VOLATILE: Final = ("gpu_leases", "workloads", "commands_in_flight", "commands_unacknowledged")
+"""Fields of a hello that are true of one moment, and kept elsewhere."""
+
+
+def description(hello: Hello) -> Hello:
+    """A hello without what is true of one moment only."""
+    kept = Hello()
+    kept.CopyFrom(hello)
+    for field in VOLATILE:
+        kept.ClearField(field)
+    return Hello.FromString(kept.SerializeToString())  # without the memory of the cleared fields
+
+
+def check_workload(reported: Workload) -> None:
+    """Refuses a report of a workload that can't be stored or shown.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, which names the field.
+    """
+    check_id("workload_id", reported.workload_id)
+    if reported.name and not NAME.fullmatch(reported.name):
+        raise _violation("name", f"invalid name {reported.name[:64]!r} of workload {reported.workload_id}")
+    if len(reported.user) > USER_LIMIT:
+        raise _violation("user", f"the user of workload {reported.workload_id} has too many characters")
+    if reported.status.generation >= GENERATION_LIMIT:
+        raise _violation(
+            "generation", f"workload {reported.workload_id} has an impossible generation: send a true one"
+        )
+    for moment in (reported.status.start_time, reported.create_time):
+        if not is_storable(moment):
+            raise _violation(
+                "start_time",
+                f"workload {reported.workload_id} has an impossible start time: send a true one",
+            )
+
+
+def check_hello(hello: Hello) -> None:
+    """Refuses a hello that nobody could show, store or tell from another.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, which names the field.
+    """
+    check_id("worker_id", hello.worker_id)
+    check_id("instance_id", hello.instance_id)
+    if not NAME.fullmatch(hello.name):
+        raise _violation(
+            "name",
+            f"invalid worker name {hello.name[:64]!r}: use 1 to 64 letters, digits, '-', '_' or '.', "
+            "and start with a letter or digit (`leasehold worker --name`)",
+        )
+    kept_bytes = description(hello).ByteSize()
+    if kept_bytes > DESCRIPTION_LIMIT_BYTES:
+        raise _violation(
+            "labels",
+            f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} bytes, and "
+            f"{DESCRIPTION_LIMIT_BYTES} fit: give it fewer or shorter labels",
+        )
+    if len(hello.gpu_pool) > GPU_LIMIT:
+        raise _violation("gpu_pool", f"{len(hello.gpu_pool)} GPUs are too many: {GPU_LIMIT} fit")
+    if len(hello.workloads) > WORKLOAD_LIMIT:
+        raise _violation(
+            "workloads", f"{len(hello.workloads)} workloads are too many for one worker: {WORKLOAD_LIMIT} fit"
+        )
+    for gpu in hello.gpu_pool:
+        check_id("gpu_pool.uuid", gpu.uuid)
+    for workload in hello.workloads:
+        check_workload(workload)
+    for field, values in (
+        ("gpu_pool.uuid", [gpu.uuid for gpu in hello.gpu_pool]),
+        ("gpu_pool.slot", [gpu.slot for gpu in hello.gpu_pool]),
+        ("workloads.workload_id", [workload.workload_id for workload in hello.workloads]),
+    ):
+        if len(set(values)) < len(values):
+            raise _violation(field, f"hello of worker {hello.name} has the same {field} twice")
+
+
+def check_times(message: Message) -> None:
+    """Refuses a message with a timestamp or duration that no calendar has: it could not be shown.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION.
+    """
+    for field in _timed_fields(message.DESCRIPTOR):
+        if field.is_repeated:
+            parts = getattr(message, field.name)
+        else:
+            parts = (getattr(message, field.name),) if message.HasField(field.name) else ()
+        for part in parts:
+            if field.is_time:
+                _check_time(field.full_name, part)
+            else:
+                check_times(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedField:
+    """A field that is a time or has some within: a descriptor's facts, which take protobuf long to tell."""
+
+    name: str
+    full_name: str
+    is_repeated: bool
+    is_time: bool
+
+
+@cache
+def _timed_fields(descriptor: Descriptor) -> tuple[_TimedField, ...]:
+    """The fields of a message type that are times or have some within, maps left out."""
+    return tuple(
+        _TimedField(field.name, field.full_name, field.is_repeated, _is_time(field))
+        for field in descriptor.fields
+        if _has_times(field, frozenset())
+    )
+
+
+def _has_times(field: FieldDescriptor, outer: frozenset[str]) -> bool:
+    kind = field.message_type
+    if kind is None or kind.GetOptions().map_entry or kind.full_name in outer:
+        return False
+    return _is_time(field) or any(_has_times(inner, outer | {kind.full_name}) for inner in kind.fields)
+
+
+def _is_time(field: FieldDescriptor) -> bool:
+    return field.message_type in (timestamp_pb2.Timestamp.DESCRIPTOR, duration_pb2.Duration.DESCRIPTOR)
+
+
+def _check_time(field: str, moment: timestamp_pb2.Timestamp | duration_pb2.Duration) -> None:
+    if 0 <= moment.seconds <= LAST_SECOND and 0 <= moment.nanos < 1_000_000_000:
+        return  # nearly all are, and the next line takes thirty times as long
+    try:
+        moment.ToJsonString()
+    except ValueError as error:
+        raise _violation(
+            field, f"impossible time in {field} ({moment.seconds} s, {moment.nanos} ns): send a true one"
+        ) from error
+
+
+def check_id(field: str, value: str) -> None:
+    """Refuses an id that is empty, too long, or has other characters than an id.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION.
+    """
+    if not ID.fullmatch(value):
+        raise _violation(
+            field,
+            f"invalid {field} {value[:64]!r}: use 1 to 128 letters, digits, '-', '_', '.' or ':', "
+            "and start with a letter or digit",
+        )
+
+
+def _violation(field: str, message: str) -> FleetError:
+    return FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, message, field=field)

@@ -1,0 +1,277 @@
+"""What operations name and must obey, whatever the state of the fleet. Pure."""
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import Command, Operation
+from leasehold.v1.errors_pb2 import (
+    ERROR_REASON_DUPLICATE_GPU,
+    ERROR_REASON_GENERATION_MISMATCH,
+    ERROR_REASON_UNKNOWN_GPU,
+    ERROR_REASON_WRONG_STATE,
+)
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
+
+from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
+from leasehold_coordinator.core.spec_rules import check_parking, check_policy
+from leasehold_coordinator.core.workload_states import (
+    PARKABLE,
+    PARKED,
+    RUNNING,
+    STOPPABLE,
+    UNKNOWN,
+    WAKEABLE,
+    WEDGED,
+    is_ended,
+    state_name,
+)
+from leasehold_coordinator.errors import FleetError, invalid
+
+COMMAND_LIMIT_BYTES: Final = 196_608
+"""What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
+
+PID_LIMIT: Final = 2**22
+"""The most that Linux gives out."""
+
+MOVE_LIMIT: Final = 256
+"""Moves of one remap: a host has no more GPUs, and a workload has one move."""
+
+RELEASABLE: Final = frozenset(
+    {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
+)
+"""Origins of workloads whose processes were there before Leasehold knew them."""
+
+
+def workload_ids(command: Command) -> list[str]:
+    """Every workload that a command is about: a remap may name several, a cordon names none."""
+    moves = command.operation.remap.moves
+    ids = dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)])
+    return [workload_id for workload_id in ids if workload_id]
+
+
+def creates_workload(operation: Operation) -> bool:
+    """Whether the operation's workload begins with it: where it does not succeed, there is none."""
+    return operation.WhichOneof("kind") in ("run", "adopt")
+
+
+def cordoned_gpus(operation: Operation) -> Sequence[str]:
+    """UUIDs that an operation about a worker names. None: it is about no single GPU."""
+    match operation.WhichOneof("kind"):
+        case "cordon":
+            return operation.cordon.gpu_uuids
+        case "uncordon":
+            return operation.uncordon.gpu_uuids
+        case "reset_gpu_health":
+            return operation.reset_gpu_health.gpu_uuids
+        case "delete_checkpoints":
+            return ()
+        case kind:
+            raise ValueError(f"{kind} is not an operation on a worker")
+
+
+def named_gpus(operation: Operation) -> set[str]:
+    """UUIDs of the GPUs that an operation names as those to take."""
+    match operation.WhichOneof("kind"):
+        case "run":
+            return set(operation.run.gpu_uuids)
+        case "restore":
+            return {*operation.restore.gpu_uuids, *(pair.new_uuid for pair in operation.restore.pairs)}
+        case "remap":
+            return {pair.new_uuid for move in operation.remap.moves for pair in move.pairs}
+        case _:
+            return set()
+
+
+def check_operation(operation: Operation) -> None:
+    """Refuses an operation that breaks a rule by itself.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    match operation.WhichOneof("kind"):
+        case "suspend":
+            if operation.suspend.HasField("lock_timeout"):
+                check_duration("operation.lock_timeout", operation.suspend.lock_timeout)
+            if operation.suspend.HasField("policy"):
+                check_policy("operation.policy", operation.suspend.policy)
+        case "restore":
+            check_gpu_list("operation.gpu_uuids", operation.restore.gpu_uuids)
+            check_gpu_list("operation.pairs", operation.restore.pairs)
+        case "remap":
+            _check_moves(operation)
+            if operation.remap.HasField("lock_timeout"):
+                check_duration("operation.lock_timeout", operation.remap.lock_timeout)
+        case "stop":
+            if operation.stop.HasField("grace"):
+                check_duration("operation.grace", operation.stop.grace, may_be_zero=True)
+        case "adopt":
+            if not 0 < operation.adopt.pid <= PID_LIMIT:
+                raise invalid(
+                    "operation.pid",
+                    f"{operation.adopt.pid} is no process id: give one of the worker's host, above 0",
+                )
+            check_parking("operation", operation.adopt)
+        case "cordon":
+            check_text("operation.reason", operation.cordon.reason, "say why")
+            check_text("operation.cordoned_by", operation.cordon.cordoned_by, "say who cordons")
+        case "reset_gpu_health":
+            if not operation.reset_gpu_health.gpu_uuids:
+                raise invalid(
+                    "operation.gpu_uuids", "no GPU is named: name those whose health is to be reset"
+                )
+        case "delete_checkpoints":
+            ids = operation.delete_checkpoints.checkpoint_ids
+            if not ids or not all(ids):
+                raise invalid(
+                    "operation.checkpoint_ids",
+                    "no checkpoint is named, or one by an empty id: `leasehold get checkpoints` lists them",
+                )
+            if len(set(ids)) < len(ids):
+                raise invalid("operation.checkpoint_ids", "a checkpoint is named twice: name each once")
+
+
+def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:
+    """Refuses an operation about a worker that names GPUs twice, or others than the worker's.
+
+    Args:
+        operation: What is asked for.
+        uuids: The worker's GPUs.
+        worker: Its name, for people.
+
+    Raises:
+        FleetError: DUPLICATE_GPU or UNKNOWN_GPU.
+    """
+    named = cordoned_gpus(operation)
+    for number, uuid in enumerate(named):
+        if uuid in named[:number]:
+            raise FleetError(
+                ERROR_REASON_DUPLICATE_GPU,
+                f"{uuid} is named twice: name it once",
+                field="operation.gpu_uuids",
+            )
+        if uuid not in uuids:
+            raise FleetError(
+                ERROR_REASON_UNKNOWN_GPU,
+                f"worker {worker} has no GPU {uuid}: `leasehold get gpus` lists them",
+                field="operation.gpu_uuids",
+                gpu_uuid=uuid,
+            )
+
+
+def _check_moves(operation: Operation) -> None:
+    moves = operation.remap.moves
+    if not moves:
+        raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
+    if len(moves) > MOVE_LIMIT:
+        raise invalid("operation.moves", f"{len(moves)} moves are too many for one remap: {MOVE_LIMIT} fit")
+    if not all(move.pairs for move in moves):
+        raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
+    for move in moves:
+        check_gpu_list("operation.moves.pairs", move.pairs)
+
+
+def check_size(message_bytes: int) -> None:
+    """Refuses an operation whose frame would not fit.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT.
+    """
+    if message_bytes > COMMAND_LIMIT_BYTES:
+        raise invalid(
+            "operation",
+            f"the command has {message_bytes} bytes, and {COMMAND_LIMIT_BYTES} fit: ask for less",
+        )
+
+
+def check_one_worker(workloads: Sequence[Workload]) -> None:
+    """Refuses workloads that one command can't be about.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, they live on several workers.
+    """
+    for workload in workloads:
+        if workload.worker_id != workloads[0].worker_id:
+            raise invalid(
+                "operation.moves.workload_id",
+                f"{workloads[0].name} and {workload.name} are on different workers, and a GPU can only be "
+                "changed for one of the same host: move each with a command of its own",
+            )
+
+
+def check_generation(workload: Workload, expected: int | None) -> None:
+    """Refuses a workload that is not the one that the client has seen.
+
+    Raises:
+        FleetError: GENERATION_MISMATCH.
+    """
+    generation = workload.status.generation
+    if expected is not None and expected != generation:
+        raise FleetError(
+            ERROR_REASON_GENERATION_MISMATCH,
+            f"workload {workload.name} has generation {generation}, not {expected}: "
+            "it has changed, so read it again",
+        )
+
+
+def check_state(workload: Workload, operation: Operation) -> None:
+    """Refuses an operation that the workload's state, as its worker last reported it, does not allow.
+
+    Raises:
+        FleetError: WRONG_STATE.
+    """
+    match operation.WhichOneof("kind"):
+        case "suspend":
+            _require(workload, PARKABLE, "suspended")
+        case "restore":
+            wake = operation.restore
+            is_particular = bool(wake.gpu_uuids or wake.pairs or wake.checkpoint_id)
+            _require(workload, WAKEABLE if is_particular else WAKEABLE | {RUNNING}, "restored")
+        case "remap":
+            _require(workload, frozenset({RUNNING}), "remapped")
+        case "checkpoint":
+            _require(workload, frozenset({RUNNING}), "checkpointed")
+        case "stop":
+            if not is_ended(workload.status.state):
+                _require(workload, STOPPABLE, "stopped")
+        case "release":
+            if not is_ended(workload.status.state):
+                _check_release(workload)
+        case kind:
+            raise ValueError(f"{kind} is not an operation on a workload that exists")
+
+
+def _check_release(workload: Workload) -> None:
+    if workload.origin not in RELEASABLE:
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} was started by Leasehold: stop it instead",
+            observed_state=state_name(workload.status.state),
+        )
+    if workload.status.state in PARKED:  # nobody would ever wake it again
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is {state_name(workload.status.state)}, and nobody would wake it once "
+            "it is let go: restore it first",
+            observed_state=state_name(workload.status.state),
+        )
+    _require(workload, frozenset({RUNNING}), "released")
+
+
+_REMEDIES: Final = {
+    WEDGED: "; stop it, nothing else helps",
+    UNKNOWN: "; restore it, which looks at its processes afresh, or stop it",
+}
+"""How a workload gets out of a state in which little can be done."""
+
+
+def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:
+    if workload.status.state not in states:
+        wanted = " or ".join(sorted(state_name(state) for state in states))
+        remedy = _REMEDIES.get(workload.status.state, "")
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is {state_name(workload.status.state)}: "
+            f"only one that is {wanted} can be {verb}{remedy}",
+            observed_state=state_name(workload.status.state),
+        )

@@ -1,0 +1,137 @@
+"""What the spec of a workload, and the policy by which one is parked, must obey by themselves. Pure."""
+
+from typing import Final
+
+from google.protobuf.descriptor import EnumDescriptor
+from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import AdoptOperation
+from leasehold.v1.workload_pb2 import (
+    EvictionPolicy,
+    HelperTerms,
+    ProcessStrategy,
+    WeightStrategy,
+    WorkloadSpec,
+)
+
+from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
+from leasehold_coordinator.errors import invalid
+
+SPEC_LIMIT_BYTES: Final = 131_072
+"""Half of what a frame holds."""
+
+HOOK_LIMIT: Final = 32
+"""Hooks of one workload."""
+
+CHECKPOINT_LIMIT: Final = 1000
+"""Checkpoints of its application that a workload may keep."""
+
+SIGNAL_LIMIT: Final = 64
+"""The highest real-time signal of Linux."""
+
+HELPER_STRATEGIES: Final = frozenset(
+    {
+        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        workload_pb2.PROCESS_STRATEGY_STOP,
+    }
+)
+
+LADDER: Final = (
+    workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
+    workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+    workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
+    workload_pb2.PROCESS_STRATEGY_STOP,
+)
+"""What can happen to the processes, each stronger than the one before: it leaves less of them on the host."""
+
+
+def check_spec(spec: WorkloadSpec) -> None:
+    """Refuses a spec that no worker could obey. What its hooks must be is its worker's to say.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if not spec.arguments or not spec.arguments[0]:
+        raise invalid("spec.arguments", "a workload needs a program: give its arguments")
+    if spec.HasField("helper"):
+        check_helper(spec.helper)
+    check_parking("spec", spec)
+    check_gpu_list("spec.resources.gpu_uuids", spec.resources.gpu_uuids)
+    check_gpu_list("spec.resources.acceptable_gpu_units", spec.resources.acceptable_gpu_units)
+    if spec.HasField("keep_checkpoints") and not 0 < spec.keep_checkpoints <= CHECKPOINT_LIMIT:
+        raise invalid(
+            "spec.keep_checkpoints",
+            f"{spec.keep_checkpoints} checkpoints can't be kept: give 1 to {CHECKPOINT_LIMIT}",
+        )
+
+
+def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
+    """Refuses a policy that leads nowhere, more hooks than a worker calls, and times that no hook may take.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if wanted.ByteSize() > SPEC_LIMIT_BYTES:
+        raise invalid(
+            field,
+            f"the {field} has {wanted.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file",
+        )
+    if wanted.HasField("eviction"):
+        check_policy(f"{field}.eviction", wanted.eviction)
+    if len(wanted.hooks) > HOOK_LIMIT:
+        raise invalid(f"{field}.hooks", f"{len(wanted.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
+    for hook in wanted.hooks:
+        if hook.HasField("timeout"):
+            check_duration(f"{field}.hooks.timeout", hook.timeout)
+
+
+def check_helper(helper: HelperTerms) -> None:
+    """Refuses terms of a helper that can't be kept.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if helper.HasField("grace"):
+        check_duration("spec.helper.grace", helper.grace, may_be_zero=True)
+    if helper.process_strategy not in HELPER_STRATEGIES:
+        raise invalid(
+            "spec.helper.process_strategy",
+            "a helper that gives its GPUs back is either suspended or stopped: ask for CUDA_SUSPEND or STOP",
+        )
+    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
+        raise invalid(
+            "spec.helper.signal_number",
+            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+        )
+
+
+def check_policy(field: str, policy: EvictionPolicy) -> None:
+    """Refuses a policy with a strategy that nobody knows, or a ladder that leads downwards.
+
+    Args:
+        field: Where it is in the request.
+        policy: The policy.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    _check_known(f"{field}.weight_strategy", WeightStrategy.DESCRIPTOR, policy.weight_strategy)
+    _check_known(f"{field}.process_strategy", ProcessStrategy.DESCRIPTOR, policy.process_strategy)
+    _check_known(f"{field}.escalate_to", ProcessStrategy.DESCRIPTOR, policy.escalate_to)
+    begin = policy.process_strategy or workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+    if policy.escalate_to and LADDER.index(policy.escalate_to) < LADDER.index(begin):
+        raise invalid(
+            f"{field}.escalate_to",
+            f"{_word(policy.escalate_to)} is weaker than {_word(begin)}, and a ladder only leads to what is "
+            f"stronger: give {', '.join(map(_word, LADDER[LADDER.index(begin) :]))}, or leave it out",
+        )
+
+
+def _check_known(field: str, strategies: EnumDescriptor, number: int) -> None:
+    if number not in strategies.values_by_number:
+        names = ", ".join(one.name.partition("_STRATEGY_")[2] for one in strategies.values[1:])
+        raise invalid(field, f"{number} is no strategy that this coordinator knows: give {names}")
+
+
+def _word(strategy: ProcessStrategy.ValueType) -> str:
+    return ProcessStrategy.Name(strategy).removeprefix("PROCESS_STRATEGY_")

@@ -1,0 +1,538 @@
+"""The workers that the coordinator knows, and what each last said. Pure: (frame, now) in, state out.
+
+Leases and loads are soft state, rebuilt from hello and worker_load after a start of the coordinator. Until
+a worker has reported, its GPUs are not known: that is not "none".
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NewType, final
+
+from google.protobuf import timestamp_pb2
+from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1.command_pb2 import CommandResult
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import Cordon, GpuLease
+from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
+
+from leasehold_coordinator.core.gpu_conditions import Conditions, seen_state, state_without_lease
+from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.timestamps import timestamp
+
+WorkerId = NewType("WorkerId", str)
+SessionId = NewType("SessionId", str)
+
+LOADS_PER_S: Final = 200.0
+"""Loads that a fleet of any size sends in all, at most: the interval grows with it."""
+
+STALE_INTERVALS: Final = 2.5
+LOST_INTERVALS: Final = 4.0
+LOST_MIN_S: Final = 20.0
+LOADS_TO_COME_BACK: Final = 2
+"""Loads after which one that was silent within a session is no longer STALE: it must not flap."""
+
+NAMED_LIMIT: Final = 8
+"""Workers that a refusal names: it travels in the trailers of a call, which hold 8 KiB."""
+
+WORKER_LIMIT: Final = 10_000
+"""Workers that are known, in contact or not."""
+
+EPOCH_JUMP_LIMIT: Final = 2**32
+"""Sessions that a worker may have had which the store does not know: the store may be an old copy."""
+
+IN_USE: Final = (
+    fleet_pb2.WORKER_STATE_CONNECTED,
+    fleet_pb2.WORKER_STATE_STALE,
+    fleet_pb2.WORKER_STATE_UNCONFIRMED,
+)
+"""A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
+
+OPEN: Final = (lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_FOREIGN)
+"""States of GPUs that may be leased anew."""
+
+CONFIRM_WITHIN_S: Final = 60.0
+"""After a start, workers have this long to report before they count as lost."""
+
+
+@dataclass(slots=True)
+class KnownWorker:
+    """A worker, and the newest of what it said. Times are seconds of the monotonic clock.
+
+    Attributes:
+        hello: What the last hello says of the worker, in this or an earlier run of the coordinator.
+        epoch: The highest that was given out.
+        session_id: The live session. None: there is none.
+        reported: Whether it has reported since the coordinator started.
+        left: Whether it said goodbye.
+        last_seen: When the last frame came.
+        last_seen_ns: The same for people, in nanoseconds of the Unix epoch. None: none has come.
+        load_interval_s: The time between two loads that it was told.
+        loads_since_silence: Loads since it was last found silent.
+        leases: What its GPUs do, in slot order; part of the load that said so.
+        load: The last load.
+        resources: What its host has and what of it is free. None: it did not say.
+        cordon: It is out of service for new work. None: it isn't.
+    """
+
+    hello: Hello
+    epoch: int
+    session_id: SessionId | None = None
+    reported: bool = False
+    left: bool = False
+    last_seen: float = 0.0
+    last_seen_ns: int | None = None
+    load_sequence: int = 0
+    load_interval_s: float = 0.0
+    loads_since_silence: int = LOADS_TO_COME_BACK
+    leases: Sequence[GpuLease] = ()
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    resources: MachineResources | None = None
+    cordon: Cordon | None = None
+
+    @property
+    def last_seen_time(self) -> timestamp_pb2.Timestamp | None:
+        """When the last frame came, as clients see it. None: none has come."""
+        return timestamp(self.last_seen_ns) if self.last_seen_ns is not None else None
+
+    @property
+    def free_gpu_uuids(self) -> list[str]:
+        """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
+        if self.cordon is not None:
+            return []
+        return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
+
+    @property
+    def open_gpus(self) -> int:
+        """Number of GPUs that nobody leases, as last reported. A new workload can get no more."""
+        return sum(lease.state in OPEN for lease in self.leases)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What it last said against itself and its GPUs."""
+        return Conditions(self.cordon, {lease.gpu_uuid: lease for lease in self.leases})
+
+    def held_gpus(self, workload_id: str) -> int:
+        """Number of GPUs that a workload holds, as last reported."""
+        return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
+
+    def take(self, load: WorkerLoad) -> None:
+        """Takes in the worker's state from a load, which stays in memory as long as its parts are in use."""
+        self.cordon = load.cordon if load.HasField("cordon") else None
+        if load.HasField("resources"):
+            self.resources = load.resources
+        self.take_leases(load.gpu_pool)
+
+    def take_leases(self, leases: Sequence[GpuLease]) -> None:
+        """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
+        uuids = [gpu.uuid for gpu in self.hello.gpu_pool]
+        if [lease.gpu_uuid for lease in leases] != uuids:
+            reported = {lease.gpu_uuid: lease for lease in leases}
+            leases = WorkerLoad(gpu_pool=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_pool
+        self.leases = leases
+
+
+@final
+class Registry:
+    """All known workers, by id."""
+
+    def __init__(self, load_interval_s: float, started: float) -> None:
+        self._least_interval_s = load_interval_s
+        self._started = started
+        self._workers: dict[str, KnownWorker] = {}
+        self._by_gpu: dict[str, str] = {}
+        """The worker that advertised a GPU last, by the GPU's UUID."""
+        self._by_name: dict[str, dict[str, KnownWorker]] = {}
+        """The workers of a name, by id: thousands of hellos are compared after a start."""
+
+    @property
+    def load_interval_s(self) -> float:
+        """Time between two loads of a worker, for a fleet of this size."""
+        return max(self._least_interval_s, len(self._workers) / LOADS_PER_S)
+
+    def add_stored(self, hello: Hello, epoch: int) -> None:
+        """Adds a worker from the store: known, and not heard of yet."""
+        self.add(KnownWorker(hello, epoch))
+
+    def _drop(self, hello: Hello) -> None:
+        """Takes what a worker said of itself out of the indexes."""
+        for gpu in hello.gpu_pool:
+            if self._by_gpu.get(gpu.uuid) == hello.worker_id:
+                del self._by_gpu[gpu.uuid]
+        named = self._by_name.get(hello.name, {})
+        named.pop(hello.worker_id, None)
+        if not named:
+            self._by_name.pop(hello.name, None)
+
+    def add(self, known: KnownWorker) -> None:
+        """Adds a worker, in place of what was known of it."""
+        self.forget(known)
+        hello = known.hello
+        self._workers[hello.worker_id] = known
+        self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
+        worker_id = hello.worker_id  # once: protobuf makes a string of its own each time
+        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpu_pool}
+
+    def forget(self, known: KnownWorker) -> None:
+        """Drops a worker."""
+        before = self._workers.pop(known.hello.worker_id, None)
+        if before is not None:
+            self._drop(before.hello)
+
+    def __iter__(self) -> Iterator[KnownWorker]:
+        """Every worker, in no order."""
+        return iter(self._workers.values())
+
+    def all(self) -> list[KnownWorker]:
+        """Every worker, by name and id."""
+        return sorted(self._workers.values(), key=lambda known: (known.hello.name, known.hello.worker_id))
+
+    def get(self, worker_id: str) -> KnownWorker | None:
+        """The worker with this id."""
+        return self._workers.get(worker_id)
+
+    def owner(self, gpu_uuid: str) -> KnownWorker | None:
+        """The worker that advertised a GPU last."""
+        return self._workers.get(self._by_gpu.get(gpu_uuid, ""))
+
+    def find(self, id_or_name: str) -> KnownWorker:
+        """The worker with this id, or the one with this name: the one that is connected, or the only one.
+
+        Raises:
+            FleetError: UNKNOWN_WORKER.
+        """
+        known = self._workers.get(id_or_name)
+        if known is not None:
+            return known
+        named = self._by_name.get(id_or_name, {}).values()
+        connected = [known for known in named if known.session_id is not None]
+        if len(found := connected or list(named)) == 1:
+            return found[0]
+        if named:
+            ids = _some(sorted(known.hello.worker_id for known in named))
+            message = f"{len(named)} workers are named {id_or_name!r}: name one by id, of {ids}"
+        else:
+            names = _some([known.hello.name for known in self.all()]) or "none"
+            message = f"no worker has the id or name {id_or_name[:64]!r}: the known ones are {names}"
+        raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, message, field="worker")
+
+    def is_taken(self, hello: Hello, now: float) -> bool:
+        """Whether another instance is connected with the id of a worker, and speaks in time.
+
+        One host runs one instance on a state directory: the other one is a copy, or was killed just now.
+        """
+        known = self._workers.get(hello.worker_id)
+        return (
+            known is not None
+            and known.session_id is not None
+            and (_host(known.hello), known.hello.instance_id) != (_host(hello), hello.instance_id)
+            and self.state(known, now) == fleet_pb2.WORKER_STATE_CONNECTED
+        )
+
+    def check_newcomer(self, hello: Hello, now: float) -> None:
+        """Refuses a worker that takes what is another's: its id, its name or a GPU.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_ID, DUPLICATE_WORKER_NAME, DUPLICATE_WORKER_GPU, TOO_MANY_WORKERS, or
+                PROTOCOL_VIOLATION for an epoch that nobody gave out.
+        """
+        known = self._workers.get(hello.worker_id)
+        self._check_epoch(hello, known.epoch if known is not None else 0)
+        if known is None:
+            if len(self._workers) >= WORKER_LIMIT:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
+                    f"{WORKER_LIMIT} workers are known, which is the limit: "
+                    "`leasehold forget worker` those that are gone",
+                )
+        elif self.is_taken(hello, now) and _host(known.hello) == _host(hello):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+                f"another instance of worker {hello.worker_id} is connected: stop one of the two",
+                worker=hello.worker_id,
+            )
+        elif self.is_taken(hello, now) or _has_other_gpus(known.hello, hello):
+            host = known.hello.host.hostname[:64]
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
+                f"the id {hello.worker_id} belongs to another worker, on host {host}: give "
+                f"{hello.host.hostname[:64]} a state directory of its own, not a copy; or, if all its GPUs "
+                f"were replaced, `leasehold forget worker {hello.worker_id}`",
+                worker=hello.worker_id,
+            )
+        self.check_unique(hello, now)
+
+    def _check_epoch(self, hello: Hello, known_epoch: int) -> None:
+        if hello.last_epoch > known_epoch + EPOCH_JUMP_LIMIT:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+                f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
+            )
+
+    def _namesakes(self, hello: Hello) -> list[KnownWorker]:
+        """The other workers whose name or id is the name or id of this one."""
+        found = self._by_name.get(hello.name, {}) | self._by_name.get(hello.worker_id, {})
+        if (other := self._workers.get(hello.name)) is not None:
+            found[hello.name] = other
+        return [known for worker_id, known in found.items() if worker_id != hello.worker_id]
+
+    def check_unique(self, hello: Hello, now: float) -> None:
+        """Refuses a name or a GPU that another worker has, which is in contact or may be about to return.
+
+        Raises:
+            FleetError: DUPLICATE_WORKER_NAME or DUPLICATE_WORKER_GPU.
+        """
+        for known in self._namesakes(hello):
+            theirs = (known.hello.name, known.hello.worker_id)
+            shared = hello.name if hello.name in theirs else hello.worker_id
+            if known.reported and self._is_in_use(known, now):
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
+                    f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} has the name "
+                    f"or id {shared} too: give this worker another name (`leasehold worker --name`), or "
+                    f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
+                    worker=known.hello.worker_id,
+                )
+        for gpu in hello.gpu_pool:
+            owner = self.owner(gpu.uuid)
+            if owner is None or owner.hello.worker_id == hello.worker_id or not self._is_in_use(owner, now):
+                continue
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
+                f"GPU {gpu.uuid} belongs to worker {owner.hello.name} ({owner.hello.worker_id}): run one "
+                f"worker per host, or `leasehold forget worker {owner.hello.worker_id}` once that one has "
+                "stopped",
+                gpu_uuid=gpu.uuid,
+                worker=owner.hello.worker_id,
+            )
+
+    def _is_in_use(self, known: KnownWorker, now: float) -> bool:
+        return self.state(known, now) in IN_USE
+
+    def take_gpus(self, hello: Hello) -> list[KnownWorker]:
+        """Takes the GPUs of a hello from the workers that had them and are gone.
+
+        Returns:
+            Those workers. After a start of the coordinator they must not count as the GPUs' owners.
+        """
+        uuids = {gpu.uuid for gpu in hello.gpu_pool}
+        owners = {self._by_gpu.get(uuid, hello.worker_id) for uuid in uuids} - {hello.worker_id}
+        robbed = [self._workers[worker_id] for worker_id in owners if worker_id in self._workers]
+        for known in robbed:
+            left = [gpu for gpu in known.hello.gpu_pool if gpu.uuid not in uuids]
+            known.hello = description(known.hello)
+            del known.hello.gpu_pool[:]
+            known.hello.gpu_pool.extend(left)
+            known.take_leases(known.leases)
+        return robbed
+
+    def is_restored(self, hello: Hello) -> bool:
+        """Whether a worker that the store knows remembers later sessions than the store does."""
+        known = self._workers.get(hello.worker_id)
+        return known is not None and hello.last_epoch > known.epoch
+
+    def next_epoch(self, hello: Hello) -> int:
+        """The epoch for a new session: above every one that either side remembers."""
+        known = self._workers.get(hello.worker_id)
+        return max(known.epoch if known else 0, hello.last_epoch) + 1
+
+    def welcome(
+        self,
+        hello: Hello,
+        epoch: int,
+        session_id: SessionId,
+        now: float,
+        time_ns: int,
+    ) -> KnownWorker:
+        """Takes in a worker's hello under its new session; an older session is superseded by this."""
+        before = self._workers.get(hello.worker_id)
+        same_instance = before is not None and before.hello.instance_id == hello.instance_id
+        known = KnownWorker(
+            description(hello),
+            epoch,
+            session_id,
+            reported=True,
+            last_seen=now,
+            last_seen_ns=time_ns,
+            load_sequence=before.load_sequence if before and same_instance else 0,
+        )
+        known.take(_as_load(hello))
+        self.add(known)
+        known.load_interval_s = self.load_interval_s
+        return known
+
+    def describe(self, known: KnownWorker, hello: Hello) -> None:
+        """Takes in a hello that came again, with another inventory or other capabilities."""
+        self._drop(known.hello)
+        known.hello = description(hello)
+        known.take(_as_load(hello))
+        self.add(known)
+
+    def seen(self, known: KnownWorker, now: float, time_ns: int) -> None:
+        """Notes that a frame came: any is proof of life."""
+        known.last_seen, known.last_seen_ns = now, time_ns
+
+    def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
+        """Takes in a load, unless it is older than one that came before.
+
+        Returns:
+            Whether watchers are to know: who holds what has changed, and not only how busy it is.
+        """
+        if load.sequence <= known.load_sequence:
+            return False
+        before = _holdings(known)
+        known.load_sequence = load.sequence
+        known.loads_since_silence += 1
+        known.load = load
+        known.take(load)
+        return _holdings(known) != before
+
+    def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
+        """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
+        taken, freed = set(result.claimed_gpu_uuids), set(result.released_gpu_uuids)
+        for lease in known.leases:
+            if lease.gpu_uuid in taken:
+                lease.state = lease_pb2.SLOT_STATE_LEASED
+            elif lease.gpu_uuid in freed:
+                lease.state = state_without_lease(lease)
+                lease.ClearField("lease_id")
+                lease.ClearField("workload_id")
+
+    def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
+        """Notes the end of a session. False: a newer one has taken over, and nothing changes."""
+        if self._workers.get(known.hello.worker_id) is not known or known.session_id != session_id:
+            return False
+        known.session_id = None
+        known.left = left
+        return True
+
+    def note_silence(self, known: KnownWorker) -> None:
+        """A worker was found silent: it has to come back by more than one frame."""
+        known.loads_since_silence = 0
+
+    def state(self, known: KnownWorker, now: float) -> WorkerState.ValueType:
+        """Whether the worker is in contact."""
+        if not known.reported:
+            confirming = now - self._started < CONFIRM_WITHIN_S
+            return fleet_pb2.WORKER_STATE_UNCONFIRMED if confirming else fleet_pb2.WORKER_STATE_LOST
+        if known.left:
+            return fleet_pb2.WORKER_STATE_DISCONNECTED
+        silent_s = now - known.last_seen
+        if silent_s > max(LOST_INTERVALS * known.load_interval_s, LOST_MIN_S):
+            return fleet_pb2.WORKER_STATE_LOST
+        if known.session_id is None or silent_s > STALE_INTERVALS * known.load_interval_s:
+            return fleet_pb2.WORKER_STATE_STALE
+        if known.loads_since_silence < LOADS_TO_COME_BACK:
+            return fleet_pb2.WORKER_STATE_STALE
+        return fleet_pb2.WORKER_STATE_CONNECTED
+
+    def worker(self, known: KnownWorker, now: float) -> Worker:
+        """The worker as clients see it."""
+        hello = known.hello
+        return Worker(
+            worker_id=hello.worker_id,
+            name=hello.name,
+            state=self.state(known, now),
+            epoch=known.epoch,
+            agent_version=hello.agent_version,
+            driver_version=hello.driver_version if hello.HasField("driver_version") else None,
+            cuda_version=hello.cuda_version if hello.HasField("cuda_version") else None,
+            host=hello.host,
+            labels=hello.labels,
+            capabilities=hello.capabilities,
+            gpu_count=len(known.leases) if known.reported else None,
+            free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
+            pending_claimers=known.load.pending_claimers,
+            parked_workload_count=len(known.load.parked),
+            last_seen_time=known.last_seen_time,
+            host_memory_available_bytes=(
+                known.load.host_memory_available_bytes
+                if known.load.HasField("host_memory_available_bytes")
+                else None
+            ),
+            resources=known.resources,
+            cordon=known.cordon,
+        )
+
+    def slots(self, known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
+        """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
+
+        An empty lease means that the worker said nothing of the GPU.
+        """
+        if not known.reported:
+            return
+        leases = {lease.gpu_uuid: lease for lease in known.leases}
+        for gpu in known.hello.gpu_pool:
+            lease = leases.get(gpu.uuid)
+            yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
+
+    def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
+        """The same as messages."""
+        worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
+        for gpu, lease in self.slots(known):
+            yield FleetGpu(
+                worker_id=worker_id,
+                worker_name=name,
+                gpu=gpu,
+                lease=lease if lease.gpu_uuid else None,
+                report_time=seen,
+            )
+
+
+def _as_load(hello: Hello) -> WorkerLoad:
+    """What a hello says of the moment. A copy: a part would keep the whole hello in memory."""
+    return WorkerLoad(
+        gpu_pool=hello.gpu_leases,
+        resources=hello.resources if hello.HasField("resources") else None,
+        cordon=hello.cordon if hello.HasField("cordon") else None,
+    )
+
+
+def _host(hello: Hello) -> tuple[str, str]:
+    return hello.host.hostname, hello.boot_id
+
+
+def _has_other_gpus(known: Hello, hello: Hello) -> bool:
+    """Whether two hellos name GPUs, and share none: they are of two hosts. A host's name may change."""
+    before, now = ({gpu.uuid for gpu in one.gpu_pool} for one in (known, hello))
+    return bool(before and now) and not before & now
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_LIMIT
+    return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
+
+
+def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
+    """A lease as clients see it: nothing is free on a worker that is out of service."""
+    if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
+        return lease
+    seen = GpuLease()
+    seen.CopyFrom(lease)
+    seen.state = lease_pb2.SLOT_STATE_CORDONED
+    if not seen.HasField("cordon"):
+        seen.cordon.CopyFrom(cordon)
+    return seen
+
+
+def _holdings(known: KnownWorker) -> tuple[object, ...]:
+    """What of a load is a change. Samples and free memory change all the time, and can be asked for."""
+    slots = [
+        (
+            lease.state,
+            lease.lease_id,
+            lease.workload_id,
+            lease.health,
+            lease.health_reason,
+            _key(lease.cordon if lease.HasField("cordon") else None),
+            [process.pid for process in lease.foreign_processes],
+        )
+        for lease in known.leases
+    ]
+    return (known.load.pending_claimers, len(known.load.parked), _key(known.cordon), slots)
+
+
+def _key(cordon: Cordon | None) -> tuple[str, str] | None:
+    return (cordon.reason, cordon.cordoned_by) if cordon is not None else None

@@ -1,0 +1,54 @@
+"""What becomes of a workload that its worker reports: what is taken from the report, and what stays. Pure."""
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.workload_states import is_ended
+
+
+def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
+    """A workload that was not created here: somebody on its worker's host began it."""
+    workload = Workload()
+    workload.CopyFrom(reported)
+    workload.worker_id = worker_id
+    for field in ("out_of_contact", "report_time"):
+        workload.ClearField(field)
+    workload.name = reported.name or reported.workload_id
+    if not reported.HasField("create_time"):
+        began = reported.status.HasField("start_time")
+        workload.create_time.CopyFrom(reported.status.start_time if began else now)
+    return workload
+
+
+def is_presumed(workload: Workload) -> bool:
+    """Whether a workload may live though it counts as failed: nobody has seen its end.
+
+    The coordinator concluded it, or a worker after a restart of its host. Both are wrong where a copy of the
+    worker's state directory connected: its worker proves that by reporting the workload again.
+    """
+    error = workload.status.error
+    return is_ended(workload.status.state) and (
+        is_concluded(error) or error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+    )
+
+
+def is_concluded(error: errors_pb2.Error) -> bool:
+    """Whether the coordinator concluded an end that no worker has told."""
+    return error.metadata.get("concluded_by") == "coordinator"
+
+
+def reported_again(known: Workload, reported: Workload) -> Workload:
+    """A known workload with its new status.
+
+    What was known of it stays, since a long hello leaves specs out. Only what was missing is added.
+    """
+    workload = Workload()
+    workload.CopyFrom(known)
+    workload.status.CopyFrom(reported.status)
+    if not known.HasField("spec") and reported.HasField("spec"):
+        workload.spec.CopyFrom(reported.spec)
+    if known.origin == workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED:
+        workload.origin = reported.origin
+    workload.user = known.user or reported.user
+    return workload

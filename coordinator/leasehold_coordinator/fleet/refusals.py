@@ -1,0 +1,67 @@
+"""Refusals of workers, in events and log: a few of each host in a minute, then how many were left out.
+
+A peer can fail a thousand times a second. One event and one line for each would push all else out of both.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final, final
+
+from leasehold_coordinator.core.callers import host_of
+from leasehold_coordinator.fleet.event_log import Events
+
+logger = logging.getLogger(__name__)
+
+TOLD_LIMIT: Final = 10
+"""Refusals of one host that are told in one period."""
+
+PERIOD_S: Final = 60.0
+HOST_LIMIT: Final = 256
+"""Hosts that are told apart. All further hosts count as one."""
+
+_OTHERS: Final = "other hosts"
+
+
+@dataclass(slots=True)
+class _Period:
+    began: float
+    told: int = 0
+    left_out: int = 0
+
+
+@final
+class Refusals:
+    """Decides which refusals are told, and tells the number of the others."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._periods: dict[str, _Period] = {}
+
+    def may_tell(self, peer: str) -> bool:
+        """Whether a refusal of this peer is told. If not, it is counted."""
+        host = host_of(peer)
+        if host not in self._periods and len(self._periods) >= HOST_LIMIT:
+            host = _OTHERS
+        period = self._periods.setdefault(host, _Period(time.monotonic()))
+        if period.told < TOLD_LIMIT:
+            period.told += 1
+            return True
+        period.left_out += 1
+        return False
+
+    def tick(self) -> None:
+        """Ends the periods that are over, and tells how many refusals each left out."""
+        now = time.monotonic()
+        for host, period in list(self._periods.items()):
+            if now - period.began < PERIOD_S:
+                continue
+            del self._periods[host]
+            if period.left_out:
+                message = (
+                    f"{period.left_out} more workers or sessions of {host} were refused within "
+                    f"{PERIOD_S:g} s, besides {period.told} that are told one by one: stop or mend that "
+                    "host's worker"
+                )
+                logger.warning("%s", message)
+                self._events.refusals_left_out(message)

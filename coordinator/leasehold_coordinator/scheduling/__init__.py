@@ -1,0 +1,1 @@
+"""Which worker and which GPUs suit a workload. Pure."""

@@ -1,0 +1,1 @@
+"""The coordinator process: settings, start and end."""

@@ -1,0 +1,77 @@
+"""``leasehold coordinator``: the coordinator's command line."""
+
+import gc
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+
+from leasehold_coordinator import __version__
+
+GARBAGE_OBJECTS: Final = 10_000
+"""New objects after which Python looks for garbage, in place of 700. A session has hundreds of objects that
+stay, so thousands of hellos made the collector look at all of them again and again."""
+
+
+@click.command(name="coordinator")
+@click.version_option(__version__)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_LISTEN",
+    help="Address to serve on; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--database",
+    metavar="PATH",
+    envvar="LEASEHOLD_DATABASE",
+    help="SQLite file of the store.  [default: leasehold/coordinator.sqlite3 in the user's state directory]",
+)
+@click.option(
+    "--load-interval",
+    "load_interval_s",
+    type=float,
+    metavar="SECONDS",
+    help="Time between two loads of a worker.  [default: 5]",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_COORDINATOR_CONFIG",
+    help="TOML file with these settings.  [default: /etc/leasehold/coordinator.toml, if it exists]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log, to standard error.  [default: info]",
+)
+def command(
+    listen: str | None,
+    database: str | None,
+    load_interval_s: float | None,
+    config_path: Path | None,
+    log_level: str | None,
+) -> None:
+    """Run the coordinator, to which workers connect and clients talk.
+
+    It prints one line to standard output once it serves. It can be stopped at any time: commands are
+    stored before they are answered, and workers come back by themselves.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server listens: without a traceback
+    gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start
+    from leasehold_coordinator.server import (
+        daemon,  # late: `leasehold coordinator --help` needs nothing of it
+    )
+
+    gc.freeze()  # modules stay, so no later collection has to visit their objects
+    gc.set_threshold(GARBAGE_OBJECTS)
+    gc.enable()
+    daemon.run(
+        config_path,
+        listen=listen,
+        database=database,
+        load_interval_s=load_interval_s,
+        log_level=log_level,
+    )

@@ -1,0 +1,211 @@
+"""The coordinator as a whole: builds the parts and serves until it is told to stop."""
+
+import asyncio
+import errno
+import logging
+import random
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast, final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from leasehold.v1 import events_pb2, events_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_session_pb2
+
+from leasehold_coordinator.api.command_service import CommandService
+from leasehold_coordinator.api.event_service import EventService
+from leasehold_coordinator.api.fleet_service import FleetService
+from leasehold_coordinator.api.rpc_errors import Border
+from leasehold_coordinator.api.session_service import WorkerSessionService
+from leasehold_coordinator.api.workload_service import WorkloadService
+from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.config import CoordinatorConfig
+from leasehold_coordinator.shielding import settle
+from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.store_file import unusable
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.5
+STOP_GRACE_S: Final = 1.0
+RETURNS_PER_S: Final = 1000
+"""Workers that come back in each second after a stop."""
+
+LEAST_SPREAD_S: Final = 0.5
+"""Over which few workers come back."""
+
+PRUNE_INTERVAL_S: Final = 10.0
+"""Each time 500 rows of each kind may go, and of a store that is too large 10,000 more."""
+
+SERVICES: Final = (
+    *(service.full_name for service in fleet_pb2.DESCRIPTOR.services_by_name.values()),
+    *(service.full_name for service in events_pb2.DESCRIPTOR.services_by_name.values()),
+    *(service.full_name for service in worker_session_pb2.DESCRIPTOR.services_by_name.values()),
+)
+
+
+async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        config: The settings.
+        on_listening: Called with HOST:PORT once it serves.
+
+    Raises:
+        StartError: The address or the database can't be used.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    store = Store.open(config.database)
+    try:
+        fleet = Fleet(store, config.load_interval_s)
+        began = time.monotonic()
+        await _load(fleet, config.database)
+        loaded_s = time.monotonic() - began
+        dispatcher = Dispatcher(fleet)
+        server = await _build_server(fleet, dispatcher)
+        address = _listen(server, config.listen)
+        await server.start()
+        workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
+        logger.info("%d workloads and %d open commands are back after %.2f s", workloads, commands, loaded_s)
+        on_listening(address)
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(_tick(fleet, dispatcher)),
+                tasks.create_task(_prune(fleet, config.retention_s)),
+            ]
+            await stop.wait()
+            for task in background:
+                task.cancel()
+        logger.info("stopping")
+        _send_away(fleet)
+        await server.stop(STOP_GRACE_S)
+    finally:
+        await settle()
+        await asyncio.to_thread(store.close)
+
+
+async def _load(fleet: Fleet, database: str) -> None:
+    try:
+        await fleet.load()
+    except FleetError as error:
+        raise unusable(database, error.message) from error
+
+
+def _send_away(fleet: Fleet) -> None:
+    """Ends every stream. The workers come back one after the other, to whoever serves then."""
+    spread_s = max(LEAST_SPREAD_S, len(fleet.sessions) / RETURNS_PER_S)
+    for session in list(fleet.sessions.values()):
+        session.drain(random.uniform(0, spread_s), worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+
+
+async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+    services = cast(grpc.aio.Server, _Services(server))
+    requests = CommandCreation(fleet, dispatcher)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
+    workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
+    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
+    fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
+    events_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
+    WorkerSessionService(fleet, dispatcher).add_to(server)
+    health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
+    for name in ("", *SERVICES):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
+    reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server
+
+
+@final
+class _Services:
+    """A server to which generated code adds services, without registering their methods with gRPC's core.
+
+    gRPC's asyncio server keeps one task for each registered method, and looks at every one of them for each
+    call. All methods that are not registered share one task.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Registers nothing: the same handlers are added as generic ones."""
+
+
+def _listen(server: grpc.aio.Server, address: str) -> str:
+    _check_address(address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise StartError(f"can't listen on {address}: {error}; choose another with --listen") from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_address(address: str) -> None:
+    """Tries the address before gRPC does, which would log a line of its own and not say why.
+
+    Raises:
+        StartError: It can't be listened on.
+    """
+    host, _, port = address.rpartition(":")
+    refusals: list[OSError] = []
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in found:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(where)
+                return
+            except OSError as error:
+                refusals.append(error)
+    except OSError as error:
+        refusals.append(error)
+    last = refusals[-1]
+    why = "the port is in use" if last.errno == errno.EADDRINUSE else last.strerror or str(last)
+    raise StartError(f"can't listen on {address}: {why}; choose another with --listen") from last
+
+
+async def _prune(fleet: Fleet, retention_s: float) -> None:
+    while True:
+        await asyncio.sleep(PRUNE_INTERVAL_S)
+        try:
+            await fleet.prune(retention_s)
+        except FleetError as error:
+            logger.error("%s", error.message)
+
+
+async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        await _tick_once(fleet, dispatcher)
+
+
+async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
+    """What time brings. No part is left out because another failed."""
+    parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
+        fleet.end_lost_sessions,
+        dispatcher.tick,
+        fleet.publish_silent_workers,
+        fleet.fleet_hub.tick,
+        fleet.refusals.tick,
+        fleet.events.flush,
+    )
+    for part in parts:
+        try:
+            waiting = part()
+            if waiting is not None:
+                await waiting
+        except FleetError as error:
+            logger.error("%s", error.message)
+        except Exception:  # a defect in one tick must not end the coordinator
+            logger.exception("the tick failed")

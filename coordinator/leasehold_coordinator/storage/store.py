@@ -1,0 +1,579 @@
+"""What survives the coordinator: workers, workloads and commands, in SQLite.
+
+One thread writes, on one connection, one batch after the other. A batch has what was written during the last
+commit, and in the turns of the loop after it until one adds nothing, in its order. It is one transaction. A
+write has returned only when it is on disk (``synchronous=FULL``).
+"""
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar, final
+
+import sqlalchemy as sa
+from google.protobuf.message import DecodeError, Message
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.events_pb2 import Event
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.core.command_states import is_terminal
+from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Page
+from leasehold_coordinator.core.workload_states import is_ended
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.database import READERS, Database
+from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
+from leasehold_coordinator.storage.store_file import unusable
+
+logger = logging.getLogger(__name__)
+
+Record = TypeVar("Record", bound=Message)
+Found = TypeVar("Found")
+
+QUEUE_LIMIT: Final = 10_000
+"""Writes that may wait. More means a disk that does not keep up: new requests are refused."""
+
+BATCH_LIMIT: Final = 1_000
+TURN_LIMIT: Final = 20
+"""Turns of the loop that a batch waits for at most."""
+
+KEY_LIMIT: Final = 500
+"""Keys that one query names."""
+
+TOLD_LIMIT: Final = 1_000
+"""Damaged rows that the log names, each once."""
+
+KEY_SHOWN: Final = 140
+"""Characters of a damaged row's key in messages."""
+
+DELETE_LIMIT: Final = 500
+"""Rows that are deleted at once, so that others do not wait for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorker:
+    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
+
+    epoch: int
+    hello: Hello
+
+
+ANY_AGE_S: Final = -1.0
+"""The retention of rows that go as soon as they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row to insert or replace."""
+
+    table: sa.Table
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
+
+    table: sa.Table
+    retention_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """One row to delete, by its key."""
+
+    table: sa.Table
+    key: str
+
+
+Change: TypeAlias = Row | OldRows | Gone
+
+
+def worker_row(epoch: int, hello: Hello) -> Row:
+    """A worker's row."""
+    record = description(hello).SerializeToString()
+    return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
+
+
+def clock_row() -> Row:
+    """The row that keeps for how long the store has been served."""
+    return Row(schema.clock, {"clock_id": "served"})
+
+
+def workload_row(workload: Workload) -> Row:
+    """A workload's row."""
+    return Row(
+        schema.workloads,
+        {
+            "workload_id": workload.workload_id,
+            "name": workload.name,
+            "worker_id": workload.worker_id,
+            "ended": is_ended(workload.status.state),
+            "create_time_ns": workload.create_time.ToNanoseconds(),
+            "record": workload.SerializeToString(),
+        },
+    )
+
+
+def command_row(stored: StoredCommand) -> Row:
+    """A command's row."""
+    command = stored.command
+    return Row(
+        schema.commands,
+        {
+            "command_id": command.command_id,
+            "request_id": command.request_id or None,
+            "workload_id": command.workload_id,
+            "worker_id": command.worker_id,
+            "instance_id": stored.instance_id,
+            "accepted": stored.accepted,
+            "cancel_requested": stored.cancel_requested,
+            "ended": is_terminal(command.state),
+            "create_time_ns": command.create_time.ToNanoseconds(),
+            "record": command.SerializeToString(),
+        },
+    )
+
+
+def event_row(event: Event) -> Row:
+    """An event's row."""
+    return Row(
+        schema.events,
+        {
+            "event_id": event.event_id,
+            "worker_id": event.worker_id,
+            "workload_id": event.workload_id,
+            "create_time_ns": event.time.ToNanoseconds(),
+            "record": event.SerializeToString(),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    rows: Sequence[Change]
+    done: "asyncio.Future[None]"
+
+
+@final
+class Store:
+    """The store. Open it with :meth:`open`, and close it to let the writer finish."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opened_s = time.monotonic()
+        self._served_before_s = _served_s(database)
+        self._told_damage: set[tuple[str, str]] = set()
+        """Table and key of the damaged rows that the log has."""
+        self._waiting: list[_Write] = []
+        """What the next batch has, in order."""
+        self._is_taken = False
+        """Whether a batch is under way, or will be at the end of this turn of the loop."""
+        self._batches: queue.SimpleQueue[tuple[list[_Write], asyncio.AbstractEventLoop | None]] = (
+            queue.SimpleQueue()
+        )
+        """For the writer, each with the loop that waits for it. Without a loop it is the last."""
+        self._readers = ThreadPoolExecutor(READERS, "store-reader")
+        self._writer = threading.Thread(target=self._write_batches, name="store-writer")
+        self._writer.start()
+
+    @classmethod
+    def open(cls, database: str) -> "Store":
+        """Opens the database for this coordinator alone, brings its tables up to date, and starts the writer.
+
+        Args:
+            database: Path of a SQLite file, or a URL of SQLAlchemy.
+
+        Raises:
+            StartError: It can't be opened or written, or another coordinator has it.
+        """
+        opened = Database.open(database)
+        try:
+            return cls(opened)
+        except (sa.exc.SQLAlchemyError, FleetError) as error:
+            opened.close()
+            raise unusable(database, str(getattr(error, "orig", None) or error).splitlines()[0]) from error
+
+    async def write(self, *rows: Change) -> None:
+        """Writes or deletes the rows in one transaction, and returns once they are on disk.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, nothing was written.
+        """
+        if len(self._waiting) >= QUEUE_LIMIT:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                f"{QUEUE_LIMIT} writes wait for the store's disk: try again later",
+            )
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._waiting.append(_Write(rows, done))
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._hand_over, loop, 0)
+        await done  # a caller that goes away cancels this, and not the write
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int = 1) -> None:
+        """Has the writer commit what waits, once a turn of the loop adds nothing to it.
+
+        Args:
+            loop: The loop.
+            seen: How many writes waited at the turn before.
+            turns: How many turns have passed.
+        """
+        if turns < TURN_LIMIT and seen < len(self._waiting) < BATCH_LIMIT:
+            loop.call_soon(self._hand_over, loop, len(self._waiting), turns + 1)
+            return
+        batch, self._waiting = self._waiting[:BATCH_LIMIT], self._waiting[BATCH_LIMIT:]
+        self._batches.put((batch, loop))
+
+    def _answer(
+        self, answers: Sequence[tuple[_Write, FleetError | None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Tells those who wait for a batch, and has the next one committed after what they do at once."""
+        for write, error in answers:
+            if write.done.done():  # its caller has gone
+                continue
+            if error is None:
+                write.done.set_result(None)
+            else:
+                write.done.set_exception(error)
+        self._is_taken = bool(self._waiting)
+        if self._is_taken:
+            loop.call_soon(self._hand_over, loop, 0)
+
+    @property
+    def served_s(self) -> int:
+        """For how many seconds the store has been served in all, as long as somebody writes now and then."""
+        return self._served_before_s + int(time.monotonic() - self._opened_s)
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._batches.put((self._waiting, None))
+        self._writer.join()
+        self._readers.shutdown()
+        self._database.close()
+
+    def _write_batches(self) -> None:
+        loop: asyncio.AbstractEventLoop | None
+        while True:
+            batch, loop = self._batches.get()
+            answers = self._commit(batch) if batch else []
+            if loop is None:
+                return
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(self._answer, answers, loop)
+
+    def _commit(self, batch: list[_Write]) -> list[tuple[_Write, FleetError | None]]:
+        """Commits the writes, one by one where they can't be committed together, and says which failed."""
+        try:
+            with self._database.write() as connection:
+                _apply(connection, (row for write in batch for row in write.rows), self.served_s)
+        except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
+            # The last three: a value that the database has no room for, which its driver refuses itself.
+            if len(batch) == 1 or _is_locked(error):
+                logger.error("the store can't be written: %s", error)
+                return [(write, _unavailable("written")) for write in batch]
+        except Exception:  # without this thread every write would wait for ever
+            if len(batch) == 1:
+                logger.exception("a write to the store failed")
+                return [(batch[0], _unavailable("written"))]
+        else:
+            return [(write, None) for write in batch]
+        return [answer for write in batch for answer in self._commit([write])]
+
+    async def _read(self, query: Callable[[sa.Connection], Found]) -> Found:
+        def run() -> Found:
+            with self._database.read() as connection:
+                return query(connection)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+        except sa.exc.SQLAlchemyError as error:
+            logger.error("the store can't be read: %s", error)
+            raise _unavailable("read") from error
+
+    async def _select(self, statement: sa.Select[Any]) -> list[Any]:
+        return await self._read(lambda connection: list(connection.execute(statement)))
+
+    async def used_bytes(self) -> int | None:
+        """What the database holds. None: it is not SQLite's, and has a keeper of its own."""
+
+        def count(connection: sa.Connection) -> list[int]:
+            if connection.dialect.name != "sqlite":
+                return []
+            pragmas = ("page_count", "freelist_count", "page_size")
+            return [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() for pragma in pragmas]
+
+        found = await self._read(count)
+        return (found[0] - found[1]) * found[2] if found else None
+
+    async def ended_counts(self, tables: Sequence[sa.Table]) -> list[int]:
+        """How many rows of each table have ended. Read from an index, all of it."""
+
+        def count(connection: sa.Connection) -> list[int]:
+            return [connection.scalar(_count_ended(table)) or 0 for table in tables]
+
+        return await self._read(count)
+
+    async def workers(self) -> list[StoredWorker]:
+        """Every worker.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
+        rows = await self._select(sa.select(schema.workers))
+        return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
+
+    async def live_workloads(self) -> list[Workload]:
+        """Workloads that have not ended, oldest first.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
+        table = schema.workloads
+        rows = await self._select(_not_ended(table))
+        return [self._decode(Workload, table, row) for row in rows]
+
+    async def open_commands(self) -> list[StoredCommand]:
+        """Commands that have not ended, oldest first.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+        """
+        table = schema.commands
+        rows = await self._select(_not_ended(table))
+        return [
+            StoredCommand(
+                self._decode(Command, table, row), row.instance_id, row.accepted, row.cancel_requested
+            )
+            for row in rows
+        ]
+
+    async def find_workload(self, id_or_name: str) -> Workload | None:
+        """The workload with this id, or the newest with this name.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
+        table = schema.workloads
+        rows = await self._select(
+            sa.select(table)
+            .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
+            .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
+            .limit(1)
+        )
+        return self._decode(Workload, table, rows[0]) if rows else None
+
+    async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
+        """The workloads with these ids. Damaged rows are left out: their worker's report replaces them."""
+        table = schema.workloads
+        found: list[Workload | None] = []
+        for first in range(0, len(workload_ids), KEY_LIMIT):
+            keys = workload_ids[first : first + KEY_LIMIT]
+            rows = await self._select(sa.select(table).where(table.c.workload_id.in_(keys)))
+            found += [self._decode_if_whole(Workload, table, row) for row in rows]
+        return [workload for workload in found if workload is not None]
+
+    async def find_command(self, command_id: str) -> Command | None:
+        """The command with this id.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
+        return await self._one_command(schema.commands.c.command_id == command_id)
+
+    async def find_request(self, request_id: str) -> Command | None:
+        """The command that a request created.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+        """
+        return await self._one_command(schema.commands.c.request_id == request_id)
+
+    async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
+        rows = await self._select(sa.select(schema.commands).where(condition))
+        return self._decode(Command, schema.commands, rows[0]) if rows else None
+
+    async def list_workloads(
+        self, *, include_ended: bool, worker_id: str | None, offset: int, size: int
+    ) -> Page[Workload]:
+        """A page of workloads, newest first."""
+        table = schema.workloads
+        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
+        if not include_ended:
+            statement = statement.where(~table.c.ended)
+        if worker_id is not None:
+            statement = statement.where(table.c.worker_id == worker_id)
+        return await self._page(Workload, table, statement, offset, size)
+
+    async def list_commands(self, *, workload_id: str | None, offset: int, size: int) -> Page[Command]:
+        """A page of commands, newest first."""
+        table = schema.commands
+        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.command_id)
+        if workload_id is not None:
+            statement = statement.where(table.c.workload_id == workload_id)
+        return await self._page(Command, table, statement, offset, size)
+
+    async def list_events(
+        self, *, worker_id: str | None, workload_id: str | None, offset: int, size: int
+    ) -> Page[Event]:
+        """A page of events, newest first."""
+        table = schema.events
+        statement = sa.select(table).order_by(table.c.event_id.desc())
+        if worker_id is not None:
+            statement = statement.where(table.c.worker_id == worker_id)
+        if workload_id is not None:
+            statement = statement.where(table.c.workload_id == workload_id)
+        return await self._page(Event, table, statement, offset, size)
+
+    async def _page(
+        self, kind: type[Record], table: sa.Table, statement: sa.Select[Any], offset: int, size: int
+    ) -> Page[Record]:
+        """A page of as many rows as fit into an answer, one at least. Others are neither read nor parsed."""
+
+        def read(connection: sa.Connection) -> Page[Record]:
+            items: list[Record | None] = []
+            used_bytes = 0
+            with connection.execute(statement.offset(offset).limit(size + 1)) as rows:
+                for row in rows:
+                    used_bytes += len(row.record) if isinstance(row.record, bytes) else 0
+                    if len(items) == size or (items and used_bytes > PAGE_LIMIT_BYTES):
+                        return Page(items, more=True)
+                    items.append(self._decode_if_whole(kind, table, row))
+            return Page(items, more=False)
+
+        return await self._read(read)
+
+    def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
+        """A row's record. None: the row is damaged, which the log says once."""
+        try:
+            return self._decode(kind, table, row)
+        except FleetError:
+            return None
+
+    def _decode(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record:
+        """A row's record.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+        """
+        try:
+            if is_whole(table, row._mapping):
+                return kind.FromString(row.hello if table is schema.workers else row.record)
+        except DecodeError:
+            pass
+        error = _damaged(table, row)
+        told = (error.metadata["table"], error.metadata["key"])
+        if told not in self._told_damage and len(self._told_damage) < TOLD_LIMIT:
+            self._told_damage.add(told)
+            logger.error("%s; lists leave it out", error.message)
+        raise error
+
+
+def _count_ended(table: sa.Table) -> sa.Select[int]:
+    return sa.select(sa.func.count()).select_from(table).where(table.c.served_s.is_not(None))
+
+
+def _not_ended(table: sa.Table) -> sa.Select[Any]:
+    """Rows that have not ended by either of two columns, oldest first.
+
+    With one of the columns alone, a bit of it would hide a running workload or an open command.
+    """
+    is_open = sa.or_(~table.c.ended, table.c.served_s.is_(None))
+    return sa.select(table).where(is_open).order_by(table.c.create_time_ns)
+
+
+def _damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
+    (key,) = table.primary_key.columns
+    shown = ascii(row._mapping[key.name])[:KEY_SHOWN]
+    return FleetError(
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        f"row {shown} of table {table.name} in the coordinator's store is damaged: check the disk, then put "
+        "a backup of the store in place, or delete the row",
+        table=table.name,
+        key=shown,
+    )
+
+
+def _is_locked(error: Exception) -> bool:
+    """Whether another process holds the SQLite file. Each further try would wait for 10 s."""
+    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _unavailable(done: str) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        f"the coordinator's store can't be {done}: look at its log and at the disk",
+    )
+
+
+def _served_s(database: Database) -> int:
+    """For how long the store had been served when it was last written.
+
+    Raises:
+        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+    """
+    with database.read() as connection:
+        row = connection.execute(sa.select(schema.clock)).first()
+    if row is None:
+        return 0
+    if not is_whole(schema.clock, row._mapping):
+        raise _damaged(schema.clock, row)
+    return row.served_s or 0
+
+
+def _apply(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
+    """Makes the changes, those of one key in their order. Rows of one table are one statement."""
+    rows: dict[sa.Table, list[dict[str, Any]]] = {}
+    for change in changes:
+        if isinstance(change, Row):
+            rows.setdefault(change.table, []).append(_whole(change, served_s))
+            continue
+        _put(connection, rows)
+        if isinstance(change, OldRows):
+            _delete(connection, change, served_s)
+        else:
+            (column,) = change.table.primary_key.columns
+            connection.execute(sa.delete(change.table).where(column == change.key))
+    _put(connection, rows)
+
+
+def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) -> None:
+    """Writes the rows, and takes them away."""
+    for table, of_table in rows.items():
+        schema.put_rows(connection, table, of_table)
+    rows.clear()
+
+
+def _whole(row: Row, served_s: int) -> dict[str, Any]:
+    """The values of a row, with its digest."""
+    values = dict(row.values)
+    if "served_s" in row.table.columns:
+        values["served_s"] = served_s if values.get("ended", True) else None
+    values[COLUMN] = row_digest(row.table, values)
+    return values
+
+
+def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
+    (key,) = rows.table.primary_key.columns
+    old_keys = _old_keys(rows, served_s).limit(DELETE_LIMIT)
+    connection.execute(sa.delete(rows.table).where(key.in_(old_keys)))
+
+
+def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
+    """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
+    (key,) = rows.table.primary_key.columns
+    column = rows.table.c.served_s
+    return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)

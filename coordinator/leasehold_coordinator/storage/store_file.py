@@ -1,0 +1,235 @@
+"""The SQLite file under a store: taken for one coordinator alone, and refused where it has lost commits."""
+
+import fcntl
+import logging
+import os
+import sqlite3
+import stat
+import time
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, final
+
+import sqlalchemy as sa
+
+from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.storage.commit_seal import CommitSeal
+from leasehold_coordinator.storage.schema import commits, put_rows
+
+logger = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S: Final = 10
+
+LOG_LIMIT_BYTES: Final = 64 * 2**20
+"""What the write-ahead log may hold before it is emptied even while others read."""
+
+LOG_INTERVAL_S: Final = 10.0
+"""Between two tries to empty it."""
+
+LOG_WAIT_S: Final = 1.0
+"""How long a try waits for those who read. Nothing is written meanwhile."""
+
+IN_USE: Final = "another coordinator uses it"
+
+NO_NUMBER: Final = "its table commits is damaged: the number of the last commit is no number"
+
+
+@final
+@dataclass(slots=True)
+class StoreFile:
+    """The SQLite file of a store, taken for this process alone.
+
+    Attributes:
+        path: The file, without links.
+        lock: It again, with the lock on it.
+        seal: The number of its last commit, in a file apart.
+        number: The same in the file itself.
+        found: Device and inode of the files that bear its names, once it is open.
+        shortened_s: When its write-ahead log was emptied last, by the monotonic clock of the host.
+    """
+
+    path: Path
+    lock: IO[bytes]
+    seal: CommitSeal
+    number: int
+    found: list[tuple[int, int]] = field(default_factory=list)
+    shortened_s: float = -LOG_INTERVAL_S
+
+    def identify(self) -> list[tuple[int, int]]:
+        """Which files bear its names now.
+
+        Raises:
+            OSError: One of them is gone.
+        """
+        return [
+            (one.st_dev, one.st_ino)
+            for one in (os.stat(f"{self.path}{suffix}") for suffix in ("", "-wal", "-seal"))
+        ]
+
+    def require_in_place(self) -> None:
+        """Refuses to write into files that the next start would not find.
+
+        Raises:
+            SQLAlchemyError: One of them was deleted or replaced.
+        """
+        try:
+            moved = self.identify() != self.found
+        except OSError:
+            moved = True
+        if moved:
+            raise sa.exc.InvalidRequestError(f"{self.path.name} or a file beside it was deleted or replaced")
+
+    def count(self, connection: sa.Connection) -> int:
+        """Counts a commit within it, and returns its number.
+
+        Raises:
+            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it.
+        """
+        if self.seal.number != self.number:
+            try:
+                self.seal.write(self.number)
+            except OSError as error:
+                raise sa.exc.InvalidRequestError(f"{self.path.name}-seal: {error.strerror}") from error
+        put_rows(connection, commits, [{"commits_id": "store", "number": self.number + 1}])
+        return self.number + 1
+
+    def keep(self, number: int) -> None:
+        """Keeps the number of a commit. Where that fails the commit holds, and the next waits for it."""
+        self.number = number
+        try:
+            self.seal.write(number)
+        except OSError as error:
+            logger.error("the number of a commit can't be kept beside the store: %s", error.strerror)
+
+    def shorten_log(self, connection: sa.Connection) -> None:
+        """Empties the write-ahead log where it has become long, between two transactions.
+
+        SQLite does that by itself only at a moment when nobody reads, which may never come.
+
+        Raises:
+            sqlite3.Error: The disk refuses it.
+        """
+        now = time.monotonic()
+        if now - self.shortened_s < LOG_INTERVAL_S or _size(f"{self.path}-wal") <= LOG_LIMIT_BYTES:
+            return
+        self.shortened_s = now
+        with closing(connection.connection.cursor()) as cursor:  # SQLAlchemy would begin a transaction
+            cursor.execute(f"PRAGMA busy_timeout={LOG_WAIT_S * 1000:.0f}")
+            try:
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_S * 1000}")
+
+    def close(self) -> None:
+        """Closes it."""
+        self.seal.close()
+        self.lock.close()
+
+
+def open_file(path: Path) -> StoreFile:
+    """Takes the file of a store, and looks whether it has lost commits.
+
+    Raises:
+        StartError: It can't be used, or has.
+    """
+    with ExitStack() as undone:
+        lock = undone.enter_context(_take_file(path))
+        path = path.resolve()
+        beside = path.with_name(f"{path.name}-seal")
+        try:
+            seal = undone.enter_context(closing(CommitSeal(beside)))
+        except OSError as error:
+            raise unusable(beside, error.strerror) from error
+        try:
+            number = _last_commit(path)
+        except sqlite3.Error as error:
+            raise unusable(path, str(error)) from error
+        if number < seal.number:
+            raise StartError(
+                f"the store {path} has lost commits: it ends at number {number}, and {beside.name} says "
+                f"{seal.number}. Its disk is damaged, or it is an old copy: put a newer one in its place, or "
+                f"delete {beside} to serve what is left"
+            )
+        undone.pop_all()
+        return StoreFile(path, lock, seal, number)
+
+
+def _size(path: str) -> int:
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_size
+    return 0
+
+
+def _last_commit(path: Path) -> int:
+    """The number of a store's last commit; 0 for a new one.
+
+    Nothing is changed: a connection that may write would drop the rest of a damaged log.
+
+    Raises:
+        sqlite3.Error: It can't be read.
+    """
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as reader:
+        is_counted = reader.execute("SELECT count(*) FROM sqlite_master WHERE name = 'commits'").fetchone()[0]
+        found = reader.execute("SELECT number FROM commits").fetchone() if is_counted else None
+        if found and not isinstance(found[0], int):
+            raise sqlite3.DataError(NO_NUMBER)
+        return found[0] if found else 0
+
+
+def _take_file(path: Path) -> IO[bytes]:
+    """Takes the file of a store for this process alone, and keeps everybody else from reading it.
+
+    The lock is on the file itself, whatever its name: two coordinators on one store would give out the same
+    epochs. It is flock(2), which SQLite's own locks do not touch. The file is closed last, since a close
+    releases SQLite's locks.
+
+    Raises:
+        StartError: It can't be made or locked, or others may change it.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise unusable(path, error.strerror) from error
+    file = os.fdopen(descriptor, "rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _check_file(path, os.fstat(descriptor))
+        os.fchmod(descriptor, 0o600)
+        for suffix in ("-wal", "-shm"):  # an older release made them readable
+            with suppress(FileNotFoundError):
+                Path(f"{path.resolve()}{suffix}").chmod(0o600)
+    except BlockingIOError:
+        file.close()
+        raise unusable(path, IN_USE) from None
+    except OSError as error:
+        file.close()
+        raise unusable(path, error.strerror) from error
+    except StartError:
+        file.close()
+        raise
+    return file
+
+
+def _check_folder(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise unusable(folder, f"the directory belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        raise unusable(folder, "other users may write to the directory (chmod go-w)")
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise unusable(path, "it is not a regular file")
+    if found.st_uid != os.geteuid():
+        raise unusable(path, f"it belongs to user {found.st_uid}")
+    if found.st_nlink != 1:  # SQLite would look for its journal under one name only
+        raise unusable(path, f"it has {found.st_nlink} names (hard links); keep one of them")
+
+
+def unusable(database: str | Path, why: str | None) -> StartError:
+    """The refusal to start with a database."""
+    return StartError(f"the database {database} can't be used: {why}; choose another with --database")

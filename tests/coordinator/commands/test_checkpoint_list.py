@@ -1,0 +1,363 @@
+"""Checkpoints: asked of every worker, made and deleted by commands, and begun with."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import grpc
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1.checkpoint_pb2 import CHECKPOINT_KIND_APPLICATION, Checkpoint
+from leasehold.v1.command_pb2 import (
+    CheckpointOperation,
+    Command,
+    DeleteCheckpointsOperation,
+    Operation,
+    RestoreOperation,
+    SuspendOperation,
+)
+from leasehold.v1.errors_pb2 import Error
+from leasehold.v1.fleet_pb2 import (
+    CheckpointWorkloadRequest,
+    CreateWorkloadRequest,
+    CreateWorkloadResponse,
+    DeleteCheckpointsRequest,
+    GetWorkerRequest,
+    ListCheckpointsRequest,
+    ListCheckpointsResponse,
+    ListCommandsRequest,
+    PlanRequest,
+    RestoreWorkloadRequest,
+)
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.worker_session_pb2 import (
+    CheckpointAnswer,
+    ConnectRequest,
+    PlanAnswer,
+    WorkerLoad,
+    WorkloadEvent,
+)
+from leasehold.v1.workload_pb2 import EvictionPolicy, Workload, WorkloadSpec
+
+from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.fleet.test_event_log import listed
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import state_of, until
+
+Code = grpc.StatusCode
+CHECKPOINTED, STOPPED, SLEEPING = (
+    workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
+    workload_pb2.WORKLOAD_STATE_STOPPED,
+    workload_pb2.WORKLOAD_STATE_SLEEPING,
+)
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    """For calls that wait while the test plays the workers."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def made(checkpoint_id: str, seconds: int = 1, **fields: object) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=checkpoint_id,
+        kind=CHECKPOINT_KIND_APPLICATION,
+        create_time=Timestamp(seconds=seconds),
+        **fields,  # type: ignore[arg-type]  # fields by name
+    )
+
+
+def ask(
+    coordinator: CoordinatorProcess, aside: ThreadPoolExecutor, **fields: str
+) -> Future[ListCheckpointsResponse]:
+    request = ListCheckpointsRequest(**fields)
+    return aside.submit(lambda: coordinator.workloads.ListCheckpoints(request, timeout=20))
+
+
+def ids(response: ListCheckpointsResponse) -> list[str]:
+    return [one.checkpoint_id for one in response.checkpoints]
+
+
+def tell(worker: ScriptedWorker, workload: Workload) -> None:
+    worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=workload)))
+
+
+def delete(coordinator: CoordinatorProcess, *checkpoint_ids: str, worker: str = "alpha") -> Command:
+    operation = DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=True)
+    request = DeleteCheckpointsRequest(request_id="r-1", worker=worker, operation=operation)
+    return coordinator.workloads.DeleteCheckpoints(request).command
+
+
+def test_workers_are_asked_at_once_and_the_newest_come_first(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+    asked = ask(coordinator, aside)
+    # Each is asked before any has answered.
+    beta.wait(lambda frame: frame.HasField("checkpoint_query"))
+    first = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-4", 4), made("k-2", 2)]))
+    beta.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3, worker_id="another")]))
+    response = asked.result(20)
+    assert ids(response) == ["k-4", "k-3", "k-2"]
+    assert [one.worker_id for one in response.checkpoints] == ["worker-alpha", "worker-beta", "worker-alpha"]
+    assert not response.unreachable
+    assert (first.workload_id, first.after_checkpoint_id) == ("", "")
+
+
+def test_long_lists_come_page_by_page(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    asked = ask(coordinator, aside, worker="worker-alpha")
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3), made("k-2", 2)], more=True))
+    second = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1", 1)], more=True), 1)
+    third = worker.answer_checkpoints(CheckpointAnswer(more=True), 2)  # it promises more, and has none
+    assert ids(asked.result(20)) == ["k-3", "k-2", "k-1"]
+    assert (second.after_checkpoint_id, third.after_checkpoint_id) == ("k-2", "k-1")
+
+
+def test_a_list_that_begins_anew_has_each_once(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    asked = ask(coordinator, aside, worker="worker-alpha")
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3), made("k-2", 2)], more=True))
+    # k-2 was deleted meanwhile.
+    again = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-3", 3)], more=True), 1)
+    last = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1", 1)]), 2)
+    assert ids(asked.result(20)) == ["k-3", "k-2", "k-1"]
+    assert (again.after_checkpoint_id, last.after_checkpoint_id) == ("k-2", "k-3")
+
+
+def test_more_than_an_answer_holds_is_cut_off(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    asked = ask(coordinator, aside)
+    for page in range(18):  # the worker is not asked for more than the answer holds, whatever it has
+        large = [made(f"k-{page}-{one}", 9999 - page, custom={"what": "x" * 40_000}) for one in range(5)]
+        worker.answer_checkpoints(CheckpointAnswer(checkpoints=large, more=True), page)
+    found = asked.result(20)
+    assert ids(found)[0] == "k-0-0"
+    assert 3_000_000 < found.ByteSize() < 2**22
+
+
+def test_one_worker_and_one_workload_go_by_their_names(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    beta = coordinator.connect(make_hello("beta", gpus=0))
+    beta.welcome()
+    one = start(coordinator, worker)
+    tell(worker, reported(one, workload_pb2.WORKLOAD_STATE_EXITED, 9))
+    until(lambda: state_of(coordinator) == workload_pb2.WORKLOAD_STATE_EXITED)
+    asked = ask(coordinator, aside, worker="alpha", workload="one")
+    query = worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1")]))
+    assert query.workload_id == one.workload_id
+    assert ids(asked.result(20)) == ["k-1"]
+    assert not any(frame.HasField("checkpoint_query") for frame in beta.frames)
+    calls = coordinator.workloads
+    assert refusal(lambda: calls.ListCheckpoints(ListCheckpointsRequest(worker="nobody"))) == (
+        Code.NOT_FOUND,
+        "UNKNOWN_WORKER",
+    )
+    assert refusal(lambda: calls.ListCheckpoints(ListCheckpointsRequest(workload="nobody"))) == (
+        Code.NOT_FOUND,
+        "UNKNOWN_WORKLOAD",
+    )
+
+
+@pytest.mark.long
+def test_who_did_not_say_is_named(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    for name in ("beta", "gamma", "delta"):
+        coordinator.connect(make_hello(name)).welcome()
+    beta, gamma, delta = coordinator.workers[1:]
+    asked = ask(coordinator, aside)
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1")]))
+    unreadable = Error(reason=errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, message="the disk is gone")
+    beta.answer_checkpoints(CheckpointAnswer(error=unreadable))
+    gamma.wait(lambda frame: frame.HasField("checkpoint_query"))
+    gamma.close()
+    delta.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-2")], more=True))  # and never its rest
+    response = asked.result(20)
+    assert ids(response) == ["k-1"]
+    assert sorted(response.unreachable) == ["worker-beta", "worker-delta", "worker-gamma"]
+    assert "the disk is gone" in coordinator.log()
+    again = ask(coordinator, aside, worker="gamma")
+    assert again.result(20) == ListCheckpointsResponse(unreachable=["worker-gamma"])
+
+
+def test_a_running_workload_is_checkpointed(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    one = start(coordinator, worker)
+    calls = coordinator.workloads
+    planned = aside.submit(
+        lambda: calls.CheckpointWorkload(
+            CheckpointWorkloadRequest(workload="one", validate_only=True), timeout=20
+        )
+    )
+    query = worker.answer_plan(PlanAnswer(plan=Plan()))
+    assert query.operation == Operation(checkpoint=CheckpointOperation())
+    assert not planned.result(20).HasField("command")
+    plan = aside.submit(
+        lambda: calls.Plan(PlanRequest(workload="one", operation=query.operation), timeout=20).plan
+    )
+    worker.answer_plan(PlanAnswer(plan=Plan(steps=["save"])), 1)
+    assert list(plan.result(20).steps) == ["save"]
+    request = CheckpointWorkloadRequest(request_id="r-1", workload="one")
+    command = calls.CheckpointWorkload(request).command
+    assert calls.CheckpointWorkload(request).command.command_id == command.command_id
+    assert (command.workload_id, command.timeout.seconds) == (one.workload_id, 600)
+    assert refusal(lambda: suspend(coordinator))[1] == "WORKLOAD_BUSY"
+    assert worker.succeed("checkpoint", reported(one, CHECKPOINTED, 2)) == command.command_id
+    until(lambda: state_of(coordinator) == CHECKPOINTED)
+    assert refusal(lambda: calls.CheckpointWorkload(CheckpointWorkloadRequest(workload="one"))) == (
+        Code.FAILED_PRECONDITION,
+        "WRONG_STATE",
+    )
+    assert "checkpoint of one is SUCCEEDED" in [event.message for event in listed(coordinator)]
+
+
+def test_checkpoints_are_deleted_by_their_worker(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    command = delete(coordinator, "k-1", "k-2")
+    assert delete(coordinator, "k-1", "k-2").command_id == command.command_id
+    sent = worker.command("delete_checkpoints").command
+    assert list(sent.operation.delete_checkpoints.checkpoint_ids) == ["k-1", "k-2"]
+    assert sent.operation.delete_checkpoints.force
+    assert (sent.worker_id, sent.workload_id) == ("worker-alpha", "")
+    assert worker.succeed("delete_checkpoints") == command.command_id
+    told = [event.message for event in listed(coordinator)]
+    assert "delete checkpoints of worker alpha is SUCCEEDED" in told
+    calls = coordinator.workloads
+    assert refusal(lambda: calls.DeleteCheckpoints(DeleteCheckpointsRequest(worker="alpha"))) == (
+        Code.INVALID_ARGUMENT,
+        "INVALID_ARGUMENT",
+    )
+    twice = DeleteCheckpointsOperation(checkpoint_ids=["k-1", "k-2", "k-1"])
+    with pytest.raises(grpc.RpcError, match="named twice"):
+        calls.DeleteCheckpoints(DeleteCheckpointsRequest(worker="alpha", operation=twice))
+    operation = DeleteCheckpointsOperation(checkpoint_ids=["k-1"])
+    nobody = DeleteCheckpointsRequest(worker="nobody", operation=operation)
+    assert refusal(lambda: calls.DeleteCheckpoints(nobody)) == (Code.NOT_FOUND, "UNKNOWN_WORKER")
+
+
+def test_who_is_parked_in_any_way_is_woken_parked_harder_or_stopped(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    for name, state in (("one", SLEEPING), ("two", STOPPED)):
+        parked = start(coordinator, worker, name)
+        tell(worker, reported(parked, state, 2))
+        until(lambda name=name, state=state: state_of(coordinator, name) == state)  # type: ignore[misc]
+    policy = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
+    suspend(coordinator, operation=SuspendOperation(policy=policy))
+    assert worker.command("suspend").command.operation.suspend.policy == policy
+    operation = RestoreOperation(checkpoint_id="k-1")
+    request = RestoreWorkloadRequest(workload="two", operation=operation)
+    coordinator.workloads.RestoreWorkload(request)
+    assert worker.command("restore").command.operation.restore.checkpoint_id == "k-1"
+    # What is stopped has no GPUs that it comes back to: as many as its spec says are spoken for.
+    third = CreateWorkloadRequest(spec=WorkloadSpec(arguments=["program"]))
+    third.spec.resources.gpu_count = 2
+    assert refusal(lambda: coordinator.workloads.CreateWorkload(third))[1] == "NO_FREE_GPU"
+
+
+def test_what_is_on_disk_survives_the_reboot_of_its_host(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    image, stopped = start(coordinator, worker), start(coordinator, worker, "two")
+    workloads = [reported(image, CHECKPOINTED, 2), reported(stopped, STOPPED, 2)]
+    for parked in workloads:
+        tell(worker, parked)
+    until(lambda: [state_of(coordinator), state_of(coordinator, "two")] == [CHECKPOINTED, STOPPED])
+    worker.close()
+    back = coordinator.connect(make_hello(boot_id="boot-2", instance_id="i-2", workloads=workloads))
+    back.welcome()
+    assert [state_of(coordinator), state_of(coordinator, "two")] == [CHECKPOINTED, STOPPED]
+    known = GetWorkerRequest(worker="alpha")
+    assert coordinator.fleet.GetWorker(known).worker.free_gpu_count == 2
+    assert refusal(lambda: start(coordinator, back, "two"))[1] == "WORKLOAD_EXISTS"
+
+
+def create(
+    coordinator: CoordinatorProcess, aside: ThreadPoolExecutor, **fields: object
+) -> Future[CreateWorkloadResponse]:
+    request = CreateWorkloadRequest(spec=SPEC, checkpoint_id="k-1", **fields)  # type: ignore[arg-type]
+    return aside.submit(lambda: coordinator.workloads.CreateWorkload(request, timeout=20))
+
+
+def test_a_workload_begins_where_its_checkpoint_is(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    beta = coordinator.connect(make_hello("beta", gpus=8))
+    beta.welcome()
+    asked = create(coordinator, aside, request_id="r-1")
+    beta.wait(lambda frame: frame.HasField("checkpoint_query"))
+    # Nothing else waits for the answers.
+    coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC, worker="beta"))
+    beta.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-2")]))
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1")]))
+    created = asked.result(20)
+    assert created.workload.worker_id == "worker-alpha"
+    assert worker.command("run").command.operation.run.checkpoint_id == "k-1"
+    assert create(coordinator, aside, request_id="r-1").result(20).command.command_id == (
+        created.command.command_id
+    )
+    queries = [frame for frame in worker.frames if frame.HasField("checkpoint_query")]
+    assert len(queries) == 1
+
+
+def test_of_several_that_have_a_checkpoint_one_with_room_is_chosen(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    for name in ("beta", "gamma"):
+        coordinator.connect(make_hello(name, gpus=1)).welcome()
+    beta, gamma = coordinator.workers[1:]
+    leased = [GpuLease(gpu_uuid="GPU-beta-0", state=lease_pb2.SLOT_STATE_LEASED)]
+    beta.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=leased)))
+    known = GetWorkerRequest(worker="beta")
+    until(lambda: coordinator.fleet.GetWorker(known).worker.free_gpu_count == 0)
+    for number in range(2):
+        asked = create(coordinator, aside)
+        worker.answer_checkpoints(CheckpointAnswer(), number)
+        beta.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-1")]), number)
+        having = CheckpointAnswer(checkpoints=[made("k-1")] if not number else [])
+        gamma.answer_checkpoints(having, number)
+        if not number:
+            assert asked.result(20).workload.worker_id == "worker-gamma"
+            continue
+        with pytest.raises(grpc.RpcError, match="1 GPU is wanted; beta: 1 GPU, 1 leased"):
+            asked.result(20)
+
+
+def test_a_checkpoint_that_nobody_has(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+
+    asked = create(coordinator, aside)
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[made("k-2")]))
+    beta.answer_checkpoints(CheckpointAnswer(error=Error(message="no disk")))
+    with pytest.raises(grpc.RpcError, match=r"has the checkpoint 'k-1' \(beta could not be asked\)"):
+        asked.result(20)
+    assert refusal(lambda: asked.result(20)) == (Code.NOT_FOUND, "UNKNOWN_CHECKPOINT")
+    assert not coordinator.commands.ListCommands(ListCommandsRequest()).commands
+
+
+def test_a_worker_that_is_named_looks_itself(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    calls: list[Callable[[], CreateWorkloadResponse]] = [
+        lambda: coordinator.workloads.CreateWorkload(
+            CreateWorkloadRequest(spec=SPEC, checkpoint_id="k-1", worker="alpha")
+        ),
+        lambda: coordinator.workloads.CreateWorkload(
+            CreateWorkloadRequest(spec=SPEC, checkpoint_id="k-1", gpu_uuids=["GPU-alpha-1"])
+        ),
+    ]
+    for call in calls:
+        assert call().command.operation.run.checkpoint_id == "k-1"
+    assert not any(frame.HasField("checkpoint_query") for frame in worker.frames)

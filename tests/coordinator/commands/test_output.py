@@ -1,0 +1,120 @@
+"""Readers of output share their worker's link, and take nothing from others when they have gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import workload_pb2
+from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
+from leasehold.v1.worker_session_pb2 import OutputChunk, PlanAnswer, PlanQuery, ReadOutput
+from leasehold_coordinator.commands.output import ROUND_S, read_output
+from leasehold_coordinator.fleet.session import FOLLOW_PLACES
+from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
+
+from tests.coordinator.api.test_command_service import refusal, start
+from tests.coordinator.bench import Bench, on_bench, workload
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker
+
+RUNNING = workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1)
+
+
+def reads(bench: Bench) -> list[ReadOutput]:
+    return [frame.read_output for frame in bench.sent() if frame.HasField("read_output")]
+
+
+async def first(output: AsyncIterator[ReadWorkloadOutputResponse]) -> bytes:
+    return (await anext(output)).data
+
+
+def follow(bench: Bench, count: int) -> list[asyncio.Task[bytes]]:
+    return [
+        asyncio.create_task(first(read_output(bench.fleet, RUNNING, 0, follow=True))) for _ in range(count)
+    ]
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_many_followers_hold_up_neither_readers_nor_plans(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        followers = follow(bench, 400)
+        await settled()
+        sent = reads(bench)
+        assert len(sent) == FOLLOW_PLACES
+        assert sum(one.limit_bytes for one in sent) <= 65_536
+        bench.session.answer_read(OutputChunk(read_id=sent[0].read_id))
+        await settled()
+        (turn,) = reads(bench)
+        assert turn.wait.ToTimedelta().total_seconds() <= ROUND_S, "others have their turn soon"
+        reader = asyncio.create_task(first(read_output(bench.fleet, RUNNING, 0, follow=False)))
+        planner = asyncio.create_task(bench.session.plan(PlanQuery(), 5))
+        await settled()
+        frames = bench.sent()
+        (read,) = [frame.read_output for frame in frames if frame.HasField("read_output")]
+        (query,) = [frame.plan_query for frame in frames if frame.HasField("plan_query")]
+        bench.session.answer_read(OutputChunk(read_id=read.read_id, data=b"all", end=True))
+        bench.session.answer_plan(PlanAnswer(plan_id=query.plan_id))
+        assert await reader == b"all"
+        await planner
+        for one in followers:
+            one.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+        assert not bench.fleet.readers
+        for request in [*sent, turn]:
+            bench.session.answer_read(OutputChunk(read_id=request.read_id))
+        await settled()
+        assert reads(bench) == [], "whoever has gone is asked for no more"
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_single_follower_waits_long_and_reads_much(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        (follower,) = follow(bench, 1)
+        await settled()
+        (sent,) = reads(bench)
+        assert (sent.limit_bytes, sent.wait.seconds) == (16_384, 10)
+        bench.session.answer_read(OutputChunk(read_id=sent.read_id, data=b"x"))
+        assert await follower == b"x"
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_question_that_was_sent_keeps_its_place_until_the_peer_is_done() -> None:
+    async def scenario() -> None:
+        questions: WorkerQueries[str] = WorkerQueries(1)
+        sent: list[str] = []
+        asker = asyncio.create_task(questions.ask(sent.append, 5))
+        await settled()
+        asker.cancel()
+        waiting = asyncio.create_task(questions.ask(sent.append, 5))
+        await settled()
+        assert len(sent) == 1, "the peer is still at the first"
+        with pytest.raises(UnansweredError):
+            await questions.ask(sent.append, 0.01)
+        questions.answer(sent[0], "late")
+        await settled()
+        questions.answer(sent[1], "yes")
+        assert await waiting == "yes"
+        last = asyncio.create_task(questions.ask(sent.append, 5))
+        behind = asyncio.create_task(questions.ask(sent.append, 5))
+        await settled()
+        questions.end()
+        results = await asyncio.gather(last, behind, return_exceptions=True)
+        assert [isinstance(one, UnansweredError) and one.ended for one in results] == [True, True]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("offset", [2**63, 2**64 - 1])
+def test_an_offset_that_no_file_has(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, offset: int
+) -> None:
+    start(coordinator, worker)
+    request = ReadWorkloadOutputRequest(workload="one", offset=offset)
+    assert refusal(lambda: list(coordinator.workloads.ReadWorkloadOutput(request)))[1] == "INVALID_ARGUMENT"
+    assert not any(frame.HasField("read_output") for frame in worker.frames)

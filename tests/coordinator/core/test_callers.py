@@ -1,0 +1,239 @@
+"""What is under way for each host, and that no host takes all of it."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+from leasehold.v1 import errors_pb2
+from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
+from leasehold_coordinator.api import session_service
+from leasehold_coordinator.core.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
+from leasehold_coordinator.errors import FleetError
+
+from tests.coordinator.api.test_command_service import refusal
+from tests.coordinator.bench import Bench, on_bench
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
+
+DEAF: Final = [
+    ("grpc.http2.lookahead_bytes", 5),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+"""Options of a client that lets a server send hardly anything, unless the client reads."""
+
+CONNECT = "/leasehold.v1.WorkerSessionService/Connect"
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [("ipv4:10.0.0.1:7400", "ipv4:10.0.0.1"), ("ipv6:%5B::1%5D:7400", "ipv6:%5B::1%5D"), ("", "")],
+)
+def test_a_host_has_many_ports(peer: str, host: str) -> None:
+    assert host_of(peer) == host
+
+
+def test_a_host_has_as_many_calls_as_are_free() -> None:
+    calls = CallLimits(10)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(calls.entered("ipv4:a:1"))
+        with pytest.raises(FleetError) as error, calls.entered("ipv4:a:2"):
+            pass
+        assert error.value.reason == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
+        for _ in range(3):
+            stack.enter_context(calls.entered("ipv4:b:1"))
+        with pytest.raises(FleetError), calls.entered("ipv4:b:1"):
+            pass
+    for _ in range(3):
+        with calls.entered("ipv4:a:1"):
+            pass
+
+
+def test_watches_are_bounded_and_their_places_taken_back(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    channels = [
+        grpc.insecure_channel(coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(6)
+    ]
+    calls = []
+    for number in range(STREAM_LIMIT // 2):
+        watch: grpc.UnaryStreamMultiCallable[WatchFleetRequest, bytes] = channels[number % 6].unary_stream(
+            "/leasehold.v1.FleetService/WatchFleet", WatchFleetRequest.SerializeToString
+        )
+        calls.append(watch(WatchFleetRequest(), timeout=60))
+        next(calls[-1])
+    assert refusal(lambda: next(coordinator.fleet.WatchFleet(WatchFleetRequest())))[1] == "TOO_MANY_CALLS"
+    assert coordinator.fleet.ListWorkers(ListWorkersRequest()).workers, "other calls have places of their own"
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        channel.close()
+    until(lambda: watches(coordinator))
+
+
+def watches(coordinator: CoordinatorProcess) -> bool:
+    call = coordinator.fleet.WatchFleet(WatchFleetRequest())
+    try:
+        return bool(next(call).worker.name)
+    except grpc.RpcError:
+        return False
+    finally:
+        call.cancel()
+
+
+def test_one_connection_has_a_bounded_number_of_streams(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """Calls without their message hold no place of others: the connection's own streams are used up first."""
+    over = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        over.wait(20)
+        yield from ()
+
+    with grpc.insecure_channel(
+        coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        hold: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+            "/leasehold.v1.FleetService/GetWorker"
+        )
+        held = [hold.future(never(), timeout=20) for _ in range(140)]
+        crowded: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/leasehold.v1.FleetService/ListWorkers"
+        )
+        with pytest.raises(grpc.RpcError):
+            crowded(b"", timeout=1)
+        assert coordinator.fleet.ListWorkers(ListWorkersRequest(), timeout=5).workers
+        for one in held:
+            one.cancel()
+        over.set()
+
+
+def test_pages_that_no_client_reads_are_bounded(coordinator: CoordinatorProcess) -> None:
+    """A client that never reads keeps the page of each list in the coordinator's memory."""
+    path = "/leasehold.v1.CommandService/ListCommands"
+    wanted = LIST_LIMIT // 2
+
+    async def scenario() -> list[grpc.StatusCode]:
+        async with grpc.aio.insecure_channel(coordinator.address, DEAF) as channel:
+            held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
+                channel.stream_unary(path)() for _ in range(LIST_LIMIT)
+            ]
+            ends = asyncio.as_completed([call.code() for call in held])
+            return [await next(ends) for _ in range(wanted)]
+
+    assert asyncio.run(scenario()) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * wanted
+
+
+BARE_PATHS: Final = (
+    "/leasehold.v1.FleetService/GetWorker",
+    "/leasehold.v1.FleetService/WatchFleet",
+    "/grpc.health.v1.Health/Check",
+)
+"""Calls that send their headers and nothing else."""
+
+
+def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
+    coordinator: CoordinatorProcess,
+) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.api import rpc_errors; rpc_errors.REQUEST_TIMEOUT_S = 600"
+    )
+    coordinator.start()
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    # A third of the calls is of the health service, whose calls are not counted.
+    wanted = 8 * 80 - CALL_LIMIT // 2
+
+    async def scenario() -> list[grpc.StatusCode]:
+        async with AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(grpc.aio.insecure_channel(coordinator.address, own))
+                for _ in range(8)
+            ]
+            held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
+                channel.stream_unary(path)() for channel in channels for path in BARE_PATHS for _ in range(40)
+            ]
+            ends = asyncio.as_completed([call.code() for call in held])
+            return [await next(ends) for _ in range(wanted)]
+
+    assert asyncio.run(scenario()) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * wanted
+
+
+def test_calls_without_their_requests_end_soon(coordinator: CoordinatorProcess) -> None:
+    async def scenario() -> list[tuple[grpc.StatusCode, str]]:
+        async with grpc.aio.insecure_channel(coordinator.address) as channel:
+            held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
+                channel.stream_unary(path)() for path in BARE_PATHS
+            ]
+            return [(await call.code(), str(await call.details())) for call in held]
+
+    for code, details in asyncio.run(scenario()):
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "no request came: send it within" in details
+
+
+@pytest.mark.parametrize(
+    "path", ["/leasehold.v1.WorkloadService/GetWorkload", "/grpc.health.v1.Health/Check"]
+)
+def test_bytes_that_are_no_request_are_refused(coordinator: CoordinatorProcess, path: str) -> None:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = coordinator.channel.unary_unary(path)
+    assert refusal(lambda: call(b"\xff\xff", timeout=5))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_stream_whose_hello_is_late_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a refusal a worker stays away for a minute. A busy coordinator may be the one that is late."""
+
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            call = connect()
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no hello came within 0\.05 s: connect again"):
+                await call.read()
+            assert await call.code() == grpc.StatusCode.FAILED_PRECONDITION
+            monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 20)
+            again = connect()
+            await again.write(ConnectRequest(hello=make_hello("late")).SerializeToString())
+            answer = await again.read()
+            assert isinstance(answer, bytes)
+            assert ConnectResponse.FromString(answer).HasField("welcome")
+            again.cancel()
+        await server.stop(None)
+
+    monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 0.05)
+    on_bench(tmp_path, scenario)
+
+
+def test_streams_that_never_say_hello_are_their_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            calls = [connect() for _ in range(5)]
+            ended, _ = await asyncio.wait(
+                [asyncio.ensure_future(call.code()) for call in calls], return_when=asyncio.FIRST_COMPLETED
+            )
+            assert ended.pop().result() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await server.stop(None)
+
+    monkeypatch.setattr(session_service, "HELLO_LIMIT", 8)
+    on_bench(tmp_path, scenario)

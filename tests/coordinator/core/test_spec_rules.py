@@ -1,0 +1,137 @@
+"""What specs, policies and operations must obey by themselves, and which states allow which operation."""
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import (
+    CheckpointOperation,
+    DeleteCheckpointsOperation,
+    Operation,
+    ReleaseOperation,
+    RestoreOperation,
+    StopOperation,
+    SuspendOperation,
+)
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.workload_pb2 import (
+    EvictionPolicy,
+    Hook,
+    Workload,
+    WorkloadSpec,
+    WorkloadState,
+    WorkloadStatus,
+)
+from leasehold_coordinator.core.operation_rules import check_operation, check_state, cordoned_gpus
+from leasehold_coordinator.core.spec_rules import LADDER, check_policy, check_spec
+from leasehold_coordinator.errors import FleetError
+
+KEEP, CUDA, IMAGE, STOP = LADDER
+RUNNING, SUSPENDED, CHECKPOINTED, SLEEPING, STOPPED, UNKNOWN, WEDGED, RESTORING = (
+    workload_pb2.WORKLOAD_STATE_RUNNING,
+    workload_pb2.WORKLOAD_STATE_SUSPENDED,
+    workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
+    workload_pb2.WORKLOAD_STATE_SLEEPING,
+    workload_pb2.WORKLOAD_STATE_STOPPED,
+    workload_pb2.WORKLOAD_STATE_UNKNOWN,
+    workload_pb2.WORKLOAD_STATE_WEDGED,
+    workload_pb2.WORKLOAD_STATE_RESTORING,
+)
+PARKED = {SLEEPING, SUSPENDED, CHECKPOINTED, STOPPED}
+
+
+def refused(call: Callable[[], None]) -> tuple[str, str]:
+    """The field and the message of an argument that is refused."""
+    with pytest.raises(FleetError) as error:
+        call()
+    assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT
+    return error.value.metadata["field"], error.value.message
+
+
+@pytest.mark.parametrize("begin", [0, *LADDER])
+@pytest.mark.parametrize("end", [0, *LADDER])
+def test_a_ladder_leads_upwards(
+    begin: workload_pb2.ProcessStrategy.ValueType, end: workload_pb2.ProcessStrategy.ValueType
+) -> None:
+    policy = EvictionPolicy(process_strategy=begin, escalate_to=end)
+    if not end or end >= (begin or CUDA):
+        check_policy("operation.policy", policy)
+        return
+    field, message = refused(lambda: check_policy("operation.policy", policy))
+    assert field == "operation.policy.escalate_to"
+    assert "is weaker than" in message
+    assert message.endswith("STOP, or leave it out")
+
+
+@pytest.mark.parametrize("axis", ["weight_strategy", "process_strategy", "escalate_to"])
+def test_a_strategy_that_nobody_knows_is_named(axis: str) -> None:
+    policy = EvictionPolicy(**{axis: 9})  # type: ignore[arg-type]  # what a newer release may add
+    operation = Operation(suspend=SuspendOperation(policy=policy))
+    field, message = refused(lambda: check_operation(operation))
+    assert field == f"operation.policy.{axis}"
+    wanted = "RETAIN, OFFLOAD, DISCARD" if axis == "weight_strategy" else "KEEP_RUNNING, CUDA_SUSPEND"
+    assert f"9 is no strategy that this coordinator knows: give {wanted}" in message
+    spec = WorkloadSpec(arguments=["program"], eviction=policy)
+    assert refused(lambda: check_spec(spec))[0] == f"spec.eviction.{axis}"
+
+
+def test_specs_have_bounds() -> None:
+    for good in (
+        WorkloadSpec(keep_checkpoints=1),
+        WorkloadSpec(keep_checkpoints=1000, hooks=[Hook()] * 32),
+        WorkloadSpec(eviction=EvictionPolicy(process_strategy=KEEP, escalate_to=STOP)),
+    ):
+        good.arguments.append("program")
+        check_spec(good)
+    for field, bad in (
+        ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=0)),
+        ("spec.keep_checkpoints", WorkloadSpec(keep_checkpoints=1001)),
+        ("spec.hooks", WorkloadSpec(hooks=[Hook()] * 33)),
+    ):
+        bad.arguments.append("program")
+        assert refused(lambda bad=bad: check_spec(bad))[0] == field  # type: ignore[misc]  # bound now
+
+
+@pytest.mark.parametrize("ids", [[], [""], ["k-1", ""]])
+def test_checkpoints_to_delete_are_named(ids: list[str]) -> None:
+    operation = Operation(delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=ids))
+    assert refused(lambda: check_operation(operation))[0] == "operation.checkpoint_ids"
+    assert list(cordoned_gpus(operation)) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "allowed"),
+    [
+        (Operation(suspend=SuspendOperation()), PARKED | {RUNNING}),
+        (Operation(restore=RestoreOperation()), PARKED | {UNKNOWN, RUNNING}),
+        (Operation(restore=RestoreOperation(gpu_uuids=["x"])), PARKED | {UNKNOWN}),
+        (Operation(restore=RestoreOperation(pairs=[GpuPair()])), PARKED | {UNKNOWN}),
+        (Operation(restore=RestoreOperation(checkpoint_id="k-1")), PARKED | {UNKNOWN}),
+        (Operation(checkpoint=CheckpointOperation()), {RUNNING}),
+        (Operation(stop=StopOperation()), PARKED | {RUNNING, UNKNOWN, WEDGED}),
+        (Operation(release=ReleaseOperation()), {RUNNING}),
+    ],
+)
+def test_states_allow_operations(operation: Operation, allowed: set[WorkloadState.ValueType]) -> None:
+    for state in (*sorted(PARKED), RUNNING, UNKNOWN, WEDGED, RESTORING):
+        workload = Workload(
+            name="one", status=WorkloadStatus(state=state), origin=workload_pb2.WORKLOAD_ORIGIN_ADOPT
+        )
+        if state in allowed:
+            check_state(workload, operation)
+            continue
+        with pytest.raises(FleetError) as error:
+            check_state(workload, operation)
+        assert error.value.reason == errors_pb2.ERROR_REASON_WRONG_STATE
+        name = WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
+        assert f"workload one is {name}" in error.value.message
+        if operation.HasField("release") and state in PARKED:
+            assert "restore it first" in error.value.message
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 10**14, 8 * 86_400])
+def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
+    hook = Hook(name="one", timeout=Duration(seconds=seconds))
+    field, _ = refused(lambda: check_spec(WorkloadSpec(arguments=["program"], hooks=[hook])))
+    assert field == "spec.hooks.timeout"

@@ -1,0 +1,79 @@
+"""A coordinator that can't start says why in one line."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from leasehold.v1.worker_session_pb2 import HostFacts
+from leasehold_coordinator.log_format import LogFormatter
+from leasehold_coordinator.server.cli import command
+from leasehold_coordinator.server.config import LOG_LEVELS
+
+from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (["--listen", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], "is not HOST:PORT"),
+        (["--listen", "192.0.2.1:7400"], "can't listen on 192.0.2.1:7400"),
+        (["--database", "/proc/no/store.sqlite3"], "can't be used"),
+        (["--load-interval", "0"], "give 0.05 to 3600 seconds"),
+        (["--config", "/no/such/file.toml"], "can't be read: No such file"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: list[str], match: str) -> None:
+    arguments = ["--database", str(tmp_path / "store.sqlite3"), *options, "--log-level", "error"]
+    done = run_coordinator(*arguments)
+    assert done.returncode == 2
+    assert match in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text('lissten = "127.0.0.1:0"\n')
+    done = run_coordinator("--config", str(file))
+    assert done.returncode == 2
+    assert "lissten" in done.stderr
+
+
+def test_a_port_in_use(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
+    options = ["--listen", coordinator.address, "--database", str(tmp_path / "other.sqlite3")]
+    done = run_coordinator(*options)
+    assert done.returncode == 2
+    assert "the port is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_log_has_nothing_that_a_terminal_obeys() -> None:
+    formatter = LogFormatter()
+    hostile = "\x1b]0;owned\x07\nroot: all is well\x9b2J\u202e"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        record = logging.LogRecord("x", logging.INFO, "", 1, "user %s", (hostile,), sys.exc_info())
+    lines = formatter.format(record).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert "user \\x1b]0;owned\\x07\\nroot: all is well\\x9b2J\\u202e" in lines[0]
+    assert lines[1].startswith("Traceback")
+
+
+def test_a_hostile_host_name_is_escaped_in_the_log(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    hello = make_hello(boot_id="boot-2", host=HostFacts(hostname="\x1b[2Jhost"))
+    coordinator.connect(hello).wait_ended()
+    until(lambda: "can't be let in" in coordinator.log())
+    assert "\x1b" not in coordinator.log()
+
+
+def test_the_option_takes_the_log_levels_of_the_settings() -> None:
+    (choice,) = (option.type for option in command.params if option.name == "log_level")
+    assert isinstance(choice, click.Choice)
+    assert tuple(choice.choices) == LOG_LEVELS

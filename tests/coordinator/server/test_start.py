@@ -1,0 +1,137 @@
+"""How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
+
+import os
+import re
+import resource
+import signal
+import sqlite3
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from leasehold.v1 import worker_session_pb2
+from leasehold.v1.fleet_pb2 import WatchFleetRequest
+from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.config import load_config
+from leasehold_coordinator.storage.store import Store
+
+from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
+from tests.coordinator.scripted_worker import ScriptedWorker
+
+
+def refused(*arguments: str) -> str:
+    """The one line of a coordinator that can't start."""
+    done = run_coordinator(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert re.fullmatch(r"leasehold coordinator: [^\n]+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"listen = ", "is not valid"),
+        (b"\xff\xfe", "is not valid"),
+        (b'log_level = "loud"', "'loud' is none of debug, info, warning, error"),
+        (b'load_interval_s = "soon"', "is not valid"),
+        (b"load_interval_s = nan", "out of range"),
+        (b'listen = ":7400"', "is not HOST:PORT"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(tmp_path: Path, text: bytes, match: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_bytes(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    assert "can't be read: Is a directory" in refused("--config", str(tmp_path))
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text('listen = "127.0.0.1:1"\nload_interval_s = 2.5\n')
+    config = load_config(file, listen="127.0.0.1:2", database=None)
+    assert (config.listen, config.load_interval_s, config.log_level) == ("127.0.0.1:2", 2.5, "info")
+
+
+@pytest.mark.parametrize("url", ["mysqlx://nowhere", "postgresql+nodriver://nowhere", "sqlite://no/host"])
+def test_a_database_that_nobody_can_open(url: str) -> None:
+    with pytest.raises(StartError, match="can't be used"):
+        Store.open(url)
+
+
+def test_a_host_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
+    options = ["--listen", "no.such.host.invalid:0", "--database", str(tmp_path / "store.sqlite3")]
+    assert "can't listen on no.such.host.invalid:0" in refused(*options)
+
+
+def test_a_port_in_use_is_one_line(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
+    options = ["--listen", coordinator.address, "--database", str(tmp_path / "other.sqlite3")]
+    assert "the port is in use" in refused(*options)
+
+
+def test_a_store_in_use_is_one_line(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
+    options = ["--listen", "127.0.0.1:0", "--database", str(tmp_path / "store.sqlite3")]
+    assert "another coordinator uses it" in refused(*options)
+
+
+def test_a_store_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(StartError, match="can't be used"):
+        Store.open(str(path))
+
+
+def test_a_stop_waits_for_nobody_who_watches(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    watch_health: grpc.UnaryStreamMultiCallable[
+        health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+    ] = coordinator.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    watching = watch_health(health_pb2.HealthCheckRequest(service=""), timeout=30)
+    assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+    fleet = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=30)
+    assert next(fleet).worker.name == "alpha"
+    assert coordinator.end(signal.SIGTERM) == 0
+    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    watching.cancel()
+    fleet.cancel()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as empty:
+            empty.truncate(2**40)
+    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
+        load_config(file)
+
+
+def test_connections_are_not_bounded_by_the_soft_limit(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    coordinator = CoordinatorProcess(tmp_path)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        coordinator.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{coordinator.process.pid}/limits").read_text()
+    found = re.search(r"^Max open files +(\d+)", limits, re.MULTILINE)
+    assert coordinator.end(signal.SIGTERM) == 0
+    assert found
+    assert int(found[1]) == min(hard, 65_536) > 256

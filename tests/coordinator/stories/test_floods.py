@@ -1,0 +1,72 @@
+"""What one peer sends in masses costs no other its session or its calls."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2
+from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
+from leasehold_coordinator.api import session_service
+from leasehold_coordinator.fleet.session import FRAME_LIMIT
+
+from tests.coordinator.bench import Bench, on_bench
+from tests.coordinator.core.test_callers import CONNECT, DEAF
+from tests.coordinator.scripted_worker import make_hello
+
+
+def test_many_cancellations_do_not_end_a_workers_session(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        command = await bench.send()
+        await asyncio.gather(*(bench.dispatcher.cancel(command) for _ in range(FRAME_LIMIT)))
+        assert not bench.session.ended.done()
+        assert [frame.command.cancel for frame in bench.sent()] == [False, True]
+        assert (await bench.stored()).state == command_pb2.COMMAND_STATE_DISPATCHED
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("first", [b"\xff\xff", ConnectRequest(hello=make_hello()).SerializeToString()])
+def test_streams_whose_peer_reads_nothing_are_their_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    """gRPC can't end such a stream, also once it was refused or superseded."""
+
+    async def deaf_streams(address: str) -> list[grpc.StatusCode]:
+        """Opens five streams and reads nothing. Returns the codes of the first that have ended."""
+        async with grpc.aio.insecure_channel(address, DEAF) as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            calls = [connect() for _ in range(5)]
+            for call in calls:
+                await call.write(first)
+            ends = [asyncio.ensure_future(call.code()) for call in calls]
+            ended, open_still = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+            for one in open_still:
+                one.cancel()
+            return [one.result() for one in ended]
+
+    async def is_let_in(address: str) -> bool:
+        async with grpc.aio.insecure_channel(address) as channel:
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+            call = connect()
+            await call.write(ConnectRequest(hello=make_hello("beta")).SerializeToString())
+            answer = await call.read()
+            call.cancel()
+            return isinstance(answer, bytes) and ConnectResponse.FromString(answer).HasField("welcome")
+
+    async def scenario(bench: Bench) -> None:
+        server = grpc.aio.server()
+        bench.service.add_to(server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            assert await deaf_streams(address) == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            async with asyncio.timeout(20):
+                while not await is_let_in(address):  # the connection is gone, and so are its streams
+                    pass
+        finally:
+            await server.stop(None)
+
+    monkeypatch.setattr(session_service, "SESSION_LIMIT", 8)
+    monkeypatch.setattr(session_service, "FLUSH_TIMEOUT_S", 0.1)
+    on_bench(tmp_path, scenario)

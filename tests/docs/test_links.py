@@ -44,3 +44,9 @@ def test_links_lead_to_a_file_and_a_heading(name: str) -> None:
 def test_named_modules_exist(name: str) -> None:
     named = set(MODULE.findall((ROOT / name).read_text()))
     assert not {module for module in named if not exists(module)}
+
+
+def test_named_helpers_of_tests_exist() -> None:
+    named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "tests/README.md").read_text())
+    assert named
+    assert not [name for name in named if name != "crash_points.py" and not (ROOT / "tests" / name).is_file()]

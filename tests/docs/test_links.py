@@ -1,7 +1,7 @@
 """Every link between the pages leads to a file and a heading, and every module that a page names exists."""
 
 import re
-import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 MODULE = re.compile(r"leasehold_(?:worker|coordinator|client|simgpu)(?:[./][A-Za-z_]\w*)+")
-PAGES = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TRACKED = SETTINGS["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for name in TRACKED
+    for page in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))
+)
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,9 +1,9 @@
 """The command blocks of README.md and docs/tour.md run as they are written."""
 
 import os
-import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,11 +75,12 @@ def test_the_session_on_a_gpu_host(checkout: Path, gpu_host: dict[str, str]) -> 
 
 @pytest.mark.long
 def test_the_installation_on_a_gpu_host(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    folder = tmp_path / archive.name.removesuffix(".tar.gz")
     session = [*gpu_blocks()[:1], Block("bash", "leasehold --help\n")]
     played = play(session, folder, limit_s=600, environment={"PATH": "/usr/bin:/bin"})
     if "No matching distribution found" in played.output:

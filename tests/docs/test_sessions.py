@@ -40,7 +40,7 @@ def gpu_host(tmp_path: Path) -> dict[str, str]:
     programs.mkdir()
     (programs / "nvidia-smi").write_text(NVIDIA_SMI.format(folder=tmp_path / "host"))
     (programs / "nvidia-smi").chmod(0o755)
-    return {**host.environment(), "PATH": f"{os.environ['PATH']}:{programs}"}
+    return {**host.environment(), "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 def check(session: Sequence[Block], folder: Path, limit_s: float, environment: dict[str, str]) -> None:

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README, TOUR = ROOT / "README.md", ROOT / "docs/tour.md"
 COMMANDS = "make demo\nmake test\n"
 """Not played: it runs the tests. tests/integration/test_demo.py plays the demonstration."""
+LIMIT_S = 240
+"""For a session of the README, which takes ten seconds on an idle machine."""
 NVIDIA_SMI = """\
 #!/bin/sh
 exec leasehold simgpu show --dir {folder}
@@ -63,14 +65,16 @@ def simulated_blocks() -> list[Block]:
     return blocks(section(README, "Three minutes on simulated GPUs"))
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_the_session_on_simulated_gpus(checkout: Path) -> None:
-    check(simulated_blocks(), checkout, 100, {})
+    check(simulated_blocks(), checkout, LIMIT_S, {})
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_the_session_on_a_gpu_host(checkout: Path, gpu_host: dict[str, str]) -> None:
     install, *session = gpu_blocks()
     assert "pip install" in install.text
-    check(session, checkout, 100, gpu_host)
+    check(session, checkout, LIMIT_S, gpu_host)
 
 
 @pytest.mark.long

@@ -36,19 +36,20 @@ import trio
 from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker import wire
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.host_memory import DEFAULT_RESERVE_BYTES
-from leasehold_worker.inventory import Inventory
-from leasehold_worker.journal import open_journal
-from leasehold_worker.journal_file import keep_workload
-from leasehold_worker.journal_records import workload_record
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import open_parts
-from leasehold_worker.processes import boot_id, memory_bytes, process_tree, send_signal
-from leasehold_worker.workload import RUNNING, Workload
-from leasehold_worker.workloads import Workloads
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.journal_file import keep_workload
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import boot_id, memory_bytes, send_signal
+from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.workloads.messages import workload_message
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import RUNNING
+from leasehold_worker.workloads.workload import Workload
 
 MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
 MIB: Final = 2**20
@@ -142,7 +143,7 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
 
     def told(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
         known = (workload_id for workload_id in workload_ids if workload_id in parts.workloads)
-        return [wire.workload(parts.workloads.get(workload_id), "benchmark") for workload_id in known]
+        return [workload_message(parts.workloads.get(workload_id), "benchmark") for workload_id in known]
 
     async with (
         open_journal(folder / "journal.db") as journal,
@@ -151,7 +152,7 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
         if parts.driver.unavailable_reason is not None:
             raise BenchmarkError(f"no usable CUDA driver: {parts.driver.unavailable_reason}")
         try:
-            carry_out = partial(operate, parts)
+            carry_out = parts.operations.perform
             driver_version = parts.inventory.versions.driver_version
             commands = Commands(carry_out, journal, told, driver_version, parts.nursery, lambda _: None)
             yield Worker(parts.inventory, parts.workloads, commands)

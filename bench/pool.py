@@ -33,9 +33,9 @@ from leasehold.v1 import local_pb2, workload_pb2
 from leasehold_client import local
 from leasehold_client.local import LocalWorker
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.gpu_choice import GpuRequest, PoolGpu
-from leasehold_worker.leases import Lease
-from leasehold_worker.pool import GpuPool
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
 
 GPUS = 8
 WAITERS = (1, 100, 1000)

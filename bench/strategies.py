@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold_simgpu import Timing
-from leasehold_worker.inventory import Inventory
+from leasehold_worker.gpus.inventory import Inventory
 
 from tests.gpu.torch_policies import PYTHONS, python_with_torch
 from tests.gpu.torch_policies import measure as measure_torch

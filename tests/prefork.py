@@ -41,13 +41,13 @@ PACKAGES: Final = (
     "grpc_status.rpc_status",
     "http.client",
     "importlib.metadata",
-    "leasehold_client.conclusion",
+    "leasehold_client.cli.conclusion",
     "leasehold_client.main",
-    "leasehold_client.verbs",
+    "leasehold_client.cli.run",
     "leasehold_coordinator.daemon",
     "leasehold_simgpu.cli",
-    "leasehold_worker.daemon",
-    "leasehold_worker.doctor",
+    "leasehold_worker.agent.daemon",
+    "leasehold_worker.diagnostics.doctor",
     "logging",
     "msgspec",
     "pynvml",
@@ -58,7 +58,7 @@ PACKAGES: Final = (
 )
 """What our processes import. One more or less changes the time of a start, and nothing else."""
 
-WORKER: Final = "from leasehold_worker.cli import command; command()"
+WORKER: Final = "from leasehold_worker.agent.cli import command; command()"
 COORDINATOR: Final = "from leasehold_coordinator.cli import command; command()"
 COMMAND_LINE: Final = "from leasehold_client.main import main; main()"
 """As ``python -m leasehold_client``."""

@@ -6,14 +6,14 @@ from leasehold_client import interrupts
 
 
 def main() -> None:
-    """Runs the command line, and exits. SIGINT leaves no traceback, whenever it comes."""
+    """Runs the command line and exits. SIGINT never prints a traceback."""
     interrupts.end_at_once()
     from leasehold_client.main import main as run_command_line
 
     try:
         run_command_line()
     finally:
-        gc.freeze()  # else Python visits every object once more at its end: a seventh of a verb's time
+        gc.freeze()  # skips the last garbage collection, a seventh of a verb's time
         interrupts.end_at_once()
 
 

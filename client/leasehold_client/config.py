@@ -1,4 +1,4 @@
-"""The user's configuration of the command line."""
+"""The settings file of the command line, and addresses."""
 
 import errno
 import os
@@ -11,23 +11,23 @@ from leasehold_client.errors import UsageError
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
-"""Names the socket of this host's worker."""
+"""Environment variable with the path of the worker's socket."""
 
 FILE_LIMIT_BYTES: Final = 1_000_000
-"""What a settings file may have."""
+"""Largest settings file."""
 
 
 def config_path() -> Path:
-    """Where the file is, if there is one."""
+    """Path of the settings file, which need not exist."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "leasehold/cli.toml"
 
 
 def configured_coordinator() -> str:
-    """Address of the coordinator as the file has it, HOST:PORT. Without a file, the default.
+    """Address of the coordinator, HOST:PORT, from the settings file or the default.
 
     Raises:
-        UsageError: The file can't be read, or breaks a rule; the text says which.
+        UsageError: The file is unreadable or invalid.
     """
     path = config_path()
     try:
@@ -36,21 +36,21 @@ def configured_coordinator() -> str:
         return DEFAULT_COORDINATOR
     except OSError as error:
         raise UsageError(
-            f"the configuration {path} can't be read: {error.strerror}; make it a readable file, or remove it"
+            f"the configuration {path} can't be read: {error.strerror}; make it a readable file or remove it"
         ) from error
-    except (ValueError, RecursionError) as error:  # also of what is not UTF-8 or not TOML
+    except (ValueError, RecursionError) as error:  # includes invalid UTF-8 and invalid TOML
         raise UsageError(
             f"the configuration {path} is not valid: {error}; its only key is coordinator = 'HOST:PORT'"
         ) from error
 
 
 def _coordinator_of(text: str) -> str:
-    """The only key of the file, or the default.
+    """The value of the file's only key, or the default.
 
     Raises:
-        ValueError: The text is not TOML, or breaks a rule.
+        ValueError: The text is not TOML, or has another key or type.
     """
-    import tomllib  # late: without a file there is nothing to read
+    import tomllib  # late: most users have no file
 
     settings = tomllib.loads(text)
     for key, value in settings.items():
@@ -63,14 +63,14 @@ def _content(path: Path) -> bytes:
     """The content of a settings file.
 
     Raises:
-        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+        OSError: The file is unreadable, too large, or not a regular file: a pipe or a device may never end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         data = file.read(FILE_LIMIT_BYTES + 1)
     if len(data) > FILE_LIMIT_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+        raise OSError(errno.EFBIG, f"it exceeds the limit of {FILE_LIMIT_BYTES} bytes")
     return data
 
 
@@ -79,16 +79,16 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_address(text: str) -> str:
-    """Checks an address of a coordinator, and returns it.
+    """Validates and returns the address of a coordinator.
 
     Raises:
-        UsageError: It is not HOST:PORT.
+        UsageError: The text is not HOST:PORT.
     """
     host, _, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not _is_port(port):
         raise UsageError(
-            f"{text!r} is not the address of a coordinator: write HOST:PORT, such as {DEFAULT_COORDINATOR}"
+            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}"
         )
     return f"{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""What a coordinator refuses, as Python errors."""
+"""Errors of the client, and how gRPC errors become them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ DOMAIN: Final = "leasehold"
 
 
 class LeaseholdError(Exception):
-    """A request was refused, or could not be made.
+    """A request was refused or could not be made.
 
     Attributes:
-        reason: Name of the ErrorReason without its prefix, such as ``UNKNOWN_WORKLOAD``; empty where the
-            server sent none.
-        message: One sentence for a person.
-        metadata: Facts for programs.
-        code: The call's status. None: no call was made.
-        retry_after_s: When the same request may be served. None: it is refused for good.
+        reason: Name of the ErrorReason without its prefix, such as ``UNKNOWN_WORKLOAD``. Empty: no reason
+            was sent.
+        message: One sentence for people.
+        metadata: Details for programs.
+        code: Status of the gRPC call. None: no call was made.
+        retry_after_s: Delay after which a repeated request may succeed. None: a repeated request fails too.
     """
 
     def __init__(
@@ -40,14 +40,18 @@ class LeaseholdError(Exception):
 
 
 class NoCoordinatorError(LeaseholdError):
-    """There is no coordinator at the address, or it went away."""
+    """No coordinator answers at the address, or the connection to the coordinator broke."""
 
 
-class StillOpenError(LeaseholdError):
-    """A command was waited for, and has not ended. It goes on.
+class WaitTimeoutError(LeaseholdError):
+    """A wait timed out. The command or workload continues."""
+
+
+class CommandWaitTimeoutError(WaitTimeoutError):
+    """The wait for a command timed out, or its worker is out of contact. The command continues.
 
     Attributes:
-        command: As it was last seen.
+        command: The last known state of the command.
     """
 
     def __init__(self, message: str, command: Command) -> None:
@@ -55,19 +59,27 @@ class StillOpenError(LeaseholdError):
         self.command = command
 
 
-class NotYetError(LeaseholdError):
-    """A workload was waited for as long as asked, and is not as it was to be. It goes on."""
+class CommandFailedError(LeaseholdError):
+    """A command ended without success: FAILED, REJECTED, CANCELLED or EXPIRED.
+
+    Attributes:
+        command: The command, whose ``error`` and ``result`` have the details.
+    """
+
+    def __init__(self, message: str, reason: str, command: Command) -> None:
+        super().__init__(message, reason, dict(command.error.metadata))
+        self.command = command
 
 
 class UsageError(LeaseholdError):
-    """What was asked for can't be asked."""
+    """An argument is invalid, or arguments contradict each other."""
 
 
 def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
-    """The typed form of what a call to the coordinator at the address raised.
+    """Converts the error of a call to the coordinator at ``address``.
 
-    A refusal that carries a reason is a refusal, whatever its status: only a call that nobody answered
-    means that there is no coordinator.
+    An error with a reason is a refusal, whatever its status. An error without a reason whose status is
+    UNAVAILABLE or DEADLINE_EXCEEDED means that no coordinator answers.
     """
     from grpc import StatusCode
 
@@ -78,23 +90,23 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
     code, details = call.code(), call.details() or ""
     if code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED):
         return NoCoordinatorError(
-            f"no coordinator answers at {address} ({details}): start one with "
-            "`leasehold coordinator`, or name another with --coordinator or LEASEHOLD_COORDINATOR",
+            f"no coordinator answers at {address} ({details}): start one with `leasehold coordinator`, or "
+            "name another one with --coordinator or LEASEHOLD_COORDINATOR",
             code=code,
         )
     return LeaseholdError(
-        f"{address} answered {code.name} ({details}): check that a coordinator of this version serves there",
+        f"{address} answered {code.name} ({details}): check that a coordinator of this version listens there",
         code=code,
     )
 
 
 def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:
-    """What a call was refused with. None: it was not refused with a reason."""
+    """Converts an error with a Leasehold reason. Returns None for any other error."""
     from google.protobuf.message import DecodeError
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
 
-    call = cast("grpc.Call", error)  # every error of a stub is its call too
+    call = cast("grpc.Call", error)  # an error of a gRPC stub is also its call
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
         status = rpc_status.from_call(call)
@@ -102,7 +114,7 @@ def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:
             detail.Unpack(info) or detail.Unpack(retry)
         delay_s = retry.retry_delay.ToTimedelta().total_seconds()
     except (ValueError, OverflowError, DecodeError):
-        return None  # details that contradict the status, or are none: the status speaks for itself
+        return None  # malformed details: only the status counts
     if info.domain != DOMAIN:
         return None
     retry_after_s = delay_s if retry.HasField("retry_delay") and delay_s >= 0 else None

@@ -1,4 +1,4 @@
-"""The ``leasehold`` command. Each subcommand is imported when it is called."""
+"""The ``leasehold`` command, which imports a subcommand when it is called."""
 
 import io
 import sys
@@ -9,110 +9,55 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client import __version__, interrupts
-from leasehold_client.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
-from leasehold_client.rooms import ROOMS, missing_module
-from leasehold_client.standard_output import printed_by_click
-from leasehold_client.terminal_text import echo_error
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.display.standard_output import printed_by_click
+from leasehold_client.display.terminal_text import echo_error, one_line
+from leasehold_client.plugins import PLUGINS, missing_module
 
 EPILOG: Final = """\b
 Exit codes:
-  0    done
-  1    the operation failed, or was refused
-  2    bad usage: an option, a name, a pair or a configuration is wrong
+  0    success
+  1    the operation failed or was refused
+  2    usage error: an option, a name, a pair or a configuration file is invalid
   3    no coordinator answers
-  4    what was waited for has not happened in the time that is allowed; it goes on
-  130  interrupted; the command goes on
+  4    the wait timed out; the command or workload continues
+  130  interrupted; the command continues
 
 LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
 """
 
 VERBS: Final = {
-    "get": (
-        "List workers, GPUs, workloads, checkpoints, commands or events, or show the one called NAME.",
-        "leasehold_client.verbs:get",
-    ),
-    "run": (
-        "Start a workload on a worker.",
-        "leasehold_client.verbs:run",
-    ),
-    "wait": (
-        "Wait until a workload is ready, or has ended.",
-        "leasehold_client.verbs:wait",
-    ),
-    "suspend": (
-        "Park a workload: its device memory goes elsewhere, and its GPUs are free for others.",
-        "leasehold_client.parking:suspend",
-    ),
-    "wake": (
-        "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.parking:wake",
-    ),
-    "restore": (
-        "Wake a parked workload: on the same GPUs if they are free, else on others of the same chip.",
-        "leasehold_client.parking:restore",
-    ),
-    "remap": (
-        "Move running workloads to other GPUs of their worker, without their knowing.",
-        "leasehold_client.moving:remap",
-    ),
-    "checkpoint": (
-        "Have the application of a running workload save itself, and go on.",
-        "leasehold_client.checkpointing:checkpoint",
-    ),
-    "rm": (
-        "Delete what lies on the disks of workers: checkpoints.",
-        "leasehold_client.checkpointing:rm",
-    ),
-    "stop": (
-        "End a workload.",
-        "leasehold_client.verbs:stop",
-    ),
-    "adopt": (
-        "Take in a process that runs already on a worker's host, as a workload.",
-        "leasehold_client.adopting:adopt",
-    ),
-    "release": (
-        "Let a workload go that was adopted, or that claimed its GPUs: it runs on.",
-        "leasehold_client.adopting:release",
-    ),
-    "cordon": (
-        "Take GPUs or whole workers out of service: who has a GPU keeps it, and nobody gets a new one.",
-        "leasehold_client.cordoning:cordon",
-    ),
-    "uncordon": (
-        "Put GPUs or whole workers back into service.",
-        "leasehold_client.cordoning:uncordon",
-    ),
-    "gpu": (
-        "Look after single GPUs: forget what is known against their health.",
-        "leasehold_client.cordoning:gpu",
-    ),
-    "forget": (
-        "Make the coordinator forget a worker that is gone for good.",
-        "leasehold_client.forget_verb:forget",
-    ),
-    "cancel": (
-        "Cancel a command that has not ended.",
-        "leasehold_client.verbs:cancel",
-    ),
-    "logs": (
-        "Print what a workload wrote.",
-        "leasehold_client.verbs:logs",
-    ),
-    "exec": (
-        "Run a command on this host with GPUs, as soon as it is its turn.",
-        "leasehold_client.exec_verb:exec_command",
-    ),
-    "local": (
-        "Look at this host's worker, without a coordinator: its leases and who waits.",
-        "leasehold_client.local_verbs:local",
-    ),
-    "demo": (
-        "Suspend, move and restore six counting processes on two simulated GPU hosts.",
-        "leasehold_client.demo_verb:demo",
-    ),
+    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.",
+    "run": "Start a workload on a worker.",
+    "wait": "Wait until a workload is ready or has ended.",
+    "suspend": "Suspend a workload and free its GPUs for others.",
+    "wake": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
+    "restore": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
+    "remap": "Move running workloads to other GPUs of their worker.",
+    "checkpoint": "Checkpoint the application of a running workload, which keeps running.",
+    "rm": "Delete checkpoints.",
+    "stop": "Stop a workload.",
+    "adopt": "Adopt a running process of a worker's host as a workload.",
+    "release": "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
+    "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
+    "uncordon": "Put GPUs or whole workers back into service.",
+    "gpu": "Manage the recorded health of GPUs.",
+    "forget": "Make the coordinator forget a worker that will not come back.",
+    "cancel": "Cancel a command that has not ended.",
+    "logs": "Print the output of a workload.",
+    "exec": "Run a command with GPUs of this host, once they are granted.",
+    "local": "Show and release leases of this host's worker, without a coordinator.",
+    "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
 }
-"""The client's own subcommands: what ``leasehold --help`` says of each, and where each is, as MODULE:NAME."""
+"""Summary of each subcommand of the client, for ``leasehold --help``."""
+
+_PLACES: Final = {
+    "wake": "leasehold_client.cli.restore:restore",
+    "uncordon": "leasehold_client.cli.cordon:uncordon",
+    "exec": "leasehold_client.cli.exec:exec_command",
+    "demo": "leasehold_client.demo.command:demo",
+}
+"""Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 
 
 class NotInstalledError(click.ClickException):
@@ -121,33 +66,37 @@ class NotInstalledError(click.ClickException):
     exit_code = EXIT_USAGE
 
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
-        extra = ROOMS[name].extra if name in ROOMS else "client"
+        extra = PLUGINS[name].extra if name in PLUGINS else "client"
         super().__init__(
             f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
         )
 
 
 class LazyGroup(click.Group):
-    """Loads a subcommand when it is called: nothing else is imported, and nothing else need be installed."""
+    """Imports a subcommand when it is called. Other subcommands are neither imported nor required."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all subcommands."""
-        return sorted({*VERBS, *ROOMS})
+        return sorted({*VERBS, *PLUGINS})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Loads one subcommand; one whose packages are missing says which extra has them."""
+        """Loads one subcommand.
+
+        Raises:
+            NotInstalledError: A package of the subcommand is missing.
+        """
         try:
             command = _load(cmd_name)
         except ModuleNotFoundError as error:
             raise NotInstalledError(cmd_name, error) from error
-        if cmd_name in ROOMS:  # a verb of ours imports more before it begins
+        if cmd_name in PLUGINS:  # a verb of the client does so itself, after its imports
             interrupts.raise_in_verb()
         return command
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Reads the options of the command itself, of which --help and --version print."""
+        """Parses the options of the group. --help and --version print."""
         with printed_by_click():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -157,12 +106,12 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the subcommands without loading any. One whose packages are missing hides no other."""
+        """Lists the subcommands without importing any, also those with missing packages."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_summaries().items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes the name of a subcommand without loading any, or an option."""
+        """Completes an option, or the name of a subcommand without importing any."""
         options = click.Command.shell_complete(self, ctx, incomplete)
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         summaries = _summaries()
@@ -170,23 +119,23 @@ class LazyGroup(click.Group):
 
 
 def _summaries() -> dict[str, str]:
-    """What is said of each subcommand, by its name."""
-    summaries = {name: summary for name, (summary, _) in VERBS.items()}
-    for name, room in ROOMS.items():
-        missing = missing_module(room)
-        summaries[name] = f"(needs {missing})" if missing else room.summary
+    """The summary of each subcommand, by name."""
+    summaries = dict(VERBS)
+    for name, plugin in PLUGINS.items():
+        missing = missing_module(plugin)
+        summaries[name] = f"(needs {missing})" if missing else plugin.summary
     return summaries
 
 
 def _load(name: str) -> click.Command | None:
     if name in VERBS:
-        _, place = VERBS[name]
-    elif name in ROOMS:
-        place = ROOMS[name].place
+        place = _PLACES.get(name, f"leasehold_client.cli.{name}:{name}")
+    elif name in PLUGINS:
+        place = PLUGINS[name].place
     else:
         return None
     module, _, attribute = place.partition(":")
-    command: object = getattr(import_module(module), attribute)  # the type is only known at run time
+    command: object = getattr(import_module(module), attribute)  # a place is text, so its type is unknown
     if not isinstance(command, click.Command):
         raise TypeError(f"{place} is not a click command")
     return command
@@ -200,13 +149,13 @@ def leasehold() -> None:
 
 def main() -> None:
     """Runs the command line, and exits."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal's encoding lacks is escaped
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:
         _fail(error)
-    except ModuleNotFoundError as error:  # what a daemon imports only when it starts
+    except ModuleNotFoundError as error:  # a daemon imports some packages at its start
         _fail(NotInstalledError(sys.argv[1], error))
     except click.Abort:
         echo_error("leasehold: interrupted")
@@ -220,11 +169,11 @@ def _fail(error: click.ClickException) -> NoReturn:
 
 
 def _describe(error: click.ClickException) -> str:
-    """An error of usage as one line; a group that was called without a command shows its help instead."""
+    """A usage error as one line. A group without a subcommand shows its help instead."""
     message = error.format_message()
     if message.startswith("Usage:"):
         return message
-    line = f"leasehold: {' '.join(message.split()).removesuffix('.')}"
+    line = f"leasehold: {one_line(message).removesuffix('.')}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         line += f": see `{error.ctx.command_path} --help`"
     return line

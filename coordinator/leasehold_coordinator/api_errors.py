@@ -6,7 +6,6 @@ counts as its host's from its headers to its last response.
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -29,7 +28,8 @@ WORKERS: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionSe
 
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Work: TypeAlias = Callable[[Any, Context], Awaitable[None]]
+Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
+"""What serves a call. Its result is the response, unless responses are a stream."""
 
 
 @final
@@ -39,6 +39,8 @@ class Border(grpc.aio.ServerInterceptor):
     def __init__(self) -> None:
         self._calls, self._lists, self._streams = Calls(CALL_LIMIT), Calls(LIST_LIMIT), Calls(STREAM_LIMIT)
         """Calls, lists and streams of clients that are under way."""
+        self._handlers: dict[str, Handler] = {}
+        """By method, of those that were called and that a service has."""
 
     async def intercept_service(
         self,
@@ -46,31 +48,43 @@ class Border(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         """The handler of a call, within the border. None: no service has its method."""
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(f"/{WORKERS}/"):
-            return handler
+        method = handler_call_details.method
+        if method not in self._handlers:
+            found = await continuation(handler_call_details)
+            if found is None or method.startswith(f"/{WORKERS}/"):
+                return found
+            self._handlers[method] = self._within(method, found)
+        return self._handlers[method]
+
+    def _within(self, method: str, handler: Handler) -> Handler:
+        """A handler that does the work of another within the border."""
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
             work, parse = _one_request(handler), _parser(handler)
-        places = self._places(handler_call_details.method, handler)
+        places = self._places(method, handler)
 
-        async def serve(requests: object, context: Context) -> None:
+        async def serve(requests: object, context: Context) -> object:
             try:
-                note_caller(context.peer())
-                with places.entered(context.peer()):
-                    await work(requests, context)
+                peer = context.peer()
+                note_caller(peer)
+                leave = places.enter(peer)
+                # Once the call is over: a response that its client does not read still takes up memory.
+                context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
+                return await work(requests, context)
             except FleetError as error:
                 await abort(context, error)
             except grpc.aio.AbortError:
                 raise
             except (grpc.aio.InternalError, grpc.aio.UsageError):
-                return  # the client went away while a response was on its way
+                return None  # the client went away while a response was on its way
             except Exception:
-                logger.exception("a call of %s failed", handler_call_details.method)
+                logger.exception("a call of %s failed", method)
                 await abort(context, _DEFECT)
 
-        return grpc.stream_stream_rpc_method_handler(
+        streams = handler.response_streaming
+        build = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return build(
             serve,
             request_deserializer=parse,
             response_serializer=handler.response_serializer,
@@ -85,15 +99,15 @@ class Border(grpc.aio.ServerInterceptor):
 def _one_request(handler: Handler) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-    async def work(_: object, context: Context) -> None:
+    async def work(_: object, context: Context) -> object:
         responses = respond(await _read(context), context)
         if not handler.response_streaming:
-            await context.write(await responses)
-            return
-        if inspect.isawaitable(responses):  # as those of the health service, which writes by context too
-            await responses
-        else:
+            return await responses  # gRPC sends it together with the status
+        if isinstance(responses, AsyncGenerator):
             await _write_all(responses, context)
+        else:  # as those of the health service, which writes by context too
+            await responses
+        return None
 
     return work
 

@@ -37,14 +37,14 @@ class CandidateGpu:
 
     def is_open_to(self, resources: Resources) -> bool:
         """Whether a workload with these needs may get it now."""
-        foreign_is_fine = self.state == FOREIGN and resources.allow_foreign
-        in_reach = self.state == FREE or foreign_is_fine
+        in_reach = self.state == FREE or (self.state == FOREIGN and resources.allow_foreign)
         return in_reach and not self.awaited and not self.is_crowded_for(resources)
 
     def is_crowded_for(self, resources: Resources) -> bool:
         """Whether sleeping workloads leave too little of its memory."""
-        kept_bytes, wanted_bytes = self.lease.asleep_bytes, resources.gpu_memory_bytes
-        return bool(kept_bytes and wanted_bytes) and self.gpu.memory_total_bytes - kept_bytes < wanted_bytes
+        wanted_bytes = resources.gpu_memory_bytes
+        kept_bytes = self.lease.asleep_bytes if wanted_bytes else 0
+        return kept_bytes > 0 and self.gpu.memory_total_bytes - kept_bytes < wanted_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Candidate:
         promised: GPUs, of those that are free, that commands which have not ended may still take.
         cordon: It is out of service for new work. None: it isn't.
         machine: What of its host is free. None: it did not say.
+        most: No candidate after this one has more free GPUs. None: the candidates are in no order.
     """
 
     worker_id: str
@@ -66,25 +67,30 @@ class Candidate:
     promised: int = 0
     cordon: Cordon | None = None
     machine: MachineResources | None = None
+    most: int | None = None
 
     def suitable(self, resources: Resources) -> list[CandidateGpu]:
         """Its GPUs of the kind that is wanted, whoever has them."""
         return [one for one in self.gpus.values() if suits(one.gpu, resources)]
 
+    def open_gpus(self, resources: Resources) -> list[CandidateGpu]:
+        """Its GPUs that a workload with these needs may get, of any kind, those of helpers included."""
+        return [one for one in self.gpus.values() if one.lent or one.is_open_to(resources)]
+
     def room(self, resources: Resources) -> int:
         """GPUs that a new workload with these needs can get at most, those of helpers included."""
-        every_open = sum(one.lent or one.is_open_to(resources) for one in self.gpus.values())
-        suitable_open = sum(one.lent or one.is_open_to(resources) for one in self.suitable(resources))
-        return max(0, min(suitable_open, every_open - self.promised))
+        is_open = self.open_gpus(resources)
+        suitable_open = sum(suits(one.gpu, resources) for one in is_open)
+        return max(0, min(suitable_open, len(is_open) - self.promised))
 
     def spare(self, resources: Resources) -> int:
         """GPUs that it can get without a helper giving any back."""
-        lent = sum(one.lent for one in self.suitable(resources))
+        lent = sum(one.lent and suits(one.gpu, resources) for one in self.gpus.values())
         return max(0, self.room(resources) - lent)
 
     def units(self, resources: Resources) -> int | None:
         """Units that a new workload can get at most. None: the worker does not count its GPUs by units."""
-        units = [one.gpu.units for one in self.suitable(resources) if one.lent or one.is_open_to(resources)]
+        units = [one.gpu.units for one in self.open_gpus(resources) if suits(one.gpu, resources)]
         if not all(units):
             return None
         return sum(sorted(units, reverse=True)[: resources.gpu_count or self.room(resources)])

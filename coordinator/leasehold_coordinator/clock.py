@@ -21,9 +21,8 @@ def jumped_ns() -> int:
 
 def now_timestamp() -> timestamp_pb2.Timestamp:
     """The moment, to the nanosecond."""
-    message = timestamp_pb2.Timestamp()
-    message.FromNanoseconds(time.time_ns())
-    return message
+    seconds, nanos = divmod(time.time_ns(), 10**9)
+    return timestamp_pb2.Timestamp(seconds=seconds, nanos=nanos)
 
 
 def duration(seconds: float) -> duration_pb2.Duration:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Final, final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, fleet_pb2
@@ -23,7 +23,7 @@ from leasehold_coordinator.command_ledger import (
     Store,
     frame_of,
 )
-from leasehold_coordinator.command_states import is_terminal
+from leasehold_coordinator.command_states import OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.finishing import start
@@ -38,6 +38,9 @@ ASK_MINOR: Final = 3
 
 NOTE_DELAY_S: Final = 0.05
 """How long a step towards an outcome waits for others before it is stored. A quick command ends before."""
+
+STEPS: Final = REPORTED - OUTCOMES
+"""States that workers report, and that nothing waits for."""
 
 OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
 
@@ -90,14 +93,23 @@ class Dispatcher:
         self._fleet.ledger.jumped_ns = jumped_ns()
         return now_timestamp()
 
-    async def create(self, command: Command, workload: Workload | None = None) -> None:
-        """Stores a command, with the workload that it creates if any, and sends it."""
+    def create(self, command: Command, workload: Workload | None = None) -> Coroutine[Any, Any, None]:
+        """Takes a command in at once, with the workload that it creates if any.
+
+        Returns:
+            What stores both and sends the command. Where the store refuses, both are undone.
+        """
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
         effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
+        return self._store_created(effects, command, workload)
+
+    async def _store_created(
+        self, effects: Sequence[Effect], command: Command, workload: Workload | None
+    ) -> None:
         try:
             await self._carry_out(effects, [workload_row(workload)] if workload is not None else ())
         except FleetError:
@@ -106,6 +118,8 @@ class Dispatcher:
             raise
         if workload is not None:
             self._fleet.workload_hub.publish(workload.workload_id, self._fleet.view(workload))
+        if command.state == PENDING:  # those before it may have ended meanwhile
+            start(self._advance(command.worker_id))
 
     async def welcome(self, session: Session) -> None:
         """Ends what the worker does not have and should, and sends everything that is open."""
@@ -140,6 +154,17 @@ class Dispatcher:
             for effects in self._fleet.ledger.advance(worker_id, instance_id, self._now()):
                 await self._carry_out(effects)
 
+    def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
+        """Takes in what the worker says of a command. Returns what is left to do: none for most steps."""
+        is_step = update.state in STEPS and not update.workloads
+        if not is_step or update.command_id in self._ends:
+            return self.update(session, update)
+        crash_point("update-received")
+        for effect in self._effects(session, update):
+            if isinstance(effect, Note):
+                self._note(effect.after.command.command_id)
+        return None
+
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
         worker_id = session.hello.worker_id
@@ -154,6 +179,18 @@ class Dispatcher:
         if not self._fleet.is_current(session):  # it tells the next one where the command stands
             return
         workloads = self._fleet.news(update.workloads, over, session)
+        effects = self._effects(session, update)
+        if any(isinstance(effect, Store) for effect in effects):
+            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
+        else:
+            await self._fleet.save_workloads(workloads)
+            await self._carry_out(effects)
+        if is_terminal(update.state):
+            await self._advance(worker_id)
+
+    def _effects(self, session: Session, update: CommandUpdate) -> list[Effect]:
+        """What the ledger says of an update. What can't be is logged."""
+        worker_id = session.hello.worker_id
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
             self._fleet.registry.apply_result(session.known, update.result)
@@ -166,13 +203,7 @@ class Dispatcher:
                 CommandState.Name(update.state),
                 worker_id,
             )
-        if any(isinstance(effect, Store) for effect in effects):
-            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
-        else:
-            await self._fleet.save_workloads(workloads)
-            await self._carry_out(effects)
-        if is_terminal(update.state):
-            await self._advance(worker_id)
+        return effects
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once where it was not sent, else by asking its worker."""

@@ -26,6 +26,7 @@ from leasehold_coordinator.events import Events
 from leasehold_coordinator.gpu_conditions import Conditions, changes
 from leasehold_coordinator.hello_rules import WORKLOAD_LIMIT, check_workload
 from leasehold_coordinator.operations import creates_workload
+from leasehold_coordinator.recent_commands import RecentCommands
 from leasehold_coordinator.refusals import Refusals
 from leasehold_coordinator.registration import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.registry import KnownWorker, Registry
@@ -92,6 +93,7 @@ class Fleet:
         self.workload_hub: Hub[Workload] = Hub()
         self.command_hub: Hub[Command] = Hub(history_bytes=0)
         """Nobody resumes: a watch of a command begins with how it stands."""
+        self._recent = RecentCommands()
         self.events = Events(store)
         self.refusals = Refusals(self.events)
         self.readers: Counter[str] = Counter()
@@ -427,6 +429,8 @@ class Fleet:
             self.workload_hub.publish(workload.workload_id, self.view(workload))
         for stored in commands:
             self.ledger.kept(stored)
+            if is_terminal(stored.command.state):
+                self._recent.add(stored.command)
             self.command_hub.publish(stored.command.command_id, stored.command)
 
     def _event_of(self, command: Command, workloads: Sequence[Workload], worker_name: str) -> Event | None:
@@ -442,7 +446,8 @@ class Fleet:
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id as it is on disk: a step that is only under way is told to nobody."""
         stored = self.ledger.on_disk.get(command_id)
-        return stored.command if stored is not None else await self.store.find_command(command_id)
+        found = stored.command if stored is not None else self._recent.get(command_id)
+        return found if found is not None else await self.store.find_command(command_id)
 
     async def save_command(
         self, stored: StoredCommand, rows: Sequence[Change] = (), workloads: Sequence[Workload] = ()

@@ -1,6 +1,7 @@
 """Where a new workload goes: what the planner is told of the fleet, and what it says."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
+from heapq import heapify, heappop
 
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
@@ -26,18 +27,30 @@ def place(fleet: Fleet, request: CreateWorkloadRequest, among: Container[str] | 
     Raises:
         FleetError: UNKNOWN_WORKER or WORKER_UNAVAILABLE, or as the planner refuses.
     """
-    wanted = [fleet.registry.find(request.worker)] if request.worker else fleet.registry.all()
     if request.worker:
-        fleet.contact(wanted[0].hello.worker_id)
+        wanted: Iterable[KnownWorker] = [fleet.registry.find(request.worker)]
+        fleet.contact(fleet.registry.find(request.worker).hello.worker_id)
+    else:
+        wanted = _most_open_first(fleet)
     resources = request.spec.resources
-    candidates = [
+    candidates = (
         _candidate(fleet, known, for_helper=request.spec.HasField("helper"))
         for known in wanted
         if fleet.is_in_contact(known.hello.worker_id) and (among is None or known.hello.worker_id in among)
-    ]
+    )
     if request.gpu_uuids:
-        return check_named_gpus(candidates, list(request.gpu_uuids), resources)
+        return check_named_gpus(list(candidates), list(request.gpu_uuids), resources)
     return choose_worker(candidates, resources)
+
+
+def _most_open_first(fleet: Fleet) -> Iterator[KnownWorker]:
+    """Every worker, those with most open GPUs first, and then by name and id."""
+    order = [(-known.open_gpus, known.hello.name, known.hello.worker_id) for known in fleet.registry]
+    heapify(order)
+    while order:
+        known = fleet.registry.get(heappop(order)[2])
+        if known is not None:
+            yield known
 
 
 def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candidate:
@@ -48,18 +61,19 @@ def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candida
         worker_id,
         known.hello.name,
         {
-            gpu.gpu.uuid: CandidateGpu(
-                gpu.gpu,
-                seen_state(gpu.lease),
-                gpu.lease,
-                awaited=gpu.gpu.uuid in awaited,
-                lent=not for_helper and _is_lent(fleet, gpu.lease),
+            gpu.uuid: CandidateGpu(
+                gpu,
+                seen_state(lease),
+                lease,
+                awaited=gpu.uuid in awaited,
+                lent=not for_helper and _is_lent(fleet, lease),
             )
-            for gpu in fleet.registry.gpus(known)
+            for gpu, lease in fleet.registry.slots(known)
         },
         sum(_promised(fleet, known, command) for command in commands),
         known.cordon,
         known.resources,
+        known.open_gpus,
     )
 
 

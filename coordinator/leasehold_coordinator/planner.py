@@ -1,6 +1,6 @@
 """On which worker a new workload runs. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from leasehold.v1 import errors_pb2, lease_pb2
@@ -38,37 +38,47 @@ _NOT_FREE: Final[dict[SlotState.ValueType, ErrorReason.ValueType]] = {
 """Reasons of GPUs that nobody leases and that are not free all the same."""
 
 
-def choose_worker(candidates: Sequence[Candidate], resources: Resources) -> Candidate:
+def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Candidate:
     """The candidate that has what is wanted, and most free GPUs of it; among equals the first by name.
+
+    Args:
+        candidates: In any order. Those with a :attr:`Candidate.most` are ordered by it, most first, and then
+            by name. No more of these are taken than the choice needs.
+        resources: What is wanted.
 
     Raises:
         FleetError: WORKER_UNAVAILABLE without any candidate; CORDONED where all are; INSUFFICIENT_RESOURCES
             where only CPU, memory or disk lack; else NO_FREE_GPU. It says of each worker why.
     """
-    if not candidates:
+    if resources.gpu_uuids:
+        candidates = list(candidates)
+        if candidates and not any(uuid in one.gpus for one in candidates for uuid in resources.gpu_uuids):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                f"no connected worker has {resources.gpu_uuids[0]}: `leasehold get gpus` lists them",
+                field="spec.resources.gpu_uuids",
+            )
+    shortages: list[Shortage] = []
+    best: Candidate | None = None
+    best_rank = (0, "")
+    for candidate in candidates:
+        if best is not None and candidate.most is not None and (-candidate.most, candidate.name) > best_rank:
+            break  # neither this one nor any after it goes first
+        shortage = shortage_of(candidate, resources)
+        if shortage is not None:
+            shortages.append(shortage)
+            continue
+        rank = (-candidate.spare(resources), candidate.name)
+        if best is None or rank < best_rank:
+            best, best_rank = candidate, rank
+    if best is not None:
+        return best
+    if not shortages:
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             "no worker is connected: start one with `leasehold worker`",
         )
-    if resources.gpu_uuids and not any(
-        uuid in one.gpus for one in candidates for uuid in resources.gpu_uuids
-    ):
-        raise FleetError(
-            errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-            f"no connected worker has {resources.gpu_uuids[0]}: `leasehold get gpus` lists them",
-            field="spec.resources.gpu_uuids",
-        )
-    shortages: list[Shortage] = []
-    fitting: list[Candidate] = []
-    for candidate in candidates:
-        shortage = shortage_of(candidate, resources)
-        if shortage is None:
-            fitting.append(candidate)
-        else:
-            shortages.append(shortage)
-    if not fitting:
-        raise _refusal(shortages, resources)
-    return min(fitting, key=lambda candidate: (-candidate.spare(resources), candidate.name))
+    raise _refusal(sorted(shortages, key=lambda shortage: shortage.worker), resources)
 
 
 def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:

@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandResult
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
+from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.machine_pb2 import MachineResources
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
@@ -47,6 +48,9 @@ IN_USE: Final = (
     fleet_pb2.WORKER_STATE_UNCONFIRMED,
 )
 """A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
+
+OPEN: Final = (lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_FOREIGN)
+"""States of GPUs that may be leased anew."""
 
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""
@@ -91,6 +95,11 @@ class KnownWorker:
         if self.cordon is not None:
             return []
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
+
+    @property
+    def open_gpus(self) -> int:
+        """Number of GPUs that nobody leases, as last reported. A new workload can get no more."""
+        return sum(lease.state in OPEN for lease in self.leases)
 
     @property
     def conditions(self) -> Conditions:
@@ -445,17 +454,26 @@ class Registry:
             cordon=known.cordon,
         )
 
-    def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
-        """The GPUs of a worker that has reported, in slot order."""
+    def slots(self, known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
+        """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
+
+        An empty lease means that the worker said nothing of the GPU.
+        """
         if not known.reported:
             return
         leases = {lease.gpu_uuid: lease for lease in known.leases}
         for gpu in known.hello.gpu_pool:
+            lease = leases.get(gpu.uuid)
+            yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
+
+    def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
+        """The same as messages."""
+        for gpu, lease in self.slots(known):
             yield FleetGpu(
                 worker_id=known.hello.worker_id,
                 worker_name=known.hello.name,
                 gpu=gpu,
-                lease=_seen_lease(leases.get(gpu.uuid), known.cordon),
+                lease=lease if lease.gpu_uuid else None,
                 report_time=known.last_seen_time,
             )
 
@@ -475,9 +493,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
 
 
-def _seen_lease(lease: GpuLease | None, cordon: Cordon | None) -> GpuLease | None:
+def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
     """A lease as clients see it: nothing is free on a worker that is out of service."""
-    if lease is None or cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
+    if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
         return lease
     seen = GpuLease()
     seen.CopyFrom(lease)

@@ -5,7 +5,11 @@ import logging
 import re
 import secrets
 import uuid
-from typing import Final, TypeAlias, final
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
+from weakref import WeakValueDictionary
 
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
@@ -54,17 +58,87 @@ LONG_TIMEOUT_S: Final = 600.0
 
 WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
 
+Created = TypeVar("Created")
+
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Created]):
+    """What a request is answered with, once it is stored.
+
+    Attributes:
+        created: The answer.
+        storing: Stores what was decided, and sends it. None: there is nothing to store.
+    """
+
+    created: Created
+    storing: Awaitable[None] | None = None
+
+
+@final
 class Requests:
-    """Creates commands, one at a time: a check holds until what it allowed is stored."""
+    """Creates commands. Each is decided alone, and stored while others are decided.
+
+    A decision takes the command into the ledger in the turn of the loop in which it was checked, so the next
+    decision counts it. Nothing is answered or sent before the command is on disk.
+    """
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._lock = asyncio.Lock()
+        self._deciding = asyncio.Lock()
+        self._storing: set[asyncio.Future[None]] = set()
+        """One for each creation that was decided and is not on disk yet."""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By request id, while a request with it is served."""
+
+    async def _once(self, request_id: str, create: Callable[[], Coroutine[Any, Any, Created]]) -> Created:
+        """Serves a request to its end. One with the same id waits, and then finds what this one created."""
+        if not request_id:
+            return await finish(create())
+
+        async def take_turn() -> Created:
+            turn = self._turns.setdefault(request_id, asyncio.Lock())
+            async with turn:
+                return await create()
+
+        return await finish(take_turn())
+
+    async def _decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
+        """Makes a decision, and stores it while others are made.
+
+        A refusal may rest on a creation that is not on disk yet and may fail. The decision is then made again
+        once all such creations are on disk or undone. No other decision is made meanwhile.
+
+        Raises:
+            FleetError: It is refused, or can't be stored. Nothing was created.
+        """
+        async with self._deciding:
+            try:
+                decision = await decide()
+            except FleetError:
+                if not self._storing:
+                    raise
+                await self._settle()
+                decision = await decide()
+            if decision.storing is None:
+                return decision.created
+            stored = asyncio.get_running_loop().create_future()
+            self._storing.add(stored)
+        try:
+            await decision.storing
+        finally:
+            self._storing.discard(stored)
+            stored.set_result(None)
+        crash_point("request-answered")
+        return decision.created
+
+    async def _settle(self) -> None:
+        """Waits until every creation that was decided is on disk or undone."""
+        if self._storing:
+            await asyncio.wait(self._storing)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts it.
@@ -72,14 +146,15 @@ class Requests:
         Raises:
             FleetError: It is refused, and nothing was created.
         """
-        return await finish(self._create_workload(request))
+        return await self._once(request.request_id, partial(self._create_workload, request))
 
     async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
+        before = await self._created_before(request.request_id)
+        if before is not None:
+            return before
         holders = await self._holders(request)
-        async with self._lock:
-            before = await self._created_before(request.request_id)
-            if before is not None:
-                return before
+
+        async def decide() -> Decision[tuple[Workload, Command | None]]:
             workload = self._new_workload(request, holders)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             run = command_pb2.RunOperation(
@@ -96,10 +171,10 @@ class Requests:
                 workload.workload_id,
             )
             if request.validate_only:
-                return workload, None
-            await self._dispatcher.create(command, workload)
-            crash_point("request-answered")
-            return workload, command
+                return Decision((workload, None))
+            return Decision((workload, command), self._dispatcher.create(command, workload))
+
+        return await self._decide(decide)
 
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
         """Ids of the workers that have the checkpoint which a workload is to begin with. None: any will do.
@@ -112,8 +187,6 @@ class Requests:
         """
         if not request.checkpoint_id or request.worker or request.gpu_uuids:
             return None
-        if await self._created_before(request.request_id) is not None:
-            return None
         return await find_holders(self._fleet, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
@@ -122,13 +195,14 @@ class Requests:
         Raises:
             FleetError: It is refused, and nothing was created.
         """
-        return await finish(self._adopt(request))
+        return await self._once(request.request_id, partial(self._adopt, request))
 
     async def _adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        async with self._lock:
-            before = await self._created_before(request.request_id)
-            if before is not None:
-                return before
+        before = await self._created_before(request.request_id)
+        if before is not None:
+            return before
+
+        async def decide() -> Decision[tuple[Workload, Command]]:
             check_operation(Operation(adopt=request.operation))
             workload_id = _workload_id()
             operation = AdoptOperation()
@@ -151,9 +225,9 @@ class Requests:
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
             )
-            await self._dispatcher.create(command, workload)
-            crash_point("request-answered")
-            return workload, command
+            return Decision((workload, command), self._dispatcher.create(command, workload))
+
+        return await self._decide(decide)
 
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
         """Creates a command about a worker, its GPUs or what is on its disk.
@@ -166,25 +240,30 @@ class Requests:
             FleetError: It is refused, and nothing was created.
         """
 
-        async def create() -> Command:
-            async with self._lock:
-                before = await self._repeated(request.request_id)
-                if before is not None:
-                    return before
-                check_operation(operation)
-                known = self._fleet.registry.find(request.worker)
-                worker_id = known.hello.worker_id
-                self._fleet.contact(worker_id)
-                uuids = {gpu.uuid for gpu in known.hello.gpu_pool}
-                check_gpus_of_worker(operation, uuids, known.hello.name)
-                self._dispatcher.check_room(worker_id, [])
-                timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)
-                command = self._new_command(request.request_id, worker_id, operation, timeout)
-                await self._dispatcher.create(command)
-                crash_point("request-answered")
-                return command
+        async def decide() -> Decision[Command]:
+            check_operation(operation)
+            known = self._fleet.registry.find(request.worker)
+            worker_id = known.hello.worker_id
+            self._fleet.contact(worker_id)
+            uuids = {gpu.uuid for gpu in known.hello.gpu_pool}
+            check_gpus_of_worker(operation, uuids, known.hello.name)
+            self._dispatcher.check_room(worker_id, [])
+            timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)
+            command = self._new_command(request.request_id, worker_id, operation, timeout)
+            return Decision(command, self._dispatcher.create(command))
 
-        return await finish(create())
+        return await self._create_command(request.request_id, decide)
+
+    async def _create_command(
+        self, request_id: str, decide: Callable[[], Awaitable[Decision[Command]]]
+    ) -> Command:
+        """Decides on a command, unless an earlier request with this id has created one."""
+
+        async def create() -> Command:
+            before = await self._repeated(request_id)
+            return before if before is not None else await self._decide(decide)
+
+        return await self._once(request_id, create)
 
     async def forget_worker(self, worker: str) -> ForgetWorkerResponse:
         """Forgets a worker that is not connected, with its workloads and commands.
@@ -194,7 +273,8 @@ class Requests:
         """
 
         async def forget() -> ForgetWorkerResponse:
-            async with self._lock:
+            async with self._deciding:
+                await self._settle()  # a command that comes on disk later would be forgotten by nobody
                 known = self._fleet.registry.find(worker)
                 last = self._fleet.worker(known)
                 failed = await self._fleet.forget_worker(known)
@@ -225,33 +305,27 @@ class Requests:
             FleetError: It is refused, and nothing was created.
         """
 
-        async def create() -> Command:
-            async with self._lock:
-                before = await self._repeated(request_id)
-                if before is not None:
-                    return before
-                target = await find_target(self._fleet, workload, operation)
-                check_one_worker(target.workloads)
-                self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
-                check_generation(target.first, expected_generation)
-                for found in target.workloads:
-                    check_state(found, target.operation)
-                self._fleet.contact(target.first.worker_id)
-                is_short = operation.WhichOneof("kind") in ("stop", "release")
-                command = self._new_command(
-                    request_id,
-                    target.first.worker_id,
-                    target.operation,
-                    timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
-                    target.first.workload_id,
-                )
-                if expected_generation is not None:
-                    command.expected_generation = expected_generation
-                await self._dispatcher.create(command)
-                crash_point("request-answered")
-                return command
+        async def decide() -> Decision[Command]:
+            target = await find_target(self._fleet, workload, operation)
+            check_one_worker(target.workloads)
+            self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
+            check_generation(target.first, expected_generation)
+            for found in target.workloads:
+                check_state(found, target.operation)
+            self._fleet.contact(target.first.worker_id)
+            is_short = operation.WhichOneof("kind") in ("stop", "release")
+            command = self._new_command(
+                request_id,
+                target.first.worker_id,
+                target.operation,
+                timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
+                target.first.workload_id,
+            )
+            if expected_generation is not None:
+                command.expected_generation = expected_generation
+            return Decision(command, self._dispatcher.create(command))
 
-        return await finish(create())
+        return await self._create_command(request_id, decide)
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker and is not parked, oldest first.
@@ -261,7 +335,8 @@ class Requests:
         """
 
         async def create() -> SuspendWorkerResponse:
-            async with self._lock:
+            async with self._deciding:
+                await self._settle()  # the answer names commands that earlier requests created
                 operation = Operation(suspend=request.operation)
                 check_operation(operation)
                 known = self._fleet.registry.find(request.worker)

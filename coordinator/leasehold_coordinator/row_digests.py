@@ -28,11 +28,14 @@ def row_digest(table: sa.Table, values: Values) -> bytes | None:
     Returns:
         None: a value does not have its column's type, as only damage brings about.
     """
-    columns = _columns(table)
-    if not all(values[name] is None or type(values[name]) is kind for name, kind in columns):
-        return None
+    named: list[tuple[str, object]] = []
+    for name, kind in _columns(table):
+        value = values[name]
+        if value is not None and type(value) is not kind:
+            return None
+        named.append((name, value))
     try:
-        data = msgspec.msgpack.encode((str(table.name), [(name, values[name]) for name, _ in columns]))
+        data = msgspec.msgpack.encode((str(table.name), named))
     except UnicodeEncodeError:  # text that was no UTF-8 on disk
         return None
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -4,8 +4,9 @@ Records are the protos themselves: what is queried stands in columns beside them
 columns of a row: see :mod:`leasehold_coordinator.row_digests`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -13,6 +14,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Dialect,
     Index,
     Insert,
     LargeBinary,
@@ -120,17 +122,25 @@ commits: Final = Table(
 
 def put_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows, each in the place of the one with its key if there is one. All have the same columns."""
-    connection.execute(_upsert(table, connection.dialect.name), rows)
+    text, parameters = _upsert(table, connection.dialect, tuple(rows[0]))
+    connection.exec_driver_sql(text, [parameters(row) for row in rows])
 
 
 @lru_cache(maxsize=16)
-def _upsert(table: Table, dialect: str) -> Insert:
+def _upsert(
+    table: Table, dialect: Dialect, columns: tuple[str, ...]
+) -> tuple[str, Callable[[dict[str, Any]], Any]]:
+    """The statement as the driver takes it, and what makes the driver's parameters of a row.
+
+    The values of rows are of types that drivers take. SQLAlchemy would look at each value again.
+    """
     # Both say it with the same words, and each has a class for them.
-    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
     (key,) = table.primary_key.columns
     new = {one.name: insert.excluded[one.name] for one in table.columns if one is not key}
     statement: Insert = insert.on_conflict_do_update(index_elements=[key], set_=new)
-    return statement
+    compiled = statement.compile(dialect=dialect, column_keys=columns)
+    return str(compiled), itemgetter(*compiled.positiontup) if compiled.positiontup else dict
 
 
 def event_id_at(time_ns: int) -> str:

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final, cast, final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -110,19 +110,35 @@ def _send_away(fleet: Fleet) -> None:
 
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+    services = cast(grpc.aio.Server, _Services(server))
     requests = Requests(fleet, dispatcher)
-    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), server)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
-    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, server)
-    fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), server)
-    events_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), server)
+    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
+    fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
+    events_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
     WorkerSessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
     for name in ("", *SERVICES):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server
+
+
+@final
+class _Services:
+    """A server to which generated code adds services, without registering their methods with gRPC's core.
+
+    gRPC's asyncio server keeps one task for each registered method, and looks at every one of them for each
+    call. All methods that are not registered share one task.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Registers nothing: the same handlers are added as generic ones."""
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import random
 import time
-from typing import Final, final
+from collections.abc import Coroutine
+from typing import Any, Final, final
 from weakref import WeakValueDictionary
 
 import grpc
@@ -239,7 +240,8 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                     continue  # a newer stream of the worker has taken over
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), now_timestamp())
-                await finish(self._take(session, frame))
+                if (work := self._take(session, frame)) is not None:
+                    await finish(work)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
@@ -253,15 +255,16 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         finally:
             session.end()
 
-    async def _take(self, session: Session, frame: ConnectRequest) -> None:
+    def _take(self, session: Session, frame: ConnectRequest) -> Coroutine[Any, Any, None] | None:
+        """Takes a frame in. Returns what is left to do, if that takes a while."""
         check_times(frame)
         match frame.WhichOneof("frame"):
             case "worker_load":
                 self._take_load(session, frame.worker_load)
             case "command_update":
-                await self._dispatcher.update(session, frame.command_update)
+                return self._dispatcher.take(session, frame.command_update)
             case "workload_event":
-                await self._fleet.apply_workload(frame.workload_event.workload, session)
+                return self._fleet.apply_workload(frame.workload_event.workload, session)
             case "output_chunk":
                 session.answer_read(frame.output_chunk)
             case "plan_answer":
@@ -273,9 +276,10 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)
                 session.end()
             case "hello":
-                await self._take_hello(session, frame.hello)
+                return self._take_hello(session, frame.hello)
             case None:
                 logger.warning("ignored a frame of a newer worker %s", session.hello.name)
+        return None
 
     def _take_load(self, session: Session, load: WorkerLoad) -> None:
         known = session.known

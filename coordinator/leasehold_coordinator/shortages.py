@@ -51,12 +51,13 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
     if candidate.cordon is not None:
         why = f"is cordoned{cordon_text(candidate.cordon)}"
         return Shortage(candidate.name, errors_pb2.ERROR_REASON_CORDONED, why)
-    units = candidate.units(resources)
-    too_few = candidate.room(resources) < least_gpus(resources)
+    least = least_gpus(resources)
+    units = candidate.units(resources) if resources.gpu_units else None
+    too_few = least > 0 and candidate.room(resources) < least
     too_small = units is not None and units < resources.gpu_units
     if too_few or too_small:
         why = _gpus_text(candidate, resources) + (f", {units} units free" if too_small else "")
-        for_good = len(candidate.suitable(resources)) < least_gpus(resources)
+        for_good = len(candidate.suitable(resources)) < least
         return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good)
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES

@@ -559,10 +559,11 @@ def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) 
 
 def _whole(row: Row, served_s: int) -> dict[str, Any]:
     """The values of a row, with its digest."""
-    values = row.values
+    values = dict(row.values)
     if "served_s" in row.table.columns:
-        values = values | {"served_s": served_s if values.get("ended", True) else None}
-    return values | {COLUMN: row_digest(row.table, values)}
+        values["served_s"] = served_s if values.get("ended", True) else None
+    values[COLUMN] = row_digest(row.table, values)
+    return values
 
 
 def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:

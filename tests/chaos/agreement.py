@@ -9,9 +9,9 @@ from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
-from leasehold_client.client import Client
+from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
-from leasehold_worker.processes import ProcessIdentity, identify, lineage
+from leasehold_worker.host.processes import ProcessIdentity, identify, lineage
 
 from .shared_host import SharedHost
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, final
 
 from leasehold.v1.local_pb2 import ListResponse
-from leasehold_client.client import Client
+from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
 from leasehold_simgpu import SimulatedHost, Timing
@@ -35,7 +35,7 @@ COUNTER: Final = [str(ROOT / "examples/counter.py"), "--bytes", "1MiB", "--inter
 USERS: Final = {"ann": 61_001, "bob": 61_002}
 GROUP: Final = "nogroup"
 NEEDED: Final = (
-    "import os, sys, grpc, cuda.bindings.driver, leasehold_client.local_claim; os.stat(sys.executable)"
+    "import os, sys, grpc, cuda.bindings.driver, leasehold_client.local.lease; os.stat(sys.executable)"
 )
 EXEC: Final = "import sys; from leasehold_client.main import main; sys.argv[0] = 'leasehold'; main()"
 CLAIM: Final = """

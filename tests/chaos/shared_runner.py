@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from leasehold_client.client import Client
+from leasehold_client.coordinator.client import Client
 
 from .agreement import wait_agreed
 from .shared_host import SharedHost, shared_host

@@ -10,10 +10,9 @@ from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
-from leasehold_client.client import Client
+from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
-from leasehold_client.watching import Patience
 
 from .shared_host import SharedHost
 
@@ -261,7 +260,7 @@ def _command(client: Client, ask: Callable[[], Command]) -> bool:
 
     def wait() -> None:
         command = ask()
-        ended.append(client.wait(command, Patience(command, WAIT_S)))
+        ended.append(client.wait(command, timeout_s=WAIT_S, check=False))
 
     _tolerate(wait)
     return any(command.state == command_pb2.COMMAND_STATE_SUCCEEDED for command in ended)

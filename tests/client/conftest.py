@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from leasehold_client import main, resuming
+from leasehold_client import main
+from leasehold_client.coordinator import retry
 
 from .scripted_coordinator import ScriptedCoordinator, serving
 
@@ -66,6 +67,6 @@ def leasehold(
 @pytest.fixture
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits 30 s for a coordinator."""
-    monkeypatch.setattr(resuming, "OUTAGE_LIMIT_S", 0.3)
-    monkeypatch.setattr(resuming, "REPEAT_LIMIT_S", 0.1)
-    monkeypatch.setattr(resuming, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(retry, "OUTAGE_LIMIT_S", 0.3)
+    monkeypatch.setattr(retry, "REPEAT_LIMIT_S", 0.1)
+    monkeypatch.setattr(retry, "RETRY_INTERVAL_S", 0.01)

@@ -63,8 +63,8 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str
     else:
         with file.open("wb") as empty:
             empty.truncate(2**40)
-    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    rule = "exceeds the limit of 1000000 bytes" if kind == "large" else "is not a regular file"
     with pytest.raises(
-        UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file, or remove"
+        UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file or remove"
     ):
         configured_coordinator()

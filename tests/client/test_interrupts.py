@@ -25,9 +25,9 @@ main()
 MOMENTS = {
     "the command's own modules": (("import", "click"), "get gpus"),
     "a verb's modules": (("import", "grpc"), "get gpus"),
-    "modules of a verb's end": (("import", "leasehold_client.conclusion"), "get gpus"),
+    "modules of a verb's end": (("import", "leasehold_client.cli.conclusion"), "stop one"),
     "exec's modules": (("import", "grpc"), "exec -- true"),
-    "the demonstration's modules": (("import", "leasehold_client.demo_fleet"), "demo"),
+    "the demonstration's modules": (("import", "leasehold_client.demo.fleet"), "demo"),
     "a worker's modules": (("import", "trio"), "worker"),
     "a worker's driver helper": (("subprocess.Popen", ""), "worker --state-dir state"),
     "a worker's journal": (("sqlite3.connect", ""), "worker --state-dir state"),
@@ -82,7 +82,7 @@ def run_printing(line: str, stdout: int, folder: Path) -> subprocess.CompletedPr
 def test_what_click_prints_to_a_full_disk_is_one_line(line: str, tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         done = run_printing(line, full.fileno(), tmp_path)
-    assert done.stderr == "leasehold: the output can't be written: No space left on device\n"
+    assert done.stderr == "leasehold: can't write the output: No space left on device\n"
     assert done.returncode == 1
 
 

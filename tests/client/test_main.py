@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from leasehold_client import main, rooms
+from leasehold_client import main, plugins
 
 from .conftest import CommandLine
 
@@ -62,20 +62,22 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
 
 
 def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rooms.MODULES, "nothing", ())
-    monkeypatch.setitem(rooms.ROOMS, "doctor", rooms.Room("", "leasehold_nothing.doctor:command", "nothing"))
+    monkeypatch.setitem(plugins.MODULES, "nothing", ())
+    monkeypatch.setitem(
+        plugins.PLUGINS, "doctor", plugins.Plugin("", "leasehold_nothing.doctor:command", "nothing")
+    )
     result = CliRunner().invoke(main.leasehold, ["doctor", "--quick"])
     assert result.exit_code == 2
     assert "`leasehold doctor` needs leasehold_nothing, which is not installed" in result.output
     assert "pip install 'leasehold[nothing]'" in result.output
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "(needs leasehold_nothing)" in help_text
-    assert "Park a workload" in help_text
+    assert "Suspend a workload" in help_text
 
 
 def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rooms.MODULES, "worker", ("click", "no_such_package"))
-    monkeypatch.setitem(rooms.MODULES, "coordinator", ("nor_this",))
+    monkeypatch.setitem(plugins.MODULES, "worker", ("click", "no_such_package"))
+    monkeypatch.setitem(plugins.MODULES, "coordinator", ("nor_this",))
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "doctor       (needs no_such_package)" in help_text
     assert "worker       (needs no_such_package)" in help_text
@@ -90,7 +92,7 @@ def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
     def starts_late() -> None:
         importlib.import_module("no_such_package")
 
-    monkeypatch.setattr(importlib.import_module("leasehold_worker.cli"), "command", starts_late)
+    monkeypatch.setattr(importlib.import_module("leasehold_worker.agent.cli"), "command", starts_late)
     done = bare_leasehold("worker")
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
@@ -99,7 +101,7 @@ def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
     )
 
 
-@pytest.mark.parametrize("name", [*main.VERBS, *rooms.ROOMS])
+@pytest.mark.parametrize("name", [*main.VERBS, *plugins.PLUGINS])
 def test_the_summaries_are_those_of_the_verbs(name: str) -> None:
     summary = main._summaries()[name]
     command = main.leasehold.get_command(click.Context(main.leasehold), name)
@@ -132,6 +134,6 @@ def test_the_modules_of_each_extra_are_those_of_its_packages() -> None:
     modules = {"cuda-python": "cuda", "nvidia-ml-py": "pynvml"}  # the one has no module, the other an example
     for module, names in distributions.items():
         modules |= {name.lower(): module for name in names if name.lower() not in modules}
-    for extra, found in rooms.MODULES.items():
+    for extra, found in plugins.MODULES.items():
         names = [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in extras[extra]]
         assert [modules[name] for name in names] == list(found)

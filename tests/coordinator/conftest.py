@@ -30,6 +30,8 @@ class CoordinatorProcess:
     folder: Path
     address: str = "127.0.0.1:0"
     load_interval_s: float = 5.0
+    prelude: str = ""
+    """Python that the process runs first, such as to change a limit."""
     workers: list[ScriptedWorker] = field(default_factory=list)
 
     def start(self) -> None:
@@ -37,7 +39,7 @@ class CoordinatorProcess:
         options = ["--listen", self.address, "--database", str(self.folder / "store.sqlite3")]
         with (self.folder / "coordinator.log").open("a") as log:
             self.process = Forked(
-                COORDINATOR,
+                f"{self.prelude}\n{COORDINATOR}" if self.prelude else COORDINATOR,
                 [*options, "--load-interval", str(self.load_interval_s)],
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,6 +1,8 @@
 """Where a new workload goes, and what it is told where it can't."""
 
 import itertools
+import random
+from dataclasses import replace
 
 import pytest
 from leasehold.v1 import errors_pb2, lease_pb2
@@ -31,6 +33,58 @@ SMALL = MachineResources(
     disk_total_bytes=100 * GIB,
     disk_free_bytes=10 * GIB,
 )
+
+
+def ordered(candidates: list[Candidate]) -> list[Candidate]:
+    """The same candidates as of a large fleet: those with most open GPUs first, and by name."""
+    for number, one in enumerate(candidates):
+        most = sum(gpu.state in (lease_pb2.SLOT_STATE_FREE, FOREIGN) for gpu in one.gpus.values())
+        candidates[number] = replace(one, most=most)
+    return sorted(candidates, key=lambda one: (-(one.most or 0), one.name))
+
+
+def test_a_large_fleet_is_not_looked_through_for_each_workload() -> None:
+    looked_at = iter(ordered([candidate(f"n{number:02}", True, True) for number in range(50)]))
+    assert choose_worker(looked_at, Resources(gpu_count=1)).name == "n00"
+    assert len(list(looked_at)) == 48
+
+
+@pytest.mark.parametrize("first_seed", range(0, 300, 50))
+def test_the_order_of_candidates_does_not_change_the_choice(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        check_order(seed)
+
+
+def check_order(seed: int) -> None:
+    dice = random.Random(seed)
+    states = [lease_pb2.SLOT_STATE_FREE] * 4 + [LEASED, CORDONED, UNHEALTHY, FOREIGN]
+    fleet = []
+    for number in range(dice.randint(1, 6)):
+        gpus = [
+            one_gpu(
+                f"GPU-{number}-{slot}",
+                state := dice.choice(states),
+                memory_gib=dice.choice([40, 80]),
+                awaited=dice.random() < 0.1,
+                lent=state == LEASED and dice.random() < 0.5,
+            )
+            for slot in range(dice.randint(0, 4))
+        ]
+        cordon = REPAIR if dice.random() < 0.1 else None
+        fleet.append(of_gpus(f"n{number}", *gpus, promised=dice.choice([0, 0, 1]), cordon=cordon))
+    resources = Resources(
+        gpu_count=dice.randint(0, 2),
+        gpu_memory_bytes=dice.choice([0, 50 * GIB]),
+        allow_foreign=dice.random() < 0.5,
+    )
+
+    def outcome(candidates: list[Candidate]) -> str:
+        try:
+            return choose_worker(candidates, resources).name
+        except FleetError as error:
+            return error.message
+
+    assert outcome(ordered(list(fleet))) == outcome(fleet), seed
 
 
 def refusal(resources: Resources, *candidates: Candidate) -> tuple[ErrorReason.ValueType, str]:

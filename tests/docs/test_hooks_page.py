@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 from leasehold.v1 import workload_pb2
-from leasehold_client.hooks_file import read_hooks
+from leasehold_client.arguments.hooks_file import read_hooks
 from leasehold_worker.hooks.validation import check_hooks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/hooks.md"

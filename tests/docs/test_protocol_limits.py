@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1.command_pb2 import SuspendOperation
-from leasehold_client.verb import lock_timeout_option, timeout_option
+from leasehold_client.cli.verb import lock_timeout_option, timeout_option
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.field_rules import check_duration
 from leasehold_worker.errors import OperationError
-from leasehold_worker.preflight import lock_timeout_s
+from leasehold_worker.planning.workload_checks import lock_timeout_s
 
 WEEK_S = 7 * 86_400
 

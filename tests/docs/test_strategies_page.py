@@ -6,7 +6,7 @@ from pathlib import Path
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.plan_pb2 import Tier
 from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
-from leasehold_worker.strategies import TABLE, policy_text
+from leasehold_worker.workloads.eviction import TABLE, policy_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/strategies.md"
 ROW = re.compile(r"^\| `(\w+\+\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \| (\w+) \| ([^|]*)\|$", re.M)

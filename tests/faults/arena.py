@@ -10,16 +10,12 @@ from typing import Final
 import trio
 from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
-from leasehold_worker.config import WorkerConfig
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.report import Report
-from leasehold_worker.workload import (
-    ENDED,
-    RUNNING,
-    SUSPENDED,
-    Workload,
-)
+from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDED
+from leasehold_worker.workloads.workload import Workload
 
 from .cases import Kind
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
@@ -88,7 +84,7 @@ class Stage:
 class Outcome:
     """What an operation said that it did."""
 
-    report: Report
+    progress: Progress
     error: OperationError | None
 
 
@@ -101,9 +97,9 @@ class Arena:
         self.host_memory = parts.host_memory
         self.workloads = parts.workloads
         self.operations = parts.operations
-        self.stopping = parts.stopping
+        self.termination = parts.termination
         self.health = parts.health
-        self.servicing = parts.servicing
+        self.cordons = parts.cordons
         self.looking = trio.Lock()
         """Held by whoever has the worker look at the GPUs: a look may not bring back what was just mended."""
         self._folder = folder
@@ -122,7 +118,7 @@ class Arena:
         )
         workload_id = f"{actor.name}-{actor.starts}"
         run = command_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
-        await self.operations.run(workload_id, run, Report(lambda _: None))
+        await self.operations.run(workload_id, run, Progress(lambda _: None))
         actor.workload = self.workloads.get(workload_id)
         await self._until(actor.members.is_ready, f"{workload_id} is ready")
 
@@ -131,7 +127,7 @@ class Arena:
         if workload.state not in ENDED:
             stop = command_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
-            await self.stopping.stop(workload.workload_id, stop, Report(lambda _: None))
+            await self.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
 
     async def end_all(self) -> None:
         """Ends every workload."""
@@ -145,14 +141,18 @@ class Arena:
             case Kind.SUSPEND:
                 suspend = command_pb2.SuspendOperation()
                 suspend.lock_timeout.FromMilliseconds(200)
-                return await _attempted(lambda report: self.operations.suspend(workload_id, suspend, report))
+                return await _attempted(
+                    lambda progress: self.operations.suspend(workload_id, suspend, progress)
+                )
             case Kind.RESTORE:
                 restore = command_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
-                return await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
+                return await _attempted(
+                    lambda progress: self.operations.restore(workload_id, restore, progress)
+                )
             case Kind.REMAP | Kind.SWAP:
                 remap = command_pb2.RemapOperation(moves=moves(stage))
                 remap.lock_timeout.FromMilliseconds(200)
-                return await _attempted(lambda report: self.operations.remap(remap, report))
+                return await _attempted(lambda progress: self.operations.remap(remap, progress))
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -185,7 +185,7 @@ class Arena:
             if not self._free(actor.home):
                 return None
             restore.gpu_uuids.extend(actor.home)
-        outcome = await _attempted(lambda report: self.operations.restore(workload_id, restore, report))
+        outcome = await _attempted(lambda progress: self.operations.restore(workload_id, restore, progress))
         return outcome.error
 
     def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:
@@ -218,13 +218,13 @@ class Arena:
         raise AssertionError(f"{what}: not within {SETUP_TIMEOUT_S:g} s")
 
 
-async def _attempted(operation: Callable[[Report], Awaitable[None]]) -> Outcome:
-    report = Report(lambda _: None)
+async def _attempted(operation: Callable[[Progress], Awaitable[None]]) -> Outcome:
+    progress = Progress(lambda _: None)
     try:
-        await operation(report)
+        await operation(progress)
     except OperationError as error:
-        return Outcome(report, error)
-    return Outcome(report, None)
+        return Outcome(progress, error)
+    return Outcome(progress, None)
 
 
 def moves(stage: Stage) -> list[command_pb2.Move]:

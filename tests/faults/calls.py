@@ -34,7 +34,7 @@ def miscounted(before: Counts, after: Counts, kind: Kind, outcome: Outcome, *, w
         outcome: What was told.
         whole: Nothing went wrong, so each call was made once.
     """
-    for _, member in outcome.report.outcomes:
+    for _, member in outcome.progress.outcomes:
         pid = member.member.identity.pid
         if pid not in before or pid not in after:
             continue

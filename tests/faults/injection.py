@@ -129,7 +129,7 @@ async def _held(arena: Arena, fault: CaseFault, pid: int, gpu_uuids: frozenset[s
                 _end(arena.host, fault, pid, gpu_uuids)
                 if fault.condition in (Condition.ECC, Condition.LOST, Condition.MIG):
                     forget = command_pb2.ResetGpuHealthOperation(gpu_uuids=sorted(gpu_uuids))
-                    await arena.servicing.reset_health(forget)
+                    await arena.cordons.reset_health(forget)
 
 
 def _begin(host: SimulatedHost, fault: CaseFault, pid: int, gpu_uuids: frozenset[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Final
 
 import trio
 from leasehold.v1 import workload_pb2
-from leasehold_worker.processes import identify
-from leasehold_worker.workload import RUNNING, SUSPENDED, UNKNOWN
+from leasehold_worker.host.processes import identify
+from leasehold_worker.workloads.states import RUNNING, SUSPENDED, UNKNOWN
 
 from .arena import Actor, Arena, Stage
 from .calls import counts, miscounted

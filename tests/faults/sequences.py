@@ -17,7 +17,7 @@ import trio.from_thread
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.workload import RUNNING, SUSPENDED
+from leasehold_worker.workloads.states import RUNNING, SUSPENDED
 
 from .arena import Arena, Stage, open_arena
 from .cases import CaseFault, Kind, all_faults

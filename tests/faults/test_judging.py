@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_worker.checkpoint.helper_protocol import DriverCall
-from leasehold_worker.checkpoint.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.members import RUNNING, UNKNOWN, WEDGED, Member, MemberOutcome, Phase
 from leasehold_worker.errors import OperationError
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.report import Report
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
 
 from .arena import Outcome, Stage
 from .calls import miscounted
@@ -23,9 +24,9 @@ NOBODY = Stage([])
 
 
 def outcome(member: MemberOutcome, reason: errors_pb2.ErrorReason.ValueType | None = None) -> Outcome:
-    report = Report(lambda _: None)
-    report.outcomes.append(("w", member))
-    return Outcome(report, None if reason is None else OperationError(reason, "it failed"))
+    progress = Progress(lambda _: None)
+    progress.outcomes.append(("w", member))
+    return Outcome(progress, None if reason is None else OperationError(reason, "it failed"))
 
 
 def member(*calls: DriverCall, state: int = RUNNING) -> MemberOutcome:

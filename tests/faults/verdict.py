@@ -7,9 +7,10 @@ from leasehold.v1 import lease_pb2, workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import MemberState
 from leasehold_simgpu import ProcessState
-from leasehold_worker.checkpoint.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
-from leasehold_worker.processes import is_alive
-from leasehold_worker.workload import ENDED
+from leasehold_worker.driver.members import CHECKPOINTED, FAILED, GONE, LOCKED, RUNNING, UNKNOWN, WEDGED
+from leasehold_worker.host.processes import is_alive
+from leasehold_worker.workloads.invariants import violations
+from leasehold_worker.workloads.states import ENDED
 
 from .arena import Actor, Arena, Outcome, Stage
 from .cases import CaseFault, Kind
@@ -43,7 +44,7 @@ def name_of(outcome: Outcome, stage: Stage) -> str:
         return "unknown"
     if W_SUSPENDED in states:
         return "parked"
-    return "undone" if any(o.phases for _, o in outcome.report.outcomes) else "refused"
+    return "undone" if any(o.phases for _, o in outcome.progress.outcomes) else "refused"
 
 
 Hit = Mapping[CaseFault, frozenset[int]]
@@ -120,10 +121,7 @@ def _wrong_state(arena: Arena, actor: Actor) -> Iterator[str]:
         yield f"{actor.name} is said to run, and its members are {states}"
     if workload.state == W_SUSPENDED and states - {ProcessState.CHECKPOINTED}:
         yield f"{actor.name} is said to be parked, and its members are {states}"
-    if workload.state == W_SUSPENDED and workload.lease is not None:
-        yield f"{actor.name} is parked and holds {workload.lease.gpu_uuids}"
-    if workload.state in (W_UNKNOWN, W_WEDGED) and workload.error is None:
-        yield f"{actor.name} is unknown or wedged, and nobody says why"
+    yield from violations(workload)
     if workload.state not in {W_RUNNING, W_SUSPENDED, W_UNKNOWN, W_WEDGED, *ENDED}:
         yield f"{actor.name} was left in state {workload.state}"
 
@@ -149,7 +147,7 @@ def _wrong_leases(arena: Arena, actor: Actor, others: Sequence[Actor]) -> Iterat
 
 def _wrong_members(arena: Arena, outcome: Outcome, *, deadly: bool) -> Iterator[str]:
     """Members that are not where their outcome says."""
-    for _, member in outcome.report.outcomes:
+    for _, member in outcome.progress.outcomes:
         pid = member.member.identity.pid
         process = arena.host.process(pid)
         if process is None:
@@ -165,7 +163,7 @@ def given_up_wrongly(stage: Stage, outcome: Outcome, hit: Hit, before: Collectio
     for fault, pids in hit.items():
         excused[UNKNOWN] |= pids if may_be_unknown(fault) else set()
         excused[WEDGED] |= pids if may_be_wedged(fault) else set()
-    for _, member in outcome.report.outcomes:
+    for _, member in outcome.progress.outcomes:
         pid, state = member.member.identity.pid, member.state_after
         if state in excused and pid not in excused[state]:
             yield f"member {pid} is given up as {MemberState.Name(state)} without a fault that explains it"
@@ -178,7 +176,7 @@ def given_up_wrongly(stage: Stage, outcome: Outcome, hit: Hit, before: Collectio
 def mistold(outcome: Outcome, hit: Hit) -> Iterator[str]:
     """Reasons that no fault accounts for."""
     allowed = reasons_of_all(hit)
-    errors = [outcome.error, *(member.error for _, member in outcome.report.outcomes)]
+    errors = [outcome.error, *(member.error for _, member in outcome.progress.outcomes)]
     for error in errors:
         if error is not None and error.reason not in allowed:
             yield f"told as {ErrorReason.Name(error.reason)}: {error.message}"

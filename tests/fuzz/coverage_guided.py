@@ -21,9 +21,9 @@ with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_wor
     from leasehold_coordinator.fleet import Fleet
     from leasehold_coordinator.session_service import WorkerSessionService, _parse
     from leasehold_coordinator.store import Store
-    from leasehold_worker.bridge import _parse as parse_response
-    from leasehold_worker.command_ledger import CommandLedger
-    from leasehold_worker.command_states import is_terminal
+    from leasehold_worker.commands.ledger import CommandLedger
+    from leasehold_worker.commands.states import is_terminal
+    from leasehold_worker.session.grpc_bridge import _parse as parse_response
 
 import grpc
 from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse

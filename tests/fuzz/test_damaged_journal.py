@@ -13,17 +13,18 @@ from hypothesis import given
 from leasehold.v1 import workload_pb2
 from leasehold.v1.command_pb2 import Command, RunOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_worker import journal_file
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import RUNNING, Member
-from leasehold_worker.command_ledger import Entry
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.journal_file import JournalFile, connect
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.errors import StartError
-from leasehold_worker.intents import Intent, PartyIntent
-from leasehold_worker.journal_file import JournalFile, connect
-from leasehold_worker.journal_records import workload_record
-from leasehold_worker.leases import Cordon, Lease, LeaseId, Standing
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.workload import Workload
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.leasing.leases import Cordon, Lease, LeaseId, Standing
+from leasehold_worker.workloads.workload import Workload
 
 from .conftest import Examples
 from .messages import TEXTS, fill
@@ -39,14 +40,14 @@ ODD: tuple[Any, ...] = (None, True, -1, 2**70, 0.5, [], {}, [[[]]], *TEXTS)
 
 def fill_journal(file: JournalFile) -> None:
     """Some of everything, in a few commits."""
-    party = PartyIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
+    target = WorkloadIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
     spec = fill(workload_pb2.WorkloadSpec, random.Random(1))
     workload = Workload("w-1", "one", spec, ROOT, Path("output.log"), NOW, LEASE, members=(MEMBER,))
     command = Command(command_id="c-1", workload_id="w-1")
     command.operation.run.CopyFrom(RunOperation(name="one"))
     file.commit(journal_file.keep_workload(workload_record(workload, "boot")))
     file.commit(journal_file.keep_command(Entry(command, 1, 0.0, CommandUpdate(command_id="c-1"))))
-    file.commit(journal_file.keep_intent("c-1", Intent("lock", (party,), reserved=(LEASE,))))
+    file.commit(journal_file.keep_intent("c-1", Intent("lock", (target,), reserved=(LEASE,))))
     file.commit(journal_file.keep_standing("GPU-1", Standing(Cordon("noisy", "ann", NOW))))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook
 from leasehold_worker.errors import OperationError
-from leasehold_worker.hooks import memory, runner
+from leasehold_worker.hooks import freed_memory, runner
 
 from tests.worker.hook_contexts import BEFORE, DISCARD, OFFLOAD, context
 
@@ -123,7 +123,7 @@ async def play(seed: int) -> None:
 
 
 def test_any_answer_is_an_end_of_the_hook(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "FREED_DEADLINE_S", 0.1)
+    monkeypatch.setattr(freed_memory, "FREED_DEADLINE_S", 0.1)
 
     @examples
     @given(SEEDS)

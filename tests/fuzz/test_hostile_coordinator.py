@@ -1,6 +1,7 @@
 """A worker, spoken to by a coordinator that means harm or is broken.
 
-Bytes that are no frame are in ``tests/worker/test_sessions.py``: after them a worker keeps away for a minute.
+Bytes that are no frame are in ``tests/worker/session/test_agent_sessions.py``: a worker that has read them
+reconnects only after a minute.
 """
 
 import random

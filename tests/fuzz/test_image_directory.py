@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
-from leasehold_worker.checkpoint_answers import answer_checkpoints
+from leasehold_worker.checkpoints.application_format import FORMAT, MAGIC, PAYLOAD_OFFSET
+from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE
 from leasehold_worker.errors import OperationError
-from leasehold_worker.images.envelope import FORMAT, MAGIC, PAYLOAD_OFFSET
-from leasehold_worker.images.manifest import MANIFEST_FILE
+from leasehold_worker.session.checkpoint_query import answer_checkpoints
 
-from tests.worker.test_checkpoint_disk import World
+from tests.worker.checkpoints.test_directory import World
 
 from .conftest import Examples
 

@@ -7,9 +7,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold_worker import cgroups, processes
-from leasehold_worker.foreign import owner
-from leasehold_worker.processes import Pid, ProcessIdentity
+from leasehold_worker.host import cgroups, processes
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.workloads.foreign_processes import owner
 
 from .conftest import Examples
 
@@ -83,7 +85,8 @@ def put_in_place(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     proc = folder / "proc"
     (proc / str(PID)).mkdir(parents=True)
     (folder / "cgroup").mkdir()
-    patch.setattr(processes, "_PROC", proc)
+    for module in ("process_files", "process_trees", "processes"):
+        patch.setattr(f"leasehold_worker.host.{module}.PROC", proc)
     patch.setattr(cgroups, "_PROC", proc)
     patch.setattr(cgroups, "_CGROUP", folder / "cgroup")
     return proc / str(PID)
@@ -94,7 +97,7 @@ def read_all() -> None:
     itself = ProcessIdentity(Pid(PID), 777)
     processes.identify(PID)
     processes.is_zombie(PID)
-    processes.process_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
+    process_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
     processes.why_blocked(itself)
     processes.tracer(itself)
     processes.catches(itself, 15)

@@ -8,10 +8,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
-from leasehold_worker import bridge, link
+from leasehold_worker.session import grpc_bridge
+from leasehold_worker.session import session as coordinator_session
 
 from tests.worker.scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session
-from tests.worker.test_link import next_session, open_link
+from tests.worker.session.test_session import next_session, open_link
 
 from .conftest import Examples
 from .messages import fill
@@ -23,11 +24,11 @@ async def test_no_frame_ends_more_than_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: Examples
 ) -> None:
     for module, name in (
-        (bridge, "REFUSED_BACKOFF_S"),
-        (link, "REFUSED_BACKOFF_S"),
-        (link, "RECONNECT_LIMIT_S"),
-        (link, "BACKOFF_MIN_S"),
-        (link, "BACKOFF_MAX_S"),
+        (grpc_bridge, "REFUSED_BACKOFF_S"),
+        (coordinator_session, "REFUSED_BACKOFF_S"),
+        (coordinator_session, "RECONNECT_LIMIT_S"),
+        (coordinator_session, "BACKOFF_MIN_S"),
+        (coordinator_session, "BACKOFF_MAX_S"),
     ):
         monkeypatch.setattr(module, name, 0.01)
     coordinator = ScriptedCoordinator()

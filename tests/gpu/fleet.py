@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from leasehold_client.client import Client
-from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_client.coordinator.client import Client
+from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_client.errors import LeaseholdError
 
 LEASEHOLD: Final = (sys.executable, "-m", "leasehold_client")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.v1.fleet_pb2 import WorkerState
-from leasehold_client.client import Client
-from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_client.coordinator.client import Client
+from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.prefork import COMMAND_LINE, Forked, run

@@ -13,10 +13,11 @@ from pathlib import Path
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_client.demo_counts import CounterReport, read_counter
+from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.processes import Pid, identify
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import identify
 
 from tests.prefork import WORKER, Forked
 

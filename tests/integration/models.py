@@ -17,10 +17,10 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
-from leasehold_client.client import Client
-from leasehold_client.demo_counts import read_counter
+from leasehold_client.arguments.policies import parse_policy
+from leasehold_client.coordinator.client import Client
+from leasehold_client.demo.counts import read_counter
 from leasehold_client.main import leasehold
-from leasehold_client.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 
@@ -234,11 +234,11 @@ class Model:
     def suspend(self, policy: str, *, force: bool = False, escalate_to: str | None = None) -> Command:
         """Parks it, and returns the command at its end."""
         asked = parse_policy(policy, escalate_to)
-        return self.client.wait(self.client.suspend(self.name, policy=asked, force=force))
+        return self.client.wait(self.client.suspend(self.name, policy=asked, force=force), check=False)
 
     def wake(self) -> Command:
         """Wakes it, and returns the command at its end."""
-        return self.client.wait(self.client.restore(self.name))
+        return self.client.wait(self.client.restore(self.name), check=False)
 
     def slot_holders(self) -> dict[str, str]:
         """Name of the holder, or the state, by GPU."""

@@ -21,8 +21,8 @@ from typing import Final
 
 from leasehold.v1 import gpu_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold_client.client import Client
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
+from leasehold_client.coordinator.client import Client
 
 from tests.environment import CRIU
 
@@ -131,7 +131,7 @@ class Arena:
     def stop(self) -> None:
         """Ends its workloads."""
         for model in self.models.values():
-            self.client.wait(self.client.stop(model.name, grace_s=0))
+            self.client.wait(self.client.stop(model.name, grace_s=0), check=False)
 
     def _give_up(self, model: Model) -> None:
         del self.models[model.kernel, model.framework, model.gpu_count]
@@ -139,7 +139,7 @@ class Arena:
         self._restart()  # it may be dead, or have a crash point that it did not come to
         model.clear_faults()
         with contextlib.suppress(Exception):
-            self.client.wait(self.client.stop(model.name, grace_s=0, force=True))
+            self.client.wait(self.client.stop(model.name, grace_s=0, force=True), check=False)
 
     def _play(self, model: Model, case: Case) -> str:
         parked_by = case.before if case.way == DOWN else case.process
@@ -154,7 +154,7 @@ class Arena:
             if case.trouble.kind is Kind.KILL:
                 self._see_it_die()
                 self._restart()
-            ended = self.client.wait(command)
+            ended = self.client.wait(command, check=False)
             assert self._was_met(model, case), f"nothing went wrong: {ended}"
             sick = case.trouble.kind is Kind.GPU and self._homes[model.name][case.trouble.member]
         outcome = reason(ended)

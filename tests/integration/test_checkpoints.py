@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
 
 from tests.environment import CRIU
 
@@ -51,7 +51,7 @@ def nothing_is_left(fleet: Fleet) -> Iterator[None]:
     """Ends the workloads of a test."""
     yield
     for workload in fleet.client.workloads():
-        fleet.client.wait(fleet.client.stop(workload.name, grace_s=0))
+        fleet.client.wait(fleet.client.stop(workload.name, grace_s=0), check=False)
     fleet.wait(lambda: not fleet.leases())
 
 
@@ -225,7 +225,7 @@ def test_what_a_worker_has_not_started_it_does_not_end(fleet: Fleet, local: Loca
     # At once: what stands against an image is given time to pass, for each.
     images = [fleet.client.suspend(each, policy=parse_policy("checkpoint"), force=True) for each in guests]
     for image in images:
-        ended = fleet.client.wait(image)
+        ended = fleet.client.wait(image, check=False)
         assert reason(ended) == "UNSUPPORTED_STATE"
         assert "was not started by a worker" in ended.error.message
     for name, counter in guests.items():

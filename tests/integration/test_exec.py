@@ -18,7 +18,7 @@ import pytest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.local_pb2 import ClaimWaiting
 from leasehold.v1.workload_pb2 import WorkloadState
-from leasehold_client import exec_wait
+from leasehold_client.cli import exec_wait
 
 from .fleets import LEASEHOLD, Fleet
 from .local_hosts import COUNTING, LocalHost
@@ -156,7 +156,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     local_host.wait(lambda: len(local_host.look().waiting) == 3)
     holders[0].kill()
     local_host.wait_line(urgent, "holding")
-    local_host.wait_line(large, "1 of 2 in line", "err")
+    local_host.wait_line(large, "1 of 2 in the queue", "err")
     holders[1].kill()  # one is free now, and kept for the large one, which came first
     local_host.wait(lambda: "FREE" in local_host.states())
     assert [claim.name for claim in local_host.look().waiting] == ["large", "small"]
@@ -167,8 +167,8 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     local_host.wait_line(small, "holding")
     told = local_host.err(large).splitlines()
     lacks = "2 GPUs are wanted, and of 2 that would do none is free (2 leased)"
-    assert told[0] == f"leasehold: waiting, 1 of 1 in line: {lacks}"
-    places = [line.partition(" in line: ")[0].removeprefix("leasehold: waiting, ") for line in told]
+    assert told[0] == f"leasehold: waiting, 1 of 1 in the queue: {lacks}"
+    places = [line.partition(" in the queue: ")[0].removeprefix("leasehold: waiting, ") for line in told]
     assert places[:3] == ["1 of 1", "2 of 4", "1 of 2"]
     assert set(places[3:]) <= {"1 of 2"}  # another reason
 
@@ -179,7 +179,7 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     refused = local_host.run("--wait", "0", "--", "true", code=125)
     assert refused == f"leasehold: {lacks}: suspend or stop a workload, or wait (NO_FREE_GPU)\n"
     told, refused = local_host.run("--wait", "0.2", "--", "true", code=125).splitlines()
-    assert told == f"leasehold: waiting, 1 of 1 in line: {lacks}"
+    assert told == f"leasehold: waiting, 1 of 1 in the queue: {lacks}"
     assert refused == f"leasehold: after 0.2 s: {lacks}: suspend or stop a workload, or wait (NO_FREE_GPU)"
     holder.kill()
     local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
@@ -235,7 +235,7 @@ def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -
     assert "none is free (1 leased)" in host.err(waiting)
     gpu.kill()
     lacks = "512 MiB of host memory are wanted, and 256 MiB of 1 GiB are free"
-    host.wait_line(waiting, f"waiting, 1 of 1 in line: {lacks}", "err")
+    host.wait_line(waiting, f"waiting, 1 of 1 in the queue: {lacks}", "err")
     assert lacks in host.look().waiting[0].reason
     refused = host.run("--wait", "0.2", "--memory", "512MiB", "--", "true", code=125).splitlines()[-1]
     assert refused.startswith(f"leasehold: after 0.2 s: {lacks}")
@@ -280,7 +280,7 @@ class Timer:
         assert self not in [timer for _, timer in self.clock.timers], "it was cancelled, or it never ends"
 
 
-def show(lines: exec_wait.WaitingLines, position: int, pending: int, reason: int) -> None:
+def show(lines: exec_wait.StatusLines, position: int, pending: int, reason: int) -> None:
     lines.show(ClaimWaiting(position=position, pending_claimers=pending, reason=f"reason {reason}"))
 
 
@@ -288,14 +288,14 @@ def test_lines_about_the_wait_come_slowly_and_end_with_the_newest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    lines = exec_wait.WaitingLines()
+    lines = exec_wait.StatusLines()
     for number in range(100):
         show(lines, 1 + number % 3, 5, number)
         clock.advance(exec_wait.LINE_INTERVAL_S / 40)
     clock.advance(exec_wait.LINE_INTERVAL_S)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "leasehold: waiting, 1 of 5 in line: reason 0"
-    assert told[-1] == "leasehold: waiting, 1 of 5 in line: reason 99"
+    assert told[0] == "leasehold: waiting, 1 of 5 in the queue: reason 0"
+    assert told[-1] == "leasehold: waiting, 1 of 5 in the queue: reason 99"
     assert len(told) == 4, "at once, twice while they come, and at the end"
     assert not clock.timers
     clock.advance(2 * exec_wait.LINE_INTERVAL_S)
@@ -305,14 +305,14 @@ def test_lines_about_the_wait_come_slowly_and_end_with_the_newest(
     show(lines, 3, 9, 99)
     lines.close()
     clock.advance(2 * exec_wait.LINE_INTERVAL_S)
-    assert capsys.readouterr().err.splitlines() == ["leasehold: waiting, 2 of 9 in line: reason 99"]
+    assert capsys.readouterr().err.splitlines() == ["leasehold: waiting, 2 of 9 in the queue: reason 99"]
 
 
 def test_the_newest_line_about_the_wait_comes_by_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_wait, "LINE_INTERVAL_S", 0.05)
-    lines = exec_wait.WaitingLines()
+    lines = exec_wait.StatusLines()
     show(lines, 2, 2, 0)
     show(lines, 1, 2, 0)
     told = ""
@@ -371,13 +371,13 @@ def test_what_is_no_command_waits_for_nothing(local_host: LocalHost, tmp_path: P
     plain = tmp_path / "plain"
     plain.write_text("text")
     assert local_host.run("--", "no-such-command", code=127) == (
-        "leasehold: 'no-such-command' is no command here: give its path\n"
+        "leasehold: the command 'no-such-command' was not found: give its path\n"
     )
     assert local_host.run("--", str(plain), code=126) == (
-        f"leasehold: {str(plain)!r} can't be run: make it executable\n"
+        f"leasehold: the command {str(plain)!r} is not executable: make it executable\n"
     )
     plain.chmod(plain.stat().st_mode | stat.S_IXUSR)
-    assert "can't be run: Exec format error" in local_host.run("--", str(plain), code=126)
+    assert "can't be executed: Exec format error" in local_host.run("--", str(plain), code=126)
     local_host.wait(lambda: not local_host.look().workloads)
 
 
@@ -386,7 +386,7 @@ def test_who_gives_up_waiting_leaves_the_queue(local_host: LocalHost) -> None:
     interrupted, terminated = queue(local_host), queue(local_host)
     interrupted.send_signal(signal.SIGINT)
     local_host.end(interrupted, 130)
-    assert local_host.err(interrupted).splitlines()[-1] == "leasehold: interrupted; it waits no longer"
+    assert local_host.err(interrupted).splitlines()[-1] == "leasehold: interrupted; the claim is withdrawn"
     terminated.terminate()
     local_host.end(terminated, -signal.SIGTERM)
     local_host.wait(lambda: not local_host.look().waiting)
@@ -417,7 +417,7 @@ def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     else:
         restarting_host.stop_worker()
     restarting_host.wait_counting(counter)
-    restarting_host.wait_line(waiting, "the worker restarts; waiting anew", "err")
+    restarting_host.wait_line(waiting, "the worker is restarting; waiting again", "err")
     restarting_host.start_worker()
     after = restarting_host.workloads()["counter"]
     assert after.status.lease.lease_id == before.status.lease.lease_id

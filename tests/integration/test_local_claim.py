@@ -228,25 +228,25 @@ def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: Loca
 NO_LISTS = f"""
 import grpc, trio
 from pathlib import Path
-from leasehold_worker import local_claims, local_service
-expect, resume = local_claims.LocalClaims._expect, local_claims.LocalClaims._resume
+from leasehold_worker.local_api import claims, service
+expect, resume = claims.LocalClaims._expect, claims.LocalClaims._resume
 async def expect_until_told(self, workload):
     while not Path(TIME_IS_OVER).exists():
         await trio.sleep(0.02)
-    local_claims.RESUME_TIMEOUT_S = 0
+    claims.RESUME_TIMEOUT_S = 0
     await expect(self, workload)
     print("nobody is expected any more", flush=True)
 async def say_and_resume(self, session, workload_id):
     print("a claim goes on", flush=True)
     await resume(self, session, workload_id)
-local_claims.LocalClaims._expect = expect_until_told
-local_claims.LocalClaims._resume = say_and_resume
-ask = local_service.LocalService._ask
+claims.LocalClaims._expect = expect_until_told
+claims.LocalClaims._resume = say_and_resume
+ask = service.LocalService._ask
 def refuse(self, context, question):
     if question == self._answers.list and self._socket.peer(context.peer()).identity.pid != {os.getpid()}:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too long")
     return ask(self, context, question)
-local_service.LocalService._ask = refuse
+service.LocalService._ask = refuse
 """
 """Lists are for the test alone. Holders are expected until the file TIME_IS_OVER is there."""
 
@@ -275,7 +275,7 @@ def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int
 @pytest.mark.long
 def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(2)
-    host.patch = "from leasehold_worker import local_claims; local_claims.RESUME_TIMEOUT_S = 0.5"
+    host.patch = "from leasehold_worker.local_api import claims; claims.RESUME_TIMEOUT_S = 0.5"
     host.start_worker()
     holder = start(host, "holder")
     host.kill_worker()
@@ -357,11 +357,11 @@ def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None
 
 CRASH_AT_THE_GRANT = """
 import os
-from leasehold_worker import workloads
-variables = workloads.Workloads.variables
+from leasehold_worker.workloads.program_start import ProgramStart
+variables = ProgramStart.variables
 def crash(self, workload_id, name, lease):
     return os._exit(9) if name == "waiting" else variables(self, workload_id, name, lease)
-workloads.Workloads.variables = crash
+ProgramStart.variables = crash
 """
 
 
@@ -395,8 +395,8 @@ def test_a_grant_that_was_written_down_and_not_told_is_told_by_the_next_start(
 def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(0)
     host.patch = (
-        "from leasehold_worker import local_service; local_service.CLAIMS_LIMIT = 2; "
-        "local_service.OTHER_CALLS_LIMIT = 1"
+        "from leasehold_worker.local_api import service; service.CLAIMS_LIMIT = 2; "
+        "service.OTHER_CALLS_LIMIT = 1"
     )
     host.start_worker()
     holders = [start(host, name, gpus=0) for name in ("one", "two")]

@@ -11,7 +11,7 @@ def test_a_dry_run_tells_and_changes_nothing(fleet: Fleet) -> None:
     fleet.run_counter("one")
     told = fleet.cli("suspend", "one", "--dry-run").stdout
     assert "one: suspend would move" in told
-    assert "it gives up alpha/0" in told
+    assert "it releases alpha/0" in told
     assert "takes about" in told
     plan = fleet.json("remap", "one", "--to", "alpha/1", "--dry-run")
     assert len(plan["pairs"]) == 4

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from leasehold_client import local
-from leasehold_client.hooks_file import read_hooks
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.hooks_file import read_hooks
+from leasehold_client.arguments.policies import parse_policy
 hooks, *sys.argv[1:] = sys.argv[1:]
 policy = parse_policy("offload+keep_running")
 with local.claim(1, name="claimed", eviction=policy, hooks=read_hooks(Path(hooks))):

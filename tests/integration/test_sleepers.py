@@ -1,7 +1,7 @@
 """What a sleeping workload keeps: on its GPU, which offers that much less, and in host memory."""
 
 import pytest
-from leasehold_client.policies import parse_policy
+from leasehold_client.arguments.policies import parse_policy
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .fleets import Fleet
@@ -41,7 +41,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
     )
     assert taken["state"] == "COMMAND_STATE_SUCCEEDED"
     assert reason(model.wake()) == "NO_FREE_GPU"
-    fleet.client.wait(fleet.client.stop("next", grace_s=0))
+    fleet.client.wait(fleet.client.stop("next", grace_s=0), check=False)
     assert reason(model.wake()) == "SUCCEEDED"
     model.require_running()
     fleet.wait(lambda: not fleet.client.gpus()[0].lease.HasField("asleep_bytes"))

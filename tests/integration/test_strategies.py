@@ -71,7 +71,7 @@ def serving(model: Model) -> Iterator[Model]:
     model.generate()
     yield model
     model.clear_faults()
-    model.client.wait(model.client.stop(model.name, grace_s=0))
+    model.client.wait(model.client.stop(model.name, grace_s=0), check=False)
     # What is told of leases may be older than that somebody else has got one and is ending.
     model.fleet.wait(lambda: not model.client.workloads() and not model.fleet.leases())
 

@@ -22,7 +22,7 @@ from leasehold.v1.command_pb2 import Command, Operation, StopOperation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 from leasehold_coordinator import command_ledger as coordinator
 from leasehold_coordinator.command_states import is_terminal
-from leasehold_worker import command_ledger as worker
+from leasehold_worker.commands import ledger as worker
 
 from tests import environment
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from leasehold_worker.checkpoint.gpu_pairs import GpuPair
-from leasehold_worker.checkpoint.members import Member
-from leasehold_worker.checkpoint.process import CheckpointProcess, RestoreOptions
-from leasehold_worker.gpu_slots import GpuSlots
-from leasehold_worker.moving import Moving
-from leasehold_worker.plan import Plan
-from leasehold_worker.proof import Proof
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import Member
+from leasehold_worker.driver.process import CheckpointProcess, RestoreOptions
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.leasing.slots import GpuSlots
+from leasehold_worker.moves.move import Move
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.planning.plan import Plan
 
 
 class Mutation(enum.StrEnum):
@@ -54,26 +55,28 @@ def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
             options = replace(options, gpu_pairs=first[0])
         await original(self, options)
 
-    async def prove_nothing(_self: Proof, _members: Sequence[Member], _pairs: Sequence[GpuPair]) -> None:
+    async def prove_nothing(
+        _self: Verification, _members: Sequence[Member], _pairs: Sequence[GpuPair]
+    ) -> None:
         pass
 
     CheckpointProcess.restore_with_options = restore  # type: ignore[method-assign]
-    Proof.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
+    Verification.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
 
 
 def _free_before_checkpoint() -> None:
     """Releases the leases before the members are locked. Switches off the search for foreign processes."""
-    original = Moving._park
+    original = CudaSuspend._begin
     check_free = GpuSlots.check_free
 
-    async def park(self: Moving, plan: Plan, *arguments: Any) -> None:
-        for party in plan.parties:
-            if party.workload.lease is not None:
-                self._pool.release(party.workload.lease)
-        await original(self, plan, *arguments)
+    async def begin(self: CudaSuspend, plan: Plan, *arguments: Any) -> Move:
+        for target in plan.targets:
+            if target.workload.lease is not None:
+                self._pool.release(target.workload.lease)
+        return await original(self, plan, *arguments)
 
     def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
         check_free(self, gpu_uuids, allow_foreign=True)
 
-    Moving._park = park  # type: ignore[assignment, method-assign]
+    CudaSuspend._begin = begin  # type: ignore[assignment, method-assign]
     GpuSlots.check_free = check_leases  # type: ignore[method-assign]

@@ -15,8 +15,8 @@ from pathlib import Path
 import trio
 from leasehold.v1 import command_pb2
 from leasehold_simgpu import SimulatedHost
-from leasehold_worker.report import Report
-from leasehold_worker.workload import RUNNING
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.workloads.states import RUNNING
 
 from tests.faults.arena import POLL_S, Actor, Arena, Outcome, Stage, open_arena
 from tests.faults.cases import Kind
@@ -38,7 +38,7 @@ async def tell(arena: Arena, first: Actor, second: Actor, third: Actor) -> None:
     await arena.start(first)
     await suspend_and_give_away(arena, first, second)
     restore = command_pb2.RestoreOperation(gpu_uuids=third.home)
-    await arena.operations.restore(first.running.workload_id, restore, Report(lambda _: None))
+    await arena.operations.restore(first.running.workload_id, restore, Progress(lambda _: None))
     first.home = third.home
     outcome = await arena.perform(Kind.REMAP, Stage([first], [arena.host.gpus[2].uuid]))
     if outcome.error is not None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.checkpoint.driver import Driver, open_driver
-from leasehold_worker.images.criu import CriuFacts
-from leasehold_worker.processes import ProcessIdentity, identify
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.driver.helper_pool import Driver, open_driver
+from leasehold_worker.host.processes import ProcessIdentity, identify
 
 from tests.prefork import WORKER, Forked
 

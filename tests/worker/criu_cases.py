@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import trio
-from leasehold_worker.images.criu import CriuFacts, probe
-from leasehold_worker.images.manifest import HostFacts, ImageProcess, ImageSubject
-from leasehold_worker.processes import ProcessIdentity, identify
+from leasehold_worker.checkpoints.image_manifest import HostFacts, ImageProcess, ImageSubject
+from leasehold_worker.criu.installation import CriuFacts, probe
+from leasehold_worker.host.processes import ProcessIdentity, identify
 
 from tests.environment import CRIU
 

@@ -1,7 +1,7 @@
 """Small servers that speak the routes of vLLM and SGLang, with their states and their faults.
 
 The routes, their methods, bodies and statuses are those that the docstrings of
-``leasehold_worker.hooks.vllm`` and ``.sglang`` name. What a vLLM engine does with
+``leasehold_worker.hooks.vllm_hook`` and ``.sglang`` name. What a vLLM engine does with
 requests is in :mod:`.vllm_engine`.
 """
 

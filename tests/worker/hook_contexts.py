@@ -7,7 +7,8 @@ from pathlib import Path
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import Hook, WeightStrategy
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
-from leasehold_worker.processes import Pid, ProcessIdentity, identify
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, identify
 
 RETAIN = workload_pb2.WEIGHT_STRATEGY_RETAIN
 OFFLOAD = workload_pb2.WEIGHT_STRATEGY_OFFLOAD

@@ -6,24 +6,22 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import trio
-from leasehold_worker.claim_turns import ClaimTurns
-from leasehold_worker.commands import Commands
-from leasehold_worker.config import WorkerConfig
-from leasehold_worker.images.envelope_store import EnvelopeStore
-from leasehold_worker.journal import open_journal
-from leasehold_worker.kernels import Kernels
-from leasehold_worker.local_answers import LocalAnswers
-from leasehold_worker.local_claims import LocalClaims
-from leasehold_worker.local_service import serve_locally
-from leasehold_worker.local_socket import LocalSocket
-from leasehold_worker.operate import operate
-from leasehold_worker.parts import Parts, open_parts
-from leasehold_worker.served_kernel import ServedKernel
-from leasehold_worker.workload import ENDED
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.applications.application import Application
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.queries import LocalQueries
+from leasehold_worker.local_api.service import serve_locally
+from leasehold_worker.local_api.unix_socket import LocalSocket
+from leasehold_worker.workloads.states import ENDED
 
 from .kernel_programs import THREADS
 
@@ -31,7 +29,7 @@ SIZE = 3_500_000
 
 
 @dataclass
-class Application:
+class ServingProgram:
     """A program that serves a kernel."""
 
     process: subprocess.Popen[bytes]
@@ -61,14 +59,14 @@ class Served:
 
     folder: Path
     parts: Parts
-    kernels: Kernels
-    store: EnvelopeStore
-    started: list[Application] = field(default_factory=list)
+    applications: ApplicationRegistry
+    store: ApplicationStore
+    started: list[ServingProgram] = field(default_factory=list)
 
-    def start(self, program: str, mode: str = "", size: int = SIZE, version: int = 1) -> Application:
+    def start(self, program: str, mode: str = "", size: int = SIZE, version: int = 1) -> ServingProgram:
         return self.start_command(sys.executable, "-c", program, mode, str(size), str(version))
 
-    def start_command(self, *command: str) -> Application:
+    def start_command(self, *command: str) -> ServingProgram:
         output = self.folder / f"application{len(self.started)}.log"
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -78,36 +76,36 @@ class Served:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "LEASEHOLD_SOCKET": str(self.folder / "worker.sock")},
             )
-        self.started.append(Application(process, output))
+        self.started.append(ServingProgram(process, output))
         return self.started[-1]
 
     async def serve(
         self, mode: str = "", size: int = SIZE, version: int = 1, program: str = THREADS
-    ) -> tuple[Application, ServedKernel]:
+    ) -> tuple[ServingProgram, Application]:
         """Starts an application that begins afresh."""
         application = self.start(program, mode, size, version)
         await application.wait_line("begun")
         return application, self.kernel()
 
-    def kernel(self) -> ServedKernel:
+    def kernel(self) -> Application:
         (workload,) = (found for found in self.parts.workloads.all() if found.state not in ENDED)
-        kernel = self.kernels.of(workload.workload_id)
+        kernel = self.applications.of(workload.workload_id)
         assert kernel is not None
         return kernel
 
     async def restored(
         self, mode: str = "", version: int = 1, program: str = THREADS
-    ) -> tuple[Application, ServedKernel]:
+    ) -> tuple[ServingProgram, Application]:
         """Starts an application that is told to wait until it is restored."""
         known = {workload.workload_id for workload in self.parts.workloads.all()}
         application = self.start(program, mode, 1, version)
         with trio.fail_after(20):
             while not (new := [w for w in self.parts.workloads.all() if w.workload_id not in known]):
                 await self.parts.workloads.wait_changed()
-        self.kernels.expect_restore(new[0].workload_id)
-        return application, await self.kernels.wait_served(new[0].workload_id, 20)
+        self.applications.expect_restore(new[0].workload_id)
+        return application, await self.applications.wait_served(new[0].workload_id, 20)
 
-    async def end(self, application: Application) -> None:
+    async def end(self, application: ServingProgram) -> None:
         """Ends an application, as a stop would, and waits until its workload has ended."""
         application.process.kill()
         with trio.fail_after(20):
@@ -134,15 +132,17 @@ async def open_served(folder: Path) -> AsyncIterator[Served]:
         open_parts(WorkerConfig(state_dir=folder), folder / "workloads", lambda _: None) as parts,
     ):
         commands = Commands(
-            partial(operate, parts), journal, lambda _: [], None, parts.nursery, lambda _: None
+            parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        turns = ClaimTurns(parts)
-        claims = LocalClaims(parts, commands, journal, turns)
-        answers = LocalAnswers(parts, commands, turns, "worker")
-        kernels = Kernels(parts.workloads, parts.nursery)
+        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+        answers = LocalQueries(
+            parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"
+        )
+        applications = ApplicationRegistry(parts.workloads, parts.nursery)
         with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
-            world = Served(folder, parts, kernels, EnvelopeStore(folder / "images"))
-            async with serve_locally(local_socket, claims, answers, kernels):
+            world = Served(folder, parts, applications, ApplicationStore(folder / "images"))
+            async with serve_locally(local_socket, claims, answers, applications):
                 try:
                     yield world
                 finally:

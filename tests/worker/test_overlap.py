@@ -26,8 +26,8 @@ async def test_each_question_is_under_way_while_the_other_is() -> None:
 async def test_the_first_question_s_error_is_raised_once_both_have_ended() -> None:
     ended: list[str] = []
 
-    async def fail(error: OperationError, turns: int) -> None:
-        for _ in range(turns):
+    async def fail(error: OperationError, claim_waiting: int) -> None:
+        for _ in range(claim_waiting):
             await trio.testing.wait_all_tasks_blocked()
         ended.append(error.message)
         raise error

@@ -35,3 +35,8 @@ def defect() -> OperationError:
 
 class StartError(Exception):
     """The worker can't start; its text is one sentence with the remedy."""
+
+
+def invalid(field_name: str, message: str) -> OperationError:
+    """A field of a request breaks its rule."""
+    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})

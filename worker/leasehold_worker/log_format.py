@@ -3,7 +3,7 @@
 import logging
 from typing import Final, final
 
-FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(context)s%(message)s"
 
 
 @final
@@ -11,11 +11,12 @@ class LogFormatter(logging.Formatter):
     """Escapes what is not printable: messages hold names, arguments and errors of others."""
 
     def __init__(self) -> None:
-        super().__init__(FORMAT)
+        super().__init__(FORMAT, defaults={"context": ""})
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
-        """The message, on one line."""
+        """The message and its context, on one line."""
         record.message = printable(record.message)
+        record.context = printable(getattr(record, "context", ""))
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:

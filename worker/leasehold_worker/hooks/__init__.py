@@ -1,1 +1,1 @@
-"""What is called in or for a workload around suspend and restore."""
+"""Hooks: programs, requests and signals before and after an operation on a workload."""

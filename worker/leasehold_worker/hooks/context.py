@@ -9,9 +9,11 @@ from typing import Final, Protocol, final
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WeightStrategy
 
-from leasehold_worker.processes import Pid, ProcessIdentity
-from leasehold_worker.strategies import policy_text, resolve
-from leasehold_worker.wire_durations import seconds
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.eviction import policy_text, resolve
+from leasehold_worker.workloads.probes import is_probe
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """How long a hook may take where it does not say."""
@@ -183,16 +185,6 @@ def is_two_way(hook: workload_pb2.Hook) -> bool:
 def goes_down(hook: workload_pb2.Hook) -> bool:
     """Whether a hook is called on the way down."""
     return is_two_way(hook) or hook.phase == workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
-
-
-def is_probe(hook: workload_pb2.Hook) -> bool:
-    """Whether a hook is a readiness probe, and no part of a way down or up."""
-    return hook.phase == workload_pb2.HOOK_PHASE_READINESS
-
-
-def probes(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
-    """The readiness probes among hooks, in their order."""
-    return [hook for hook in hooks if is_probe(hook)]
 
 
 def calls(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:

@@ -21,7 +21,7 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError
-from leasehold_worker.hooks import command, http_hook, memory, sglang, signals, vllm
+from leasehold_worker.hooks import command_hook, freed_memory, http_hook, sglang_hook, signal_hook, vllm_hook
 from leasehold_worker.hooks.context import (
     HookContext,
     HookFailedError,
@@ -32,9 +32,9 @@ from leasehold_worker.hooks.context import (
     goes_down,
     is_two_way,
     kind,
-    probes,
     timeout_s,
 )
+from leasehold_worker.workloads.probes import probes
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ async def _go_down(turn: Turn) -> None:
         return
     before = await turn.context.measure()
     await _limited(turn, _act_down)
-    await memory.require_freed(turn, before)
+    await freed_memory.require_freed(turn, before)
 
 
 async def _go_back(
@@ -229,9 +229,9 @@ def _failed(turn: Turn, text: str) -> OperationError:
 async def _act_down(turn: Turn) -> None:
     match kind(turn.hook):
         case "vllm":
-            await vllm.down(turn)
+            await vllm_hook.down(turn)
         case "sglang":
-            await sglang.down(turn)
+            await sglang_hook.down(turn)
         case "kernel":
             if turn.context.kernel is None:
                 raise HookFailedError(
@@ -247,9 +247,9 @@ async def _act_down(turn: Turn) -> None:
 async def _act_up(turn: Turn) -> None:
     match kind(turn.hook):
         case "vllm":
-            await vllm.up(turn)
+            await vllm_hook.up(turn)
         case "sglang":
-            await sglang.up(turn)
+            await sglang_hook.up(turn)
         case "kernel":
             if turn.context.kernel is not None:
                 turn.doing = "the application was being told to go on"
@@ -263,9 +263,9 @@ async def _act_once(turn: Turn) -> None:
         case "http":
             await http_hook.run(turn)
         case "command":
-            await command.run(turn)
+            await command_hook.run(turn)
         case "signal":
-            signals.send(turn)
+            signal_hook.send(turn)
         case other:
             raise HookFailedError(f"this worker does not know what to do for it ({other or 'no action'})")
 

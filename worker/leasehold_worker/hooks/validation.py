@@ -9,18 +9,11 @@ from typing import Final
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WeightStrategy
 
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.hooks import templates
-from leasehold_worker.hooks.context import (
-    claims_memory,
-    concerns,
-    goes_down,
-    is_probe,
-    is_two_way,
-    kind,
-    timeout_s,
-)
+from leasehold_worker.hooks.context import claims_memory, concerns, goes_down, is_two_way, kind, timeout_s
 from leasehold_worker.hooks.http_call import check_url
+from leasehold_worker.workloads.probes import is_probe
 
 MOST_HOOKS: Final = 32
 """How many hooks a workload may have: each may take its timeout, one after the other."""
@@ -48,14 +41,14 @@ def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
         OperationError: INVALID_ARGUMENT; metadata "field" names the field, such as ``hooks[0].timeout``.
     """
     if len(hooks) > MOST_HOOKS:
-        raise _invalid("hooks", f"{len(hooks)} hooks are more than {MOST_HOOKS}: put some into one command")
+        raise invalid("hooks", f"{len(hooks)} hooks are more than {MOST_HOOKS}: put some into one command")
     names: set[str] = set()
     for index, hook in enumerate(hooks):
         field = f"hooks[{index}]"
         if not hook.name.strip() or not hook.name.isprintable() or "/" in hook.name:
-            raise _invalid(f"{field}.name", f"hook {index + 1} has no name without slashes: give it one")
+            raise invalid(f"{field}.name", f"hook {index + 1} has no name without slashes: give it one")
         if hook.name in names:
-            raise _invalid(f"{field}.name", f"two hooks are named {hook.name}: name them apart")
+            raise invalid(f"{field}.name", f"two hooks are named {hook.name}: name them apart")
         names.add(hook.name)
         _check_hook(field, hook)
 
@@ -119,39 +112,39 @@ def weights_hooks(
 def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
     name = hook.name
     if not kind(hook):
-        raise _invalid(
+        raise invalid(
             f"{field}.action",
             f"hook {name} does nothing: give it command, http, signal, vllm, sglang or kernel",
         )
     if is_two_way(hook) and hook.phase:
-        raise _invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) knows both ways: leave its phase out")
+        raise invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) knows both ways: leave its phase out")
     if not is_two_way(hook) and hook.phase not in _PHASES:
-        raise _invalid(
+        raise invalid(
             f"{field}.phase", f"hook {name} has no phase: give it BEFORE_SUSPEND, AFTER_RESTORE or READINESS"
         )
     if is_probe(hook) and kind(hook) not in _PROBES:
-        raise _invalid(
+        raise invalid(
             f"{field}.phase",
             f"hook {name} ({kind(hook)}) can't be a readiness probe: give it command or http",
         )
     if is_probe(hook) and hook.weight_strategies:
-        raise _invalid(
+        raise invalid(
             f"{field}.weight_strategies",
             f"hook {name} is a readiness probe, which no weight strategy concerns: leave them out",
         )
     if not 0 < timeout_s(hook) <= LONGEST_TIMEOUT_S:
-        raise _invalid(
+        raise invalid(
             f"{field}.timeout",
             f"hook {name} has a timeout of {timeout_s(hook):g} s: give it more than 0 s and at most "
             f"{LONGEST_TIMEOUT_S:g} s",
         )
     for strategy in hook.weight_strategies:
         if strategy not in WeightStrategy.values() or not strategy:
-            raise _invalid(
+            raise invalid(
                 f"{field}.weight_strategies", f"hook {name} names an unknown weight strategy ({strategy})"
             )
     if hook.frees_memory and not goes_down(hook):
-        raise _invalid(
+        raise invalid(
             f"{field}.frees_memory", f"hook {name} is not called before a suspend, and can't free memory then"
         )
     _check_action(field, hook)
@@ -170,7 +163,7 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
                 signal.SIGKILL,
                 signal.SIGSTOP,
             ):
-                raise _invalid(
+                raise invalid(
                     f"{field}.signal.signal_number",
                     f"hook {hook.name} sends signal {hook.signal.signal_number}: give the number of "
                     "one that a program can handle",
@@ -178,7 +171,7 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
         case "vllm":
             _check_url(f"{field}.vllm.url", hook.name, hook.vllm.url, base=True)
             if bool(hook.vllm.suspend_method) != bool(hook.vllm.resume_method):
-                raise _invalid(
+                raise invalid(
                     f"{field}.vllm.suspend_method",
                     f"hook {hook.name} has one of suspend_method and resume_method: give both, or none",
                 )
@@ -195,16 +188,16 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
 def _check_command(field: str, hook: workload_pb2.Hook) -> None:
     arguments = hook.command.arguments
     if not arguments or not arguments[0]:
-        raise _invalid(f"{field}.arguments", f"hook {hook.name} names no program: give it one")
+        raise invalid(f"{field}.arguments", f"hook {hook.name} names no program: give it one")
     for argument in arguments:
         if "\0" in argument:
-            raise _invalid(f"{field}.arguments", f"hook {hook.name} has an argument with a zero byte")
+            raise invalid(f"{field}.arguments", f"hook {hook.name} has an argument with a zero byte")
         _check_template(f"{field}.arguments", hook.name, argument)
 
 
 def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
     if request.method not in _METHODS:
-        raise _invalid(
+        raise invalid(
             f"{field}.method",
             f"hook {name} has the method {request.method!r}: give one of {', '.join(sorted(_METHODS))}",
         )
@@ -214,7 +207,7 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
     try:
         body = request.body.decode()
     except UnicodeDecodeError as error:
-        raise _invalid(
+        raise invalid(
             f"{field}.body", f"hook {name} has a body that is not UTF-8, and no template"
         ) from error
     _check_template(f"{field}.body", name, body)
@@ -223,14 +216,14 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
 def _check_drain(field: str, hook: workload_pb2.Hook) -> None:
     drain = hook.drain
     if not goes_down(hook):
-        raise _invalid(field, f"hook {hook.name} is not called before a suspend: there is nothing to drain")
+        raise invalid(field, f"hook {hook.name} is not called before a suspend: there is nothing to drain")
     if not drain.HasField("idle"):
-        raise _invalid(
+        raise invalid(
             f"{field}.idle",
             f"hook {hook.name} drains and does not say how to see that all is done: give idle",
         )
     if drain.HasField("stop_admitting") != drain.HasField("admit_again"):
-        raise _invalid(
+        raise invalid(
             f"{field}.admit_again",
             f"hook {hook.name} has one of stop_admitting and admit_again: give both, or none",
         )
@@ -243,9 +236,9 @@ def _check_url(field: str, name: str, url: str, *, base: bool) -> None:
     try:
         parts = check_url(url if base else templates.expand(url, dict.fromkeys(templates.NAMES, "x")))
     except ValueError as error:
-        raise _invalid(field, f"hook {name} has the address {url!r}: {error}") from error
+        raise invalid(field, f"hook {name} has the address {url!r}: {error}") from error
     if base and (parts.path not in ("", "/") or parts.query):
-        raise _invalid(
+        raise invalid(
             field, f"hook {name} has the address {url!r}: give the server's, such as http://127.0.0.1:8000"
         )
 
@@ -253,32 +246,28 @@ def _check_url(field: str, name: str, url: str, *, base: bool) -> None:
 def _check_credential(field: str, name: str, credential: workload_pb2.HookCredential) -> None:
     match credential.WhichOneof("source"):
         case "file" if not credential.file.startswith("/") or "\0" in credential.file:
-            raise _invalid(
+            raise invalid(
                 f"{field}.file", f"hook {name} has a credential without a whole path: give one from /"
             )
         case "environment_variable" if not re.fullmatch(_VARIABLE, credential.environment_variable):
-            raise _invalid(
+            raise invalid(
                 f"{field}.environment_variable",
                 f"hook {name} has a credential in no variable: give a name of letters, digits and '_'",
             )
         case None:
-            raise _invalid(field, f"hook {name} has a credential from nowhere: name a file or a variable")
+            raise invalid(field, f"hook {name} has a credential from nowhere: name a file or a variable")
 
 
 def _check_tags(field: str, name: str, tags: Sequence[str]) -> None:
     for tag in tags:
         if not tag.replace("_", "").isalnum() or not tag.isascii():
-            raise _invalid(field, f"hook {name} has the tag {tag!r}: give one such as weights or kv_cache")
+            raise invalid(field, f"hook {name} has the tag {tag!r}: give one such as weights or kv_cache")
     if len(set(tags)) != len(tags):
-        raise _invalid(field, f"hook {name} names a tag twice: name each once")
+        raise invalid(field, f"hook {name} names a tag twice: name each once")
 
 
 def _check_template(field: str, name: str, text: str) -> None:
     try:
         templates.check(text)
     except ValueError as error:
-        raise _invalid(field, f"hook {name} has the text {text[:80]!r}: {error}") from error
-
-
-def _invalid(field: str, message: str) -> OperationError:
-    return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field})
+        raise invalid(field, f"hook {name} has the text {text[:80]!r}: {error}") from error

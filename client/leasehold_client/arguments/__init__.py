@@ -1,0 +1,1 @@
+"""What a user types as messages of the API: GPU names, pairs, policies, hooks."""

@@ -1,0 +1,1 @@
+"""The verbs of the ``leasehold`` command, one module per verb, and what verbs share."""

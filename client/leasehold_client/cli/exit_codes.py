@@ -1,0 +1,45 @@
+"""Exit codes of the ``leasehold`` command, and the line that goes with an error."""
+
+import sys
+from typing import Final, NoReturn
+
+from leasehold_client.display.terminal_text import echo_error, one_line
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
+
+EXIT_FAILED: Final = 1
+"""The operation failed or was refused."""
+
+EXIT_USAGE: Final = 2
+"""An option, a name, a pair or a configuration file is invalid."""
+
+EXIT_NO_COORDINATOR: Final = 3
+EXIT_WAIT_TIMEOUT: Final = 4
+"""The wait for a command or workload timed out, or its worker is out of contact."""
+
+EXIT_INTERRUPTED: Final = 130
+"""A shell reports this code for a program that SIGINT ended."""
+
+
+def fail(error: LeaseholdError) -> NoReturn:
+    """Prints an error as one line and exits with the code of its type."""
+    echo_error(error_line(error.message, error.reason))
+    match error:
+        case NoCoordinatorError():
+            sys.exit(EXIT_NO_COORDINATOR)
+        case WaitTimeoutError():
+            sys.exit(EXIT_WAIT_TIMEOUT)
+        case UsageError():
+            sys.exit(EXIT_USAGE)
+        case _:
+            sys.exit(EXIT_FAILED)
+
+
+def error_line(message: str, reason: str) -> str:
+    """Formats an error as one line, followed by the reason unless that is empty."""
+    return f"leasehold: {one_line(message)}{f' ({reason})' if reason else ''}"
+
+
+def interrupted(remainder: str) -> NoReturn:
+    """Prints what continues, and exits like a program that SIGINT ended."""
+    echo_error(f"leasehold: interrupted; {remainder}")
+    sys.exit(EXIT_INTERRUPTED)

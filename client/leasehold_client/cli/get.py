@@ -1,0 +1,82 @@
+"""``leasehold get``: lists, and single messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from leasehold_client.arguments.gpu_names import resolve_list
+from leasehold_client.cli.lookups import known_checkpoints, known_gpus, worker_names
+from leasehold_client.cli.verb import output_option, verb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from leasehold_client.coordinator.client import Client
+
+Shown = TypeVar("Shown", bound="Message")
+
+
+@click.command()
+@click.argument(
+    "kind", type=click.Choice(["workers", "gpus", "workloads", "checkpoints", "commands", "events"])
+)
+@click.argument("name", required=False)
+@click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
+@output_option
+@verb
+def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
+    """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
+
+    For checkpoints and events, NAME is the name or id of a workload.
+    """
+    from leasehold_client.display import fleet_tables, tables
+
+    match kind:
+        case "workers":
+            workers = [client.worker(name)] if name else client.workers()
+            _show(kind, name, workers, output, fleet_tables.echo_workers)
+        case "gpus":
+            gpus = known_gpus(client)
+            uuids = resolve_list(name, gpus) if name else [gpu.gpu.uuid for gpu in gpus]
+            _show(kind, name, [gpu for gpu in gpus if gpu.gpu.uuid in uuids], output, fleet_tables.echo_gpus)
+        case "workloads":
+            workloads = [client.workload(name)] if name else client.workloads(include_ended=include_ended)
+            places = partial(fleet_tables.echo_workloads, gpus=client.gpus())
+            _show(kind, name, workloads, output, places)
+        case "checkpoints":
+            checkpoints = known_checkpoints(client, name or "")
+            _show(
+                kind,
+                None,
+                checkpoints,
+                output,
+                lambda found: tables.echo_checkpoints(found, worker_names(client)),
+            )
+        case "events":
+            events = client.events(name or "")
+            _show(kind, None, events, output, tables.echo_events)
+        case _:
+            commands = [client.command(name)] if name else client.commands()
+            _show(kind, name, commands, output, tables.echo_commands)
+
+
+def _show(
+    kind: str,
+    name: str | None,
+    messages: Sequence[Shown],
+    output: str,
+    echo: Callable[[Sequence[Shown]], None],
+) -> None:
+    """Prints messages as a table or as JSON. A single message that was named is its own document."""
+    from leasehold_client.display.documents import echo_json, echo_message, to_dict
+
+    if output != "json":
+        echo(messages)
+    elif name and len(messages) == 1:
+        echo_message(messages[0])
+    else:
+        echo_json({kind: [to_dict(message) for message in messages]})

@@ -1,0 +1,114 @@
+"""``leasehold local``: the worker of this host, without a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
+
+import click
+
+from leasehold_client import interrupts
+from leasehold_client.cli.exec import socket_option
+from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.verb import output_option
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    from leasehold.v1.lease_pb2 import GpuLease
+    from leasehold.v1.local_pb2 import ListResponse
+    from leasehold.v1.workload_pb2 import Workload
+
+    from leasehold_client.local.worker import LocalWorker
+
+Arguments = ParamSpec("Arguments")
+
+NOTHING: Final = "-"
+
+
+def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -> Callable[..., None]:
+    """Connects a verb to the worker of this host, and prints any error as one line."""
+
+    @socket_option
+    @wraps(function)
+    def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        from leasehold_client.local.worker import LocalWorker, check_access
+
+        interrupts.raise_in_verb()
+        try:
+            check_access(socket)
+            with LocalWorker(socket) as worker:
+                function(worker, *positional, **named)
+        except LeaseholdError as error:
+            fail(error)
+
+    return call
+
+
+@click.group()
+def local() -> None:
+    """Show and release leases of this host's worker, without a coordinator."""
+
+
+@local.command()
+@output_option
+@_local_verb
+def leases(worker: LocalWorker, output: str) -> None:
+    """List the GPUs of this host with their holders, and the queue of claims."""
+    from leasehold.v1.workload_pb2 import WorkloadState
+
+    from leasehold_client.display.documents import echo_message
+    from leasehold_client.display.tables import echo_table
+    from leasehold_client.messages import enum_name
+
+    found = worker.list()
+    if output == "json":
+        echo_message(found)
+        return
+    holders = {workload.workload_id: workload for workload in found.workloads}
+    rows = [_gpu_row(gpu, holders) for gpu in found.gpus]
+    echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "REASON"), rows)
+    for workload in found.workloads:
+        if not workload.status.HasField("lease"):
+            state = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
+            echo(f"{workload.name} of {workload.user} holds no GPU: {state}")
+    _echo_queue(found)
+
+
+@local.command()
+@click.argument("workload")
+@_local_verb
+def release(worker: LocalWorker, workload: str) -> None:
+    """Release a claim or an adopted process, by workload name or id, or by lease id. It keeps running."""
+    released = worker.release(workload)
+    echo(f"{released.name}: released")
+
+
+def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
+    from leasehold.v1.lease_pb2 import SlotState
+
+    from leasehold_client.display.fleet_tables import gpu_reason
+    from leasehold_client.messages import enum_name
+
+    holder = holders.get(gpu.workload_id)
+    return (
+        str(gpu.slot),
+        gpu.gpu_uuid,
+        enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower(),
+        holder.name if holder else gpu.workload_id or NOTHING,
+        holder.user if holder else NOTHING,
+        gpu_reason(gpu) or NOTHING,
+    )
+
+
+def _echo_queue(found: ListResponse) -> None:
+    if found.HasField("cordon"):
+        from leasehold_client.display.fleet_tables import cordon_text
+
+        echo(f"the worker is {cordon_text(found.cordon)}")
+    for place, claim in enumerate(found.waiting, 1):
+        gpus = f"{claim.gpu_count} GPU{'' if claim.gpu_count == 1 else 's'}"
+        kind = ", preemptible" if claim.helper else f", priority {claim.priority}" if claim.priority else ""
+        echo(f"{place} in the queue: {claim.name} of {claim.user} (pid {claim.pid}) for {gpus}{kind}")

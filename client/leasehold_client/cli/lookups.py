@@ -1,0 +1,76 @@
+"""Lookups of GPUs, checkpoints and names, with warnings about workers that have not reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    from leasehold.v1.checkpoint_pb2 import Checkpoint
+    from leasehold.v1.fleet_pb2 import FleetGpu
+    from leasehold.v1.plan_pb2 import Plan
+
+    from leasehold_client.coordinator.client import Client
+
+
+def known_gpus(client: Client) -> list[FleetGpu]:
+    """The known GPUs. Warns about workers whose GPUs are unknown, which does not mean none."""
+    listed = client.list_gpus()
+    if listed.unreachable:
+        echo_error(
+            "leasehold: warning: these workers have not reported since the coordinator started, so their "
+            f"GPUs are unknown: {', '.join(listed.unreachable)}"
+        )
+    return list(listed.gpus)
+
+
+def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
+    """The known checkpoints. Warns about workers whose checkpoints are unknown, which does not mean none.
+
+    Args:
+        client: The client.
+        workload: Only checkpoints of the workload with this id or name. Empty: all.
+    """
+    listed = client.list_checkpoints(workload=workload)
+    if listed.unreachable:
+        silent = ", ".join(worker_names(client).get(one, one) for one in listed.unreachable)
+        echo_error(
+            f"leasehold: warning: these workers did not answer, so their checkpoints are unknown: {silent}"
+        )
+    return list(listed.checkpoints)
+
+
+def worker_names(client: Client) -> Mapping[str, str]:
+    """Names of workers by id."""
+    return {worker.worker_id: worker.name for worker in client.workers()}
+
+
+def with_short_names(client: Client, text: str) -> str:
+    """Replaces the UUIDs of known GPUs in a text of a daemon by their short names."""
+    from leasehold_client.arguments.gpu_names import gpu_places, names_gpus, with_places
+
+    if not names_gpus(text):
+        return text
+    return with_places(text, gpu_places(gpus_if_known(client)))
+
+
+def gpus_if_known(client: Client) -> list[FleetGpu]:
+    """The GPUs, for their short names. Empty if the coordinator does not answer any more."""
+    try:
+        return client.gpus()
+    except LeaseholdError:
+        return []
+
+
+def names_if_several(client: Client, plan: Plan) -> dict[str, str]:
+    """Names of workloads by id. Empty for a plan of one workload, or without an answer of the coordinator."""
+    ids = {member.workload_id for member in plan.members} | {check.workload_id for check in plan.checks}
+    if len(ids - {""}) < 2:
+        return {}
+    try:
+        return {workload.workload_id: workload.name for workload in client.workloads()}
+    except LeaseholdError:
+        return {}

@@ -1,0 +1,107 @@
+"""``leasehold rm``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.lookups import known_checkpoints, worker_names
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    from leasehold.v1.checkpoint_pb2 import Checkpoint
+    from leasehold.v1.command_pb2 import Command
+
+    from leasehold_client.coordinator.client import Client
+
+
+@click.group()
+def rm() -> None:
+    """Delete checkpoints."""
+
+
+@rm.command("checkpoint")
+@click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete also the checkpoint of a suspended workload, which then can't be restored.",
+)
+@dry_run_option
+@command_options
+@verb
+def rm_checkpoint(
+    client: Client,
+    checkpoint_ids: Sequence[str],
+    force: bool,
+    dry_run: bool,
+    options: CommandOptions,
+) -> None:
+    """Delete checkpoints, with one command per worker that made any of them.
+
+    Workers that share a directory list the same checkpoints. A shared checkpoint is deleted once, and only if
+    no worker needs it.
+    """
+    from leasehold_client.cli.conclusion import conclude_all
+
+    known = known_checkpoints(client)
+    chosen = _choose(known, checkpoint_ids)
+    needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
+    if dry_run:
+        _show_deletion(client, chosen, options)
+    if needed and not force:
+        raise LeaseholdError(
+            f"a suspended workload needs the checkpoint {needed[0]}, and nothing was deleted: restore or "
+            "stop the workload, or lose it with --force",
+            "CHECKPOINT_IN_USE",
+        )
+    if dry_run:
+        return
+    holders: dict[str, list[str]] = {}
+    for one in chosen:
+        holders.setdefault(one.worker_id, []).append(one.checkpoint_id)
+    create = partial(client.delete_checkpoints, force=force, timeout_s=options.timeout_s)
+    creations: list[tuple[str, Callable[[], Command]]] = [
+        (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
+    ]
+    conclude_all(client, creations, options)
+
+
+def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:
+    """Prints the checkpoints that would be deleted, and the bytes that would be freed."""
+    from leasehold_client.byte_sizes import size_text
+    from leasehold_client.display.documents import echo_json, to_dict
+    from leasehold_client.display.tables import echo_checkpoints
+
+    freed_bytes = sum(one.size_bytes for one in chosen)
+    if options.json:
+        echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
+    else:
+        echo_checkpoints(chosen, worker_names(client))
+        echo(f"would free {size_text(freed_bytes)} on disk")
+
+
+def _choose(known: Iterable[Checkpoint], checkpoint_ids: Sequence[str]) -> list[Checkpoint]:
+    """Picks each checkpoint once, from the worker that made it if that worker lists it.
+
+    Raises:
+        LeaseholdError: UNKNOWN_CHECKPOINT: no worker that answered has the checkpoint.
+    """
+    listed = list(known)
+    chosen: list[Checkpoint] = []
+    for checkpoint_id in dict.fromkeys(checkpoint_ids):
+        found = [one for one in listed if one.checkpoint_id == checkpoint_id]
+        if not found:
+            raise LeaseholdError(
+                f"no worker that answered has a checkpoint {checkpoint_id!r}, and nothing was deleted: "
+                "`leasehold get checkpoints` lists checkpoints",
+                "UNKNOWN_CHECKPOINT",
+            )
+        by_owner = [one for one in found if one.worker_id == one.owner_worker_id]
+        chosen.append((by_owner or found)[0])
+    return chosen

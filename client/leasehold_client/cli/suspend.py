@@ -1,0 +1,105 @@
+"""``leasehold suspend``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.eviction_options import policy_options
+from leasehold_client.cli.verb import (
+    CommandOptions,
+    command_options,
+    dry_run_option,
+    lock_timeout_option,
+    verb,
+)
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+    from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
+    from leasehold.v1.workload_pb2 import EvictionPolicy
+
+    from leasehold_client.coordinator.client import Client
+
+
+@click.command()
+@click.argument("workload", required=False)
+@click.option("--worker", metavar="WORKER", help="Suspend every workload that holds GPUs of this worker.")
+@policy_options
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Suspend even if this frees no GPU memory or loses the state of the workload.",
+)
+@dry_run_option
+@lock_timeout_option
+@command_options
+@verb
+def suspend(
+    client: Client,
+    workload: str | None,
+    worker: str | None,
+    policy: EvictionPolicy | None,
+    force: bool,
+    dry_run: bool,
+    lock_timeout_s: float | None,
+    options: CommandOptions,
+) -> None:
+    """Suspend a workload and free its GPUs for others.
+
+    The eviction policy of the workload (run --evict) applies, unless --weights or --process is given. A
+    suspended workload is moved to a stronger process strategy if you ask for one. If the workload is not
+    ready, the command first waits for its readiness, within --wait-timeout or else --timeout.
+
+    With --worker instead of a workload, every workload that holds GPUs of the worker is suspended, the oldest
+    first. A workload that can't be suspended is reported and does not delay the others.
+    """
+    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plan
+
+    if worker is not None and workload is None and not dry_run:
+        answer = client.suspend_worker(
+            worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s
+        )
+        conclude_all(client, _each(client, answer), options)
+        return
+    if workload is None or worker is not None:
+        raise UsageError("give either a workload, or --worker without --dry-run")
+    if dry_run:
+        plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
+        conclude_plan(client, plan, workload, "suspend", options)
+        return
+    ask = partial(
+        client.suspend,
+        workload,
+        policy=policy,
+        force=force,
+        lock_timeout_s=lock_timeout_s,
+        timeout_s=options.timeout_s,
+    )
+    conclude(client, ask(), workload, options, again=ask)
+
+
+def _same(command: Command) -> Command:
+    return command
+
+
+def _each(client: Client, answer: SuspendWorkerResponse) -> list[tuple[str, Callable[[], Command]]]:
+    """Names each workload, with a function that returns its command or raises its refusal."""
+    from leasehold_client.messages import reason_name
+
+    names = {workload.workload_id: workload.name for workload in client.workloads()}
+
+    def refuse(refusal: WorkloadRefusal) -> Command:
+        error = refusal.error
+        message = f"{refusal.workload_name}: {error.message}"
+        raise LeaseholdError(message, reason_name(error.reason))
+
+    each: list[tuple[str, Callable[[], Command]]] = [
+        (names.get(command.workload_id, command.workload_id), partial(_same, command))
+        for command in answer.commands
+    ]
+    return [*each, *((refusal.workload_name, partial(refuse, refusal)) for refusal in answer.refusals)]

@@ -1,0 +1,164 @@
+"""Options and decorators that verbs share.
+
+A verb imports gRPC and protobuf when it is called. Therefore ``--help`` and shell completion import neither,
+which would take most of their time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
+
+import click
+
+from leasehold_client import interrupts
+from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from leasehold_client.coordinator.client import Client
+
+Arguments = ParamSpec("Arguments")
+
+YEAR_S: Final = 366 * 86_400.0
+WEEK_S: Final = 7 * 86_400.0
+"""Largest timeout of a command, lock timeout and grace period (docs/protocol.md)."""
+
+READY_LIMIT_S: Final = 600.0
+"""Default of the longest wait for readiness."""
+
+
+class Seconds(click.FloatRange):
+    """A click parameter type: a time in seconds."""
+
+    name = "number of seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parses the number."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a time: write seconds, such as 30", param, ctx)
+        return seconds
+
+
+coordinator_option = click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Address of the coordinator.  [default: as in cli.toml, or 127.0.0.1:7400]",
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Output format; json has the field names of the protos.",
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(min=0.001, max=WEEK_S),
+    metavar="SECONDS",
+    help="Longest time of the command in the queue and in execution.",
+)
+lock_timeout_option = click.option(
+    "--lock-timeout",
+    "lock_timeout_s",
+    type=Seconds(min=0.001, max=WEEK_S),
+    metavar="SECONDS",
+    help="Longest time for submitted GPU work to drain.  [default: 10]",
+)
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show the plan and its refusals; change nothing."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOptions:
+    """Options of every verb that creates a command.
+
+    Attributes:
+        wait: Whether the verb waits for the end of the command.
+        wait_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
+        timeout_s: Timeout of the command itself. None: the coordinator's default.
+        output: Output format: ``table`` or ``json``.
+    """
+
+    wait: bool
+    wait_s: float | None
+    timeout_s: float | None
+    output: str
+
+    @property
+    def json(self) -> bool:
+        """Whether the output is JSON."""
+        return self.output == "json"
+
+
+def command_options(
+    function: Callable[..., None],
+    *,
+    no_wait_help: str = "Return once the command is stored, before its execution.",
+    has_timeout: bool = True,
+) -> Callable[..., None]:
+    """Adds the options of a command to a verb, as the argument ``options``: :class:`CommandOptions`."""
+
+    @click.option("--no-wait", is_flag=True, help=no_wait_help)
+    @click.option(
+        "--wait-timeout",
+        "wait_timeout_s",
+        type=Seconds(min=0, max=YEAR_S),
+        metavar="SECONDS",
+        help="Longest wait for the end; then exit with 4, and the command continues.",
+    )
+    @output_option
+    @wraps(function)
+    def call(
+        *positional: Any,
+        no_wait: bool,
+        wait_timeout_s: float | None,
+        output: str,
+        timeout_s: float | None = None,
+        **named: Any,
+    ) -> None:
+        options = CommandOptions(not no_wait, wait_timeout_s, timeout_s, output)
+        function(*positional, options=options, **named)
+
+    return timeout_option(call) if has_timeout else call
+
+
+def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:
+    """Connects a verb to the coordinator, and turns any error into one line and an exit code."""
+
+    @coordinator_option
+    @wraps(function)
+    def call(coordinator: str | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+        from leasehold_client.cli.lookups import with_short_names
+        from leasehold_client.coordinator.client import Client
+
+        interrupts.raise_in_verb()
+        try:
+            with Client(parse_address(coordinator or configured_coordinator())) as client:
+                try:
+                    function(client, *positional, **named)
+                except LeaseholdError as error:
+                    error.message = with_short_names(client, error.message)
+                    raise
+        except LeaseholdError as error:
+            fail(error)
+        except UnicodeEncodeError as error:  # a message only holds valid text
+            fail(
+                UsageError(
+                    f"the argument {error.object!r} is not valid UTF-8: "
+                    "write text, or put the bytes into a file"
+                )
+            )
+        except KeyboardInterrupt:
+            interrupted("a command that was stored continues: `leasehold get commands` shows it")
+
+    return call

@@ -1,0 +1,357 @@
+"""The Python client of the coordinator: synchronous and typed, with idempotent calls."""
+
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol, TypeVar, final
+
+import grpc
+from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import ForgetWorkerResponse
+from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
+
+from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
+from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, Reader
+from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
+
+
+class _CreateRequest(Protocol):
+    request_id: str
+
+
+Request = TypeVar("Request", bound=_CreateRequest)
+Response = TypeVar("Response")
+
+
+@final
+class Client(Reader):
+    """A connection to one coordinator, for reads and changes.
+
+    Methods raise :class:`LeaseholdError` for a refusal. A method that returns a command returns once the
+    command is stored; :meth:`wait` waits for its end.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+    """
+
+    def run(
+        self,
+        spec: WorkloadSpec,
+        *,
+        name: str = "",
+        worker: str = "",
+        gpu_uuids: Sequence[str] = (),
+        checkpoint_id: str = "",
+        timeout_s: float | None = None,
+    ) -> tuple[Workload, Command]:
+        """Creates a workload and the command that starts the workload.
+
+        Args:
+            spec: The program, its resources and its policy.
+            name: Name of the workload. Empty: generated.
+            worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
+            gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.
+            checkpoint_id: Checkpoint that the application starts from. Empty: none.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        request = fleet_pb2.CreateWorkloadRequest(
+            name=name,
+            spec=spec,
+            worker=worker,
+            gpu_uuids=gpu_uuids,
+            checkpoint_id=checkpoint_id,
+            timeout=duration(timeout_s),
+        )
+        call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
+        response = self._create(self._workloads.CreateWorkload, request, call_timeout_s)
+        return response.workload, response.command
+
+    def suspend(
+        self,
+        workload: str,
+        *,
+        policy: EvictionPolicy | None = None,
+        force: bool = False,
+        lock_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Suspends a workload and releases its GPUs.
+
+        A suspended workload is moved to a stronger process strategy if the policy has one.
+
+        Args:
+            workload: Id or name.
+            policy: Eviction policy. None: the policy of the workload's spec.
+            force: Suspend even if the policy frees no memory or loses the state of the workload.
+            lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
+        """
+        request = fleet_pb2.SuspendWorkloadRequest(
+            workload=workload,
+            operation=suspend_operation(lock_timeout_s, policy, force=force),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._workloads.SuspendWorkload, request).command
+
+    def suspend_worker(
+        self,
+        worker: str,
+        *,
+        policy: EvictionPolicy | None = None,
+        force: bool = False,
+        lock_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> fleet_pb2.SuspendWorkerResponse:
+        """Suspends every workload that holds GPUs of a worker, the oldest first.
+
+        Args:
+            worker: Id or name.
+            policy: As of :meth:`suspend`.
+            force: As of :meth:`suspend`.
+            lock_timeout_s: As of :meth:`suspend`.
+            timeout_s: Longest time of each command in the queue and in execution. None: 10 min.
+
+        Returns:
+            The commands in order, and the refusal of each workload that can't be suspended.
+        """
+        request = fleet_pb2.SuspendWorkerRequest(
+            worker=worker,
+            operation=suspend_operation(lock_timeout_s, policy, force=force),
+            timeout=duration(timeout_s),
+        )
+        call = partial(self._workloads.SuspendWorker, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.create(call)
+
+    def restore(
+        self,
+        workload: str,
+        *,
+        gpu_uuids: Sequence[str] = (),
+        checkpoint_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Restores a suspended workload, whatever its policy was.
+
+        Args:
+            workload: Id or name.
+            gpu_uuids: Its GPUs, in its own order. Empty: its former GPUs if they are free, else others.
+            checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
+        """
+        request = fleet_pb2.RestoreWorkloadRequest(
+            workload=workload,
+            operation=restore_operation(gpu_uuids, checkpoint_id),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._workloads.RestoreWorkload, request).command
+
+    def remap(
+        self, moves: Moves, *, lock_timeout_s: float | None = None, timeout_s: float | None = None
+    ) -> Command:
+        """Moves running workloads to other GPUs of their worker, all or none. Two workloads can swap GPUs.
+
+        Args:
+            moves: Pairs of old and new GPU by workload. GPUs that are not named stay.
+            lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
+        """
+        request = fleet_pb2.RemapWorkloadsRequest(
+            operation=remap_operation(moves, lock_timeout_s),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._workloads.RemapWorkloads, request).command
+
+    def checkpoint(self, workload: str, *, timeout_s: float | None = None) -> Command:
+        """Checkpoints the application of a running workload, which keeps running.
+
+        The application must implement ``leasehold_client.kernel``.
+
+        Args:
+            workload: Id or name.
+            timeout_s: Longest time in the queue and in execution. None: 10 min.
+        """
+        request = fleet_pb2.CheckpointWorkloadRequest(workload=workload, timeout=duration(timeout_s))
+        return self._create(self._workloads.CheckpointWorkload, request).command
+
+    def delete_checkpoints(
+        self,
+        worker: str,
+        checkpoint_ids: Sequence[str],
+        *,
+        force: bool = False,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Deletes checkpoints on a worker's disk.
+
+        Args:
+            worker: Id or name.
+            checkpoint_ids: At least one id.
+            force: Delete also the checkpoint of a suspended workload, which then can't be restored.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        request = fleet_pb2.DeleteCheckpointsRequest(
+            worker=worker,
+            timeout=duration(timeout_s),
+            operation=command_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
+        )
+        return self._create(self._workloads.DeleteCheckpoints, request).command
+
+    def stop(
+        self,
+        workload: str,
+        *,
+        grace_s: float | None = None,
+        force: bool = False,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Stops a workload: SIGTERM, and SIGKILL after the grace period.
+
+        Args:
+            workload: Id or name.
+            grace_s: Grace period. None: 10 s.
+            force: Kill restored processes even if they can't be suspended first, which can hang their host.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        request = fleet_pb2.StopWorkloadRequest(
+            workload=workload,
+            operation=command_pb2.StopOperation(grace=duration(grace_s), force=force),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._workloads.StopWorkload, request).command
+
+    def adopt(
+        self,
+        pid: int,
+        *,
+        worker: str,
+        name: str = "",
+        eviction: EvictionPolicy | None = None,
+        hooks: Sequence[Hook] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Workload, Command]:
+        """Adopts a running process and its descendants as a workload that leases their GPUs.
+
+        Args:
+            pid: Process id on the worker's host.
+            worker: Id or name of the worker.
+            name: Name of the workload. Empty: generated.
+            eviction: Eviction policy. None: ``retain+cuda_suspend``.
+            hooks: Hooks around suspend and restore, in order.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+
+        Returns:
+            The workload, still PENDING, and the command that adopts the process.
+        """
+        request = fleet_pb2.AdoptProcessRequest(
+            worker=worker,
+            operation=command_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
+            timeout=duration(timeout_s),
+        )
+        response = self._create(self._workloads.AdoptProcess, request)
+        return response.workload, response.command
+
+    def release(self, workload: str, *, timeout_s: float | None = None) -> Command:
+        """Releases an adopted or claimed workload: its processes keep running, and its lease ends.
+
+        Args:
+            workload: Id or name.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+
+        Raises:
+            LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
+        """
+        request = fleet_pb2.ReleaseWorkloadRequest(workload=workload, timeout=duration(timeout_s))
+        return self._create(self._workloads.ReleaseWorkload, request).command
+
+    def cordon(
+        self,
+        worker: str,
+        gpu_uuids: Sequence[str] = (),
+        *,
+        reason: str,
+        cordoned_by: str,
+        timeout_s: float | None = None,
+    ) -> Command:
+        """Takes GPUs, or a whole worker, out of service: leases stay, and no new ones are granted.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: GPUs of the worker. Empty: the whole worker, which then starts no workload.
+            reason: Reason, at most 256 characters.
+            cordoned_by: Name of the operator, at most 256 characters.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        operation = command_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
+        request = fleet_pb2.CordonRequest(worker=worker, operation=operation, timeout=duration(timeout_s))
+        return self._create(self._fleet.Cordon, request).command
+
+    def uncordon(
+        self, worker: str, gpu_uuids: Sequence[str] = (), *, timeout_s: float | None = None
+    ) -> Command:
+        """Puts GPUs, or a whole worker, back into service.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: GPUs of the worker. Empty: the whole worker; GPUs with a cordon of their own keep it.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        request = fleet_pb2.UncordonRequest(
+            worker=worker,
+            operation=command_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._fleet.Uncordon, request).command
+
+    def reset_gpu_health(
+        self, worker: str, gpu_uuids: Sequence[str], *, timeout_s: float | None = None
+    ) -> Command:
+        """Resets the recorded health of GPUs of a worker. The next check finds a persisting problem again.
+
+        Args:
+            worker: Id or name.
+            gpu_uuids: GPUs of the worker, at least one.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+        """
+        request = fleet_pb2.ResetGpuHealthRequest(
+            worker=worker,
+            operation=command_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
+            timeout=duration(timeout_s),
+        )
+        return self._create(self._fleet.ResetGpuHealth, request).command
+
+    def forget_worker(self, worker: str) -> ForgetWorkerResponse:
+        """Makes the coordinator forget a worker that is not connected, and returns the removed record.
+
+        Its open workloads and commands become FAILED. Nothing on its host changes.
+
+        Args:
+            worker: Id or name.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
+        """
+        request = fleet_pb2.ForgetWorkerRequest(worker=worker)
+        return self._connection.read(self._fleet.ForgetWorker, request)
+
+    def cancel(self, command_id: str) -> Command:
+        """Requests the cancellation of a command, and returns the command.
+
+        A command that was not sent to its worker ends at once. Otherwise the worker decides, and
+        :meth:`wait` returns the outcome. A command that has ended is unchanged.
+
+        Raises:
+            LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE if the worker can't be asked.
+        """
+        request = fleet_pb2.CancelCommandRequest(command_id=command_id)
+        call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
+        return self._connection.repeated(call).command
+
+    def _create(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        request.request_id = uuid.uuid4().hex
+        return self._connection.create(partial(method, request, timeout=timeout_s))

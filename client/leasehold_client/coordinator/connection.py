@@ -1,0 +1,136 @@
+"""The connection to a coordinator: calls, lists and streams that raise :class:`LeaseholdError`."""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Protocol, TypeVar, final
+
+import grpc
+
+from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
+
+CALL_TIMEOUT_S: Final = 10.0
+"""Deadline of most calls."""
+
+CLOSE_TIMEOUT_S: Final = 1.0
+PAGE_SIZE: Final = 1000
+PAGE_LIMIT: Final = 1_000
+"""Pages of one list. A page has up to 1000 items and 3.5 MB."""
+
+OPTIONS: Final[list[tuple[str, int]]] = [
+    # A restarted coordinator is reached again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # gRPC uses this as the timeout of one connection attempt. A distant or busy coordinator needs some time.
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+]
+
+
+class _PageRequest(Protocol):
+    page_size: int
+    page_token: str
+
+
+class _Page(Protocol):
+    @property
+    def next_page_token(self) -> str: ...
+
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+PageRequest = TypeVar("PageRequest", bound=_PageRequest)
+Page = TypeVar("Page", bound=_Page)
+
+
+@final
+class Connection:
+    """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+
+    def close(self) -> None:
+        """Closes the channel within a second, even if gRPC hangs.
+
+        An exception in a signal handler, such as KeyboardInterrupt, can leave a call open. `Channel.close`
+        then waits for the call forever (grpc/grpc#19973).
+        """
+        closing = threading.Thread(target=self.channel.close, daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
+
+    @contextmanager
+    def decoded(self) -> Iterator[None]:
+        """Converts gRPC errors of the calls within the context."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise decode_error(error, self.address) from None  # the gRPC error adds nothing
+
+    def read(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        """Makes a call once."""
+        with self.decoded():
+            return method(request, timeout=timeout_s)
+
+    def repeated(self, call: Callable[[], Response], *, through_outages: bool = True) -> Response:
+        """Makes an idempotent call, and retries it if the response is lost."""
+
+        def attempt() -> Response:
+            with self.decoded():
+                return call()
+
+        return repeat(attempt, through_outages=through_outages)
+
+    def create(self, call: Callable[[], Response]) -> Response:
+        """Makes a creating call, and retries it with the same request_id if the response is lost."""
+        try:
+            return self.repeated(call)
+        except NoCoordinatorError as error:
+            raise NoCoordinatorError(
+                f"{error.message}; the command may have been stored: `leasehold get commands` shows it",
+                code=error.code,
+            ) from None
+
+    def pages(
+        self, method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]", request: PageRequest
+    ) -> Iterator[Page]:
+        """Yields every page of a list.
+
+        A page is requested again if the coordinator refuses it for lack of capacity.
+
+        Raises:
+            LeaseholdError: The list has more than 1000 pages.
+        """
+        request.page_size = PAGE_SIZE
+        for _ in range(PAGE_LIMIT):
+            page = self.repeated(partial(method, request, timeout=CALL_TIMEOUT_S), through_outages=False)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+        raise LeaseholdError(
+            f"the list of {self.address} has more than {PAGE_LIMIT} pages: narrow the request"
+        )
+
+    def stream(self, call: "grpc._CallIterator[Response]") -> Generator[Response]:
+        """Yields the responses of a call, and cancels the call when the iteration ends."""
+        try:
+            with self.decoded():
+                yield from call
+        finally:
+            call.cancel()

@@ -1,0 +1,1 @@
+"""``leasehold demo``: a demonstration on simulated GPUs that verifies its own results."""

@@ -1,0 +1,202 @@
+"""The daemons of the demonstration: a coordinator, and two workers on simulated hosts."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, final
+
+import click
+
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError
+
+WORKERS: Final = ("alpha", "beta")
+GPUS_PER_WORKER: Final = 4
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 6.0
+KILL_TIMEOUT_S: Final = 2.0
+LOG_LINES: Final = 15
+
+_PORTS: Final = range(20_000, 32_000)
+"""Ports below Linux's range of ephemeral ports."""
+
+MARK: Final = "LEASEHOLD_DEMO"
+"""Environment variable of every process of one demonstration, by which leftovers are found."""
+
+
+class DemoError(LeaseholdError):
+    """The demonstration failed."""
+
+
+@final
+class DemoFleet:
+    """The running daemons, with their logs in one folder. Created by :func:`demo_fleet`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._temporary = folder / "tmp"  # for the simulated hosts, which vanish with it even after a crash
+        self._mark = uuid.uuid4().hex
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.address = f"127.0.0.1:{_free_port()}"
+
+    @property
+    def coordinator_pid(self) -> int:
+        """Process id of the current coordinator."""
+        return self._processes["coordinator"].pid
+
+    def start(self) -> None:
+        """Starts the daemons, and waits until both workers have reported.
+
+        Raises:
+            DemoError: A daemon ended, or the start took too long.
+        """
+        self._temporary.mkdir(exist_ok=True)
+        self._start_coordinator()
+        for name in WORKERS:
+            self._start_worker(name)
+        with Client(self.address) as client:
+            self.wait_until_reported(client)
+
+    def _start_coordinator(self) -> None:
+        database = str(self._folder / "coordinator.sqlite3")
+        self._start("coordinator", "coordinator", "--listen", self.address, "--database", database)
+
+    def replace_coordinator(self) -> None:
+        """Kills the coordinator, and starts another one with the same address and store."""
+        process = self._processes.pop("coordinator")
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+        self._start_coordinator()
+
+    def _start_worker(self, name: str) -> None:
+        """Starts a worker on a simulated host of its own.
+
+        The host has exclusive memory: two workloads on one GPU would overwrite each other, and the counters
+        would report corrupt bytes.
+        """
+        gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
+        host = ("simgpu", "exec", *gpus, "--")
+        worker = ("worker", "--coordinator", self.address, "--name", name)
+        state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
+        self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD_")}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "leasehold_client", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**inherited, MARK: self._mark, "TMPDIR": str(self._temporary)},
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Raises DemoError if a daemon has ended."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise DemoError(f"{name} ended with code {process.returncode}: see its log above")
+
+    def wait_until_reported(self, client: Client) -> None:
+        """Waits until the current coordinator knows all GPUs."""
+        wanted = len(WORKERS) * GPUS_PER_WORKER
+        self.wait_for(lambda: len(client.gpus()) == wanted, "the report of the workers")
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Polls until the condition holds. A refusal of the coordinator counts as false.
+
+        Raises:
+            DemoError: The wait timed out, or a daemon ended.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        refusal = ""
+        while time.monotonic() < deadline:
+            self.check()
+            try:
+                if condition():
+                    return
+            except DemoError:
+                raise
+            except LeaseholdError as error:
+                refusal = f"; the last answer was: {error.message}"
+            time.sleep(0.05)
+        raise DemoError(f"{what} took longer than {START_TIMEOUT_S:g} s{refusal}")
+
+    def log_tails(self) -> str:
+        """The last lines of each daemon's log."""
+        tails = []
+        for path in sorted(self._folder.glob("*.log")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+            tails.append("\n".join([f"--- {path.name}", *lines]))
+        return "\n".join(tails)
+
+    def stop(self) -> None:
+        """Ends the workers with their workloads, then the coordinator, and kills any process that is left."""
+        workers = [process for name, process in self._processes.items() if name != "coordinator"]
+        for group in (workers, list(self._processes.values())):
+            for process in group:
+                process.terminate()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for process in group:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while self._kill_leftovers() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in self._processes.values():
+            process.poll()
+        self._processes.clear()
+
+    def _kill_leftovers(self) -> bool:
+        """Kills every process with the mark of this demonstration. Returns whether there was one.
+
+        Such a process is a daemon that hangs, or a workload of a dead worker. It may have started another one
+        in the meantime.
+        """
+        mark = f"{MARK}={self._mark}".encode()
+        found = False
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                descriptor = os.pidfd_open(int(entry.name))
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                        found = True
+                finally:
+                    os.close(descriptor)
+        return found
+
+
+@contextmanager
+def demo_fleet(folder: Path) -> Iterator[DemoFleet]:
+    """Starts the daemons, and always ends them. Prints their logs after a failure."""
+    fleet = DemoFleet(folder)
+    try:
+        fleet.start()
+        yield fleet
+    except LeaseholdError:
+        click.echo(fleet.log_tails(), err=True)
+        raise
+    finally:
+        # A second Ctrl-C would leave processes behind. The cleanup takes up to 15 s.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        fleet.stop()
+
+
+def _free_port() -> int:
+    """A free port outside of the ephemeral range, so it stays free while the coordinator is replaced."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

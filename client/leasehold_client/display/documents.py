@@ -1,0 +1,36 @@
+"""JSON documents for programs."""
+
+import json
+from typing import Any
+
+from google.protobuf.message import Message
+
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """Converts a message to JSON values, with the field names of the proto.
+
+    Raises:
+        LeaseholdError: The message has a value that JSON can't express, such as a time after the year 9999.
+    """
+    from google.protobuf import json_format  # late: tables need no JSON
+
+    try:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except json_format.SerializeToJsonError as error:
+        raise LeaseholdError(
+            f"the answer can't be printed as JSON ({error}): "
+            "print a table instead, and see the coordinator's log"
+        ) from error
+
+
+def echo_message(message: Message) -> None:
+    """Prints one message as a JSON document."""
+    echo_json(to_dict(message))
+
+
+def echo_json(document: object) -> None:
+    """Prints one JSON document."""
+    echo(json.dumps(document, indent=2))

@@ -1,0 +1,77 @@
+"""Standard output, which may be a closed pipe or a full disk."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from leasehold_client.display.terminal_text import discard, safe_text
+from leasehold_client.errors import LeaseholdError
+
+
+def echo(text: str) -> None:
+    """Prints a line. A line to a closed pipe is dropped.
+
+    Raises:
+        LeaseholdError: The write failed, such as on a full disk.
+    """
+    try:
+        click.echo(safe_text(text))
+    except OSError as error:
+        _give_up(error)
+
+
+def write(data: bytes) -> bool:
+    """Writes and flushes bytes. Returns False if the pipe is closed.
+
+    Raises:
+        LeaseholdError: The write failed, such as on a full disk.
+    """
+    if sys.stdout is None:  # it was closed before the start
+        return False
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        _give_up(error)
+        return False
+    return True
+
+
+@contextmanager
+def printed_by_click() -> Iterator[None]:
+    """Ends the command if output of click or of another package can't be written.
+
+    Raises:
+        Exit: The pipe is closed, which is no failure.
+        ClickException: The write failed, such as on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not _is_broken():
+            raise
+        discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise click.exceptions.Exit(0) from error
+        raise click.ClickException(_message(error)) from error
+
+
+def _is_broken() -> bool:
+    """Whether standard output still has data that it can't write."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _give_up(error: OSError) -> None:
+    discard(sys.stdout)
+    if not isinstance(error, BrokenPipeError):
+        raise LeaseholdError(_message(error)) from error
+
+
+def _message(error: OSError) -> str:
+    return f"can't write the output: {error.strerror}"

@@ -1,0 +1,92 @@
+"""Tables for people: aligned columns without colour."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from google.protobuf.message import Message
+from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.events_pb2 import Event, EventKind
+
+from leasehold_client.byte_sizes import size_text
+from leasehold_client.display.standard_output import echo
+from leasehold_client.display.terminal_text import safe_cell
+from leasehold_client.messages import command_state, enum_name, operation_name, time_text
+
+
+def echo_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints aligned columns without colour, since the output may be a file."""
+    for line in table_lines([headings, *rows]):
+        echo(line)
+
+
+def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Aligns rows of equal length."""
+    cells = [[safe_cell(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def field_size(message: Message, field: str) -> str:
+    """Formats an optional field in bytes. "?": unset."""
+    return size_text(getattr(message, field)) if message.HasField(field) else "?"
+
+
+def echo_events(events: Iterable[Event]) -> None:
+    """Prints a table of events."""
+    echo_table(
+        ["TIME", "KIND", "MESSAGE"],
+        [
+            [time_text(event.time), enum_name(EventKind.Name, event.kind, "EVENT_KIND_"), event.message]
+            for event in events
+        ],
+    )
+
+
+def echo_commands(commands: Iterable[Command]) -> None:
+    """Prints a table of commands."""
+    echo_table(
+        ["ID", "OPERATION", "ABOUT", "STATE", "CREATED", "MESSAGE"],
+        [
+            [
+                command.command_id,
+                operation_name(command),
+                command.workload_id or command.worker_id,
+                command_state(command),
+                time_text(command.create_time),
+                command.error.message or "-",
+            ]
+            for command in commands
+        ],
+    )
+
+
+def echo_checkpoints(checkpoints: Iterable[Checkpoint], worker_names: Mapping[str, str]) -> None:
+    """Prints a table of checkpoints.
+
+    Args:
+        checkpoints: The checkpoints.
+        worker_names: Names of workers by id.
+    """
+    echo_table(
+        ["ID", "KIND", "WORKLOAD", "WORKER", "SIZE", "CREATED", "IN USE"],
+        [
+            [
+                one.checkpoint_id,
+                _kind(one),
+                one.workload_name or one.workload_id,
+                worker_names.get(one.worker_id, one.worker_id),
+                size_text(one.size_bytes),
+                time_text(one.create_time),
+                "yes" if one.in_use else "-",
+            ]
+            for one in checkpoints
+        ],
+    )
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    kind = enum_name(CheckpointKind.Name, checkpoint.kind, "CHECKPOINT_KIND_").lower()
+    return f"{kind}, damaged" if checkpoint.problem else kind

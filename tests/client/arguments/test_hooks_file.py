@@ -1,0 +1,75 @@
+"""Hooks as a file says them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2
+from leasehold_client.arguments.hooks_file import read_hooks
+from leasehold_client.arguments.policies import PROCESSES, WEIGHTS
+from leasehold_client.errors import UsageError
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator
+
+SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
+KEEP, CUDA, IMAGE, STOP = PROCESSES.values()
+RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"name": "one"}', "is not a list: write hooks as [{…}, …]"),
+        ("[3]", "hook 0 is 3, not an object: write {…}"),
+        (
+            '[{}, {"nmae": "x"}]',
+            'hook 1 is not a Hook message (Message type "leasehold.v1.Hook" has no field named "nmae"',
+        ),
+        ('[{"phase": "SOON"}]', "hook 0 is not a Hook message ("),
+        ('[{"timeout": "soon"}]', "hook 0 is not a Hook message ("),
+        ('[{"signal": {"signal_number": -1}}]', "hook 0 is not a Hook message ("),
+        ('[{"name": "\\ud800"}]', "hook 0 is not a Hook message ("),
+        ('[{"http": {"body": "{}"}}]', "hook 0 is not a Hook message (the body '{}' is not base64"),
+        ('[{"drain": {"idle": {"body": "a"}}}]', "hook 0 is not a Hook message ("),
+        ('[{"vllm": 7}]', "hook 0 is not a Hook message ("),
+        ('[{"vllm": {}, "kernel": {}}]', "hook 0 is not a Hook message ("),
+        ('["' + "x" * 1_000_000, "exceeds the limit of 1000000 bytes"),
+    ],
+)
+def test_a_file_of_hooks_that_is_none(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, tmp_path: Path, text: str, match: str
+) -> None:
+    hooks = tmp_path / "hooks.json"
+    hooks.write_text(text)
+    done = leasehold("run", "--hooks", str(hooks), "--", "serve")
+    assert (done.code, done.stdout) == (2, "")
+    assert f"leasehold: the hooks file {hooks}" in done.stderr
+    assert match in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not scripted.requests
+
+
+def test_the_hooks_of_the_documentation_are_hooks(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/cli.md").read_text()
+    [block] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "hooks.json").write_text(block)
+    assert [hook.WhichOneof("action") for hook in read_hooks(tmp_path / "hooks.json")] == ["vllm", "command"]
+
+
+def test_a_file_of_hooks_that_is_not_there(tmp_path: Path) -> None:
+    reads: list[Callable[[], object]] = [
+        lambda: read_hooks(tmp_path / "none.json"),
+        lambda: read_hooks(tmp_path),
+    ]
+    for read in reads:
+        with pytest.raises(UsageError, match=r"can't be read.*name a file with a JSON list of hooks"):
+            read()
+    (tmp_path / "latin.json").write_bytes(b'["\xff"]')
+    with pytest.raises(UsageError, match=r"latin.json is not JSON"):
+        read_hooks(tmp_path / "latin.json")
+    (tmp_path / "empty.json").write_text("[]")
+    assert read_hooks(tmp_path / "empty.json") == []

@@ -1,0 +1,113 @@
+"""The verb cancel, and the options of stop."""
+
+import json
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandResult, MemberOutcome
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, refuse
+
+PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = (
+    command_pb2.COMMAND_STATE_PENDING,
+    command_pb2.COMMAND_STATE_RUNNING,
+    command_pb2.COMMAND_STATE_SUCCEEDED,
+    command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_CANCELLED,
+    command_pb2.COMMAND_STATE_EXPIRED,
+)
+
+
+def plays(scripted: ScriptedCoordinator, *commands: Command) -> None:
+    """The first of these is what a cancel finds, and a watch tells them all."""
+    scripted.plays(*commands)
+    scripted.answers["CancelCommand"] = lambda request, context: fleet_pb2.CancelCommandResponse(
+        command=commands[0]
+    )
+
+
+def test_a_command_that_is_cancelled(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    member = MemberOutcome(
+        pid=42,
+        state_before=workload_pb2.MEMBER_STATE_RUNNING,
+        state_after=workload_pb2.MEMBER_STATE_RUNNING,
+        rolled_back=True,
+    )
+    plays(scripted, command(RUNNING), command(CANCELLED, 2, result=CommandResult(members=[member])))
+    done = leasehold("cancel", "c-1")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "c-1: suspend is CANCELLED",
+        "  pid 42: RUNNING -> RUNNING, rolled back",
+    ]
+    [request] = scripted.asked(fleet_pb2.CancelCommandRequest)
+    assert request.command_id == "c-1"
+
+
+def test_one_that_was_never_sent_ends_at_once(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    plays(scripted, command(CANCELLED))
+    done = leasehold("cancel", "c-1", "-o", "json")
+    assert (done.code, json.loads(done.stdout)["state"]) == (0, "COMMAND_STATE_CANCELLED")
+    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+
+
+@pytest.mark.parametrize("before", [[], [command(RUNNING)]])
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_one_that_had_succeeded_is_too_late(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, before: list[Command], output: str
+) -> None:
+    plays(scripted, *before, command(SUCCEEDED, 2))
+    done = leasehold("cancel", "c-1", "-o", output)
+    assert done.code == 1
+    assert done.stderr == "leasehold: too late to cancel c-1: suspend SUCCEEDED\n"
+    assert bool(done.stdout) == (output == "json")
+
+
+@pytest.mark.parametrize("state", [FAILED, EXPIRED])
+def test_one_that_ended_otherwise_says_how(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, state: command_pb2.CommandState.ValueType
+) -> None:
+    error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_EXPIRED, message="out of time")
+    members = CommandResult(members=[MemberOutcome(pid=7)])
+    plays(scripted, command(state, error=error, result=members))
+    done = leasehold("cancel", "c-1")
+    name = command_pb2.CommandState.Name(state).removeprefix("COMMAND_STATE_")
+    assert done.code == 1
+    assert done.stderr.splitlines() == [
+        f"leasehold: too late to cancel c-1: suspend {name}: out of time (EXPIRED)",
+        "  pid 7: UNSPECIFIED -> UNSPECIFIED",
+    ]
+
+
+def test_nobody_need_wait_for_the_end(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    plays(scripted, command(RUNNING))
+    done = leasehold("cancel", "c-1", "--no-wait")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout == "c-1: suspend is RUNNING, cancellation requested\n"
+    assert json.loads(leasehold("cancel", "c-1", "--no-wait", "-o", "json").stdout)["command_id"] == "c-1"
+    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+
+
+def test_a_cancel_that_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["CancelCommand"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_COMMAND", "no command has the id 'c-0'"
+    )
+    done = leasehold("cancel", "c-0")
+    assert (done.code, done.stderr) == (1, "leasehold: no command has the id 'c-0' (UNKNOWN_COMMAND)\n")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_stop_is_forced_only_where_it_is_asked_for(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, force: bool
+) -> None:
+    scripted.plays(command(SUCCEEDED))
+    scripted.answers["StopWorkload"] = lambda request, context: fleet_pb2.StopWorkloadResponse(
+        command=command(PENDING)
+    )
+    done = leasehold("stop", "one", "--grace", "0", *(["--force"] if force else []))
+    assert done.code == 0
+    [request] = scripted.asked(fleet_pb2.StopWorkloadRequest)
+    assert request.operation.force == force
+    assert request.operation.HasField("grace")

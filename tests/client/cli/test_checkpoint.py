@@ -1,0 +1,220 @@
+"""Checkpoints on the command line: made, listed and planned."""
+
+import json
+
+import pytest
+from google.protobuf import duration_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import checkpoint_pb2, command_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.command_pb2 import Command, CommandResult, Operation
+from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
+from leasehold.v1.plan_pb2 import TIER_DEVICE, TIER_DISK, TIER_HOST, DestinationPlan, Plan, TierPlan
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold_client.arguments.policies import make_policy
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import A, ScriptedCoordinator, workload
+
+SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
+
+
+GIB = 2**30
+
+
+MADE = [
+    Checkpoint(
+        checkpoint_id="k-2",
+        kind=checkpoint_pb2.CHECKPOINT_KIND_APPLICATION,
+        worker_id="w-1",
+        workload_id="id-of-one",
+        workload_name="one",
+        create_time=Timestamp(seconds=1_700_000_000),
+        size_bytes=3 * GIB,
+        in_use=True,
+    ),
+    Checkpoint(checkpoint_id="k-1", worker_id="w-9", workload_id="id-of-two"),
+    Checkpoint(checkpoint_id="k-0", kind=checkpoint_pb2.CHECKPOINT_KIND_IMAGE, worker_id="w-1"),
+]
+
+
+def serve(scripted: ScriptedCoordinator, *checkpoints: Checkpoint, unreachable: tuple[str, ...] = ()) -> None:
+    """Has checkpoints listed, and every creation answered with a command that is done."""
+    scripted.answers["ListCheckpoints"] = lambda request, context: ListCheckpointsResponse(
+        checkpoints=checkpoints, unreachable=unreachable
+    )
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+        workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
+    )
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: fleet_pb2.DeleteCheckpointsResponse(
+        command=done_command(Operation(delete_checkpoints=request.operation))
+    )
+    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
+        command=done_command(Operation(restore=request.operation))
+    )
+
+
+def done_command(operation: Operation, **result: object) -> Command:
+    made = CommandResult(duration=duration_pb2.Duration(seconds=2), **result)  # type: ignore[arg-type]
+    return Command(command_id="c-1", operation=operation, state=SUCCEEDED, revision=3, result=made)
+
+
+def watched(scripted: ScriptedCoordinator, command: Command) -> None:
+    scripted.answers["WatchCommand"] = lambda request, context: (
+        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+    )
+
+
+def test_a_checkpoint_is_made_and_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    made = done_command(
+        Operation(checkpoint=command_pb2.CheckpointOperation()), checkpoint_id="k-2", disk_bytes=3 * GIB
+    )
+    scripted.answers["CheckpointWorkload"] = lambda request, context: fleet_pb2.CheckpointWorkloadResponse(
+        command=made
+    )
+    watched(scripted, made)
+    done = leasehold("checkpoint", "one", "--timeout", "9")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "one: checkpoint done in 2.00 s",
+        "  checkpoint k-2",
+        "  3.0 GiB on disk",
+    ]
+    [request] = scripted.asked(fleet_pb2.CheckpointWorkloadRequest)
+    assert (request.workload, request.timeout.seconds) == ("one", 9)
+    assert request.request_id
+
+
+def test_what_was_parked_tells_how(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    parked = done_command(
+        Operation(suspend=command_pb2.SuspendOperation()),
+        policy=make_policy("offload", "stop"),
+        checkpoint_id="k-2",
+        released_gpu_uuids=[A],
+    )
+    scripted.plays(parked)
+    assert leasehold("suspend", "one").stdout.splitlines()[1:] == [
+        "  policy offload+stop",
+        "  checkpoint k-2",
+        "  released alpha/0",
+    ]
+
+
+def test_checkpoints_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    serve(scripted, *MADE)
+    done = leasehold("get", "checkpoints")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ID   KIND         WORKLOAD   WORKER  SIZE     CREATED              IN USE",
+        "k-2  application  one        alpha   3.0 GiB  2023-11-14T22:13:20  yes",
+        "k-1  unspecified  id-of-two  w-9     0 B      -                    -",
+        "k-0  image                   alpha   0 B      -                    -",
+    ]
+    done = leasehold("get", "checkpoints", "one", "-o", "json")
+    [document, *_] = json.loads(done.stdout)["checkpoints"]
+    assert document["checkpoint_id"] == "k-2"
+    assert document["size_bytes"] == str(3 * GIB)
+    assert [request.workload for request in scripted.asked(fleet_pb2.ListCheckpointsRequest)] == ["", "one"]
+
+
+def test_workers_that_did_not_answer_are_named(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    serve(scripted, MADE[0], unreachable=("w-2", "w-3"))
+    done = leasehold("get", "checkpoints", "-o", "json")
+    assert (done.code, len(json.loads(done.stdout)["checkpoints"])) == (0, 1)
+    assert done.stderr == (
+        "leasehold: warning: these workers did not answer, so their checkpoints are unknown: beta, w-3\n"
+    )
+
+
+def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    damaged = Checkpoint(
+        checkpoint_id="k-6", kind=checkpoint_pb2.CHECKPOINT_KIND_IMAGE, worker_id="w-1", problem="no header"
+    )
+    serve(scripted, damaged)
+    assert "k-6  image, damaged " in leasehold("get", "checkpoints").stdout
+    assert json.loads(leasehold("get", "checkpoints", "-o", "json").stdout)["checkpoints"][0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ("rm checkpoint", "Missing argument 'ID...'"),
+        ("rm workload one", "No such command 'workload'"),
+        ("checkpoint", "Missing argument 'WORKLOAD'"),
+        ("wake one --to gamma/0", "no GPU is at 'gamma/0'"),
+    ],
+)
+def test_bad_usage(leasehold: CommandLine, arguments: str, match: str) -> None:
+    done = leasehold(*arguments.split())
+    assert (done.code, done.stdout) == (2, "")
+    assert match in done.stderr
+
+
+def test_a_plan_tells_its_policy_steps_and_tiers(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    plan = Plan(
+        policy=make_policy("offload", "keep_running", "checkpoint"),
+        steps=["hook weights: vLLM sleeps at level 1", "the memory\nis looked at"],
+        tiers=[
+            TierPlan(tier=TIER_DEVICE, needed_bytes=GIB),
+            TierPlan(tier=TIER_HOST, needed_bytes=4 * GIB, available_bytes=60 * GIB),
+            TierPlan(tier=TIER_DISK, needed_bytes=2 * GIB),
+        ],
+    )
+    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    done = leasehold("checkpoint", "one", "--dry-run")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "one: checkpoint would move 6.0 GiB",
+        "  policy offload+keep_running, up to checkpoint",
+        "  1. hook weights: vLLM sleeps at level 1",
+        "  2. the memory is looked at",
+        "  in device memory  1.0 GiB needed  ? available",
+        "  in host memory    4.0 GiB needed  60.0 GiB available",
+        "  on disk           2.0 GiB needed  ? available",
+    ]
+    [request] = scripted.asked(fleet_pb2.PlanRequest)
+    assert request.operation == Operation(checkpoint=command_pb2.CheckpointOperation())
+    plan.tiers[2].ClearField("needed_bytes")
+    assert leasehold("suspend", "one", "--dry-run").stdout.splitlines()[0] == "one: suspend would start"
+    plan.destinations.append(DestinationPlan(gpu_uuid=A, needed_bytes=GIB))
+    assert "would move 1.0 GiB; it takes alpha/0" in leasehold("wake", "one", "--dry-run").stdout
+
+
+def test_parked_workloads_tell_how_and_where(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    sleeping = Workload(
+        name="one",
+        spec=WorkloadSpec(eviction=make_policy("offload", "keep_running", "stop")),
+        status=WorkloadStatus(
+            state=workload_pb2.WORKLOAD_STATE_SLEEPING,
+            parked_by=make_policy("discard", "keep_running"),
+            yielded=True,
+        ),
+    )
+    image = Workload(
+        name="two",
+        status=WorkloadStatus(
+            state=workload_pb2.WORKLOAD_STATE_CHECKPOINTED, parked_bytes=GIB, disk_bytes=2 * GIB
+        ),
+    )
+    stopped = Workload(
+        name="three",
+        spec=WorkloadSpec(eviction=make_policy(process="stop")),
+        status=WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_STOPPED, disk_bytes=GIB),
+    )
+    listed = [sleeping, image, stopped]
+    scripted.answers["ListWorkloads"] = lambda request, context: fleet_pb2.ListWorkloadsResponse(
+        workloads=listed
+    )
+    lines = leasehold("get", "workloads").stdout.splitlines()
+    assert [line.split("  PID")[0].rstrip() for line in lines[:1]] == [
+        "NAME   STATE              GPUS  PARKED                    EVICTION"
+    ]
+    assert [line[:80].rstrip() for line in lines[1:]] == [
+        "one    SLEEPING(yielded)  -     -                         discard+keep_running",
+        "two    CHECKPOINTED       -     1.0 GiB, 2.0 GiB on disk  -",
+        "three  STOPPED            -     1.0 GiB on disk           retain+stop",
+    ]
+    listed[:] = [workload()]
+    assert "EVICTION" not in leasehold("get", "workloads").stdout

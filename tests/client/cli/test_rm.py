@@ -1,0 +1,157 @@
+"""Deletion of checkpoints."""
+
+import json
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import checkpoint_pb2, command_pb2, fleet_pb2
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.command_pb2 import Command, CommandResult, Operation
+from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
+
+SUCCEEDED, FAILED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_FAILED
+
+
+GIB = 2**30
+
+
+MADE = [
+    Checkpoint(
+        checkpoint_id="k-2",
+        kind=checkpoint_pb2.CHECKPOINT_KIND_APPLICATION,
+        worker_id="w-1",
+        workload_id="id-of-one",
+        workload_name="one",
+        create_time=Timestamp(seconds=1_700_000_000),
+        size_bytes=3 * GIB,
+        in_use=True,
+    ),
+    Checkpoint(checkpoint_id="k-1", worker_id="w-9", workload_id="id-of-two"),
+    Checkpoint(checkpoint_id="k-0", kind=checkpoint_pb2.CHECKPOINT_KIND_IMAGE, worker_id="w-1"),
+]
+
+
+def serve(scripted: ScriptedCoordinator, *checkpoints: Checkpoint, unreachable: tuple[str, ...] = ()) -> None:
+    """Has checkpoints listed, and every creation answered with a command that is done."""
+    scripted.answers["ListCheckpoints"] = lambda request, context: ListCheckpointsResponse(
+        checkpoints=checkpoints, unreachable=unreachable
+    )
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+        workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
+    )
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: fleet_pb2.DeleteCheckpointsResponse(
+        command=done_command(Operation(delete_checkpoints=request.operation))
+    )
+    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
+        command=done_command(Operation(restore=request.operation))
+    )
+
+
+def done_command(operation: Operation, **result: object) -> Command:
+    made = CommandResult(duration=duration_pb2.Duration(seconds=2), **result)  # type: ignore[arg-type]
+    return Command(command_id="c-1", operation=operation, state=SUCCEEDED, revision=3, result=made)
+
+
+def watched(scripted: ScriptedCoordinator, command: Command) -> None:
+    scripted.answers["WatchCommand"] = lambda request, context: (
+        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+    )
+
+
+def test_checkpoints_are_deleted_by_one_command_for_each_worker(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, *MADE)
+    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    done = leasehold("rm", "checkpoint", "k-2", "k-1", "k-0", "k-2", "--force")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "k-2, k-0: delete_checkpoints done",
+        "k-1: delete_checkpoints done",
+    ]
+    requests = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert [(one.worker, list(one.operation.checkpoint_ids)) for one in requests] == [
+        ("w-1", ["k-2", "k-0"]),
+        ("w-9", ["k-1"]),
+    ]
+    assert all(one.operation.force for one in requests)
+
+
+def test_one_that_nobody_has_keeps_all(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    serve(scripted, *MADE, unreachable=("w-2",))
+    done = leasehold("rm", "checkpoint", "k-2", "k-7")
+    assert (done.code, done.stdout) == (1, "")
+    told, refused = done.stderr.splitlines()
+    assert "so their checkpoints are unknown: beta" in told
+    assert refused == (
+        "leasehold: no worker that answered has a checkpoint 'k-7', and nothing was deleted: "
+        "`leasehold get checkpoints` lists checkpoints (UNKNOWN_CHECKPOINT)"
+    )
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+
+
+def test_what_would_be_deleted_is_told_and_nothing_is(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, *MADE)
+    done = leasehold("rm", "checkpoint", "k-2", "k-0", "--dry-run", "--force")
+    assert (done.code, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ID", "k-2", "k-0", "would"]
+    assert done.stdout.splitlines()[-1] == "would free 3.0 GiB on disk"
+    refused = leasehold("rm", "checkpoint", "k-2", "--dry-run", "-o", "json")
+    assert refused.code == 1
+    assert json.loads(refused.stdout)["freed_bytes"] == 3 * GIB
+    assert "(CHECKPOINT_IN_USE)" in refused.stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+
+
+def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    serve(scripted, *MADE)
+    done = leasehold("rm", "checkpoint", "k-0", "k-2")
+    assert (done.code, done.stdout) == (1, "")
+    assert "needs the checkpoint k-2, and nothing was deleted" in done.stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(
+        context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-0"
+    )
+    done = leasehold("rm", "checkpoint", "k-0")
+    assert (done.code, done.stderr) == (1, "leasehold: one needs k-0 (CHECKPOINT_IN_USE)\n")
+
+
+def shared(worker_id: str, *, in_use: bool = False) -> Checkpoint:
+    """What w-2 made, as a worker with the same directory lists it."""
+    return Checkpoint(
+        checkpoint_id="k-5", worker_id=worker_id, owner_worker_id="w-2", size_bytes=GIB, in_use=in_use
+    )
+
+
+def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, shared("w-1"), shared("w-2"))
+    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
+    assert dry.stdout.splitlines()[1:] == [
+        "k-5  unspecified            beta    1.0 GiB  -        -",
+        "would free 1.0 GiB on disk",
+    ]
+    assert leasehold("rm", "checkpoint", "k-5").code == 0
+    [request] = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert (request.worker, list(request.operation.checkpoint_ids)) == ("w-2", ["k-5"])
+
+
+@pytest.mark.parametrize("needing", ["w-1", "w-2"])
+def test_what_one_of_several_workers_needs_is_not_deleted(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, needing: str
+) -> None:
+    serve(scripted, *(shared(one, in_use=one == needing) for one in ("w-1", "w-2")))
+    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    assert "(CHECKPOINT_IN_USE)" in leasehold("rm", "checkpoint", "k-5").stderr
+    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
+    assert len(scripted.asked(fleet_pb2.DeleteCheckpointsRequest)) == 1

@@ -1,0 +1,242 @@
+"""The Python client against a scripted coordinator."""
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
+from leasehold.v1.plan_pb2 import Plan
+from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError
+
+from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
+
+FAILED, PENDING, RUNNING, SUCCEEDED = (
+    command_pb2.COMMAND_STATE_FAILED,
+    command_pb2.COMMAND_STATE_PENDING,
+    command_pb2.COMMAND_STATE_RUNNING,
+    command_pb2.COMMAND_STATE_SUCCEEDED,
+)
+OUTPUT = b"0123456789"
+
+
+def piece_by_piece(
+    request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+) -> Iterator[ReadWorkloadOutputResponse]:
+    """Four bytes of the output, and then the connection breaks unless it was the last."""
+    end = min(request.offset + 4, len(OUTPUT))
+    yield ReadWorkloadOutputResponse(data=OUTPUT[request.offset : end], next_offset=end)
+    if end < len(OUTPUT):
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+def test_a_watch_that_breaks_goes_on_and_tells_each_change_once(scripted: ScriptedCoordinator) -> None:
+    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+        before = len(scripted.asked(fleet_pb2.WatchCommandRequest)) - 1
+        yield fleet_pb2.WatchCommandResponse(command=command(PENDING, 1))
+        yield fleet_pb2.WatchCommandResponse(command=command(RUNNING, 2))
+        if before == 0:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        if before == 1:
+            return
+        yield fleet_pb2.WatchCommandResponse(command=command(SUCCEEDED, 3))
+
+    scripted.answers["WatchCommand"] = watch
+    with Client(scripted.address) as client:
+        seen = [current.revision for current in client.watch(Command(command_id="c-1"))]
+    assert seen == [1, 2, 3]
+    assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) == 3
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_wait_without_a_coordinator_ends() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(NoCoordinatorError):
+        client.wait(Command(command_id="c-1"))
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_watch_that_never_tells_anything_ends(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["WatchCommand"] = lambda request, context: iter(())
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError, match="the command continues"):
+        client.wait(Command(command_id="c-1"))
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_output_goes_on_where_it_broke(scripted: ScriptedCoordinator, follow: bool) -> None:
+    scripted.answers["ReadWorkloadOutput"] = piece_by_piece
+    with Client(scripted.address) as client:
+        assert b"".join(client.output("one", follow=follow)) == OUTPUT
+    requests = scripted.asked(ReadWorkloadOutputRequest)
+    assert [request.offset for request in requests] == [0, 4, 8]
+    assert {request.workload for request in requests} == {"id-of-one"}
+
+
+def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
+    scripted: ScriptedCoordinator,
+) -> None:
+    def read(
+        request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[ReadWorkloadOutputResponse]:
+        if len(scripted.asked(ReadWorkloadOutputRequest)) == 2:
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        yield from piece_by_piece(request, context)
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    with Client(scripted.address) as client:
+        assert b"".join(client.output("one")) == OUTPUT
+
+
+def test_output_that_is_not_to_be_had_is_an_error_at_once(scripted: ScriptedCoordinator) -> None:
+    def read(request: Any, context: grpc.ServicerContext) -> Iterator[ReadWorkloadOutputResponse]:
+        refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        yield from ()
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="out of contact"):
+        b"".join(client.output("one"))
+    assert len(scripted.asked(ReadWorkloadOutputRequest)) == 1
+
+
+def test_a_wait_raises_unless_the_command_succeeded(scripted: ScriptedCoordinator) -> None:
+    failed = command(FAILED, 2)
+    failed.operation.suspend.SetInParent()
+    failed.error.reason = errors_pb2.ERROR_REASON_LOCK_TIMEOUT
+    failed.error.message = "the lock timed out"
+    failed.error.metadata["pid"] = "7"
+    scripted.plays(command(RUNNING, 1), failed)
+    with Client(scripted.address) as client:
+        assert client.wait(Command(command_id="c-1"), check=False).state == FAILED
+        with pytest.raises(CommandFailedError, match=r"^suspend FAILED: the lock timed out$") as error:
+            client.wait(Command(command_id="c-1"))
+    assert (error.value.reason, error.value.metadata) == ("LOCK_TIMEOUT", {"pid": "7"})
+    assert error.value.command == failed
+
+
+def test_errors_show_no_traceback_of_grpc(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKLOAD", "no workload 'missing'"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("missing")
+    shown = "".join(traceback.format_exception(error.value))
+    assert "no workload 'missing'" in shown
+    assert "_InactiveRpcError" not in shown
+
+
+def test_a_refusal_has_its_reason_code_and_facts(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKLOAD", "no workload 'missing'"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("missing")
+    assert error.value.reason == "UNKNOWN_WORKLOAD"
+    assert error.value.message == "no workload 'missing'"
+    assert error.value.metadata == {"field": "x"}
+    assert error.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_refusal_with_a_reason_is_no_missing_coordinator(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha is LOST"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError) as error:
+        client.suspend("one")
+    assert not isinstance(error.value, NoCoordinatorError)
+    assert error.value.reason == "WORKER_UNAVAILABLE"
+
+
+def test_every_request_has_an_id_of_its_own(scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(PENDING))
+    with Client(scripted.address) as client:
+        client.suspend("one")
+        client.suspend("one")
+    request_ids = [request.request_id for request in scripted.asked(fleet_pb2.SuspendWorkloadRequest)]
+    assert len(set(request_ids)) == 2
+    assert all(request_ids)
+
+
+def test_lists_are_read_to_their_last_page(scripted: ScriptedCoordinator) -> None:
+    pages = {
+        "": fleet_pb2.ListGpusResponse(
+            gpus=[fleet_pb2.FleetGpu(worker_id="w-1")], next_page_token="more", unreachable=["w-3"]
+        ),
+        "more": fleet_pb2.ListGpusResponse(
+            gpus=[fleet_pb2.FleetGpu(worker_id="w-2")], unreachable=["w-3", "w-4"]
+        ),
+    }
+    scripted.answers["ListGpus"] = lambda request, context: pages[request.page_token]
+    with Client(scripted.address) as client:
+        listed = client.list_gpus()
+    assert [gpu.worker_id for gpu in listed.gpus] == ["w-1", "w-2"]
+    assert list(listed.unreachable) == ["w-3", "w-4"]
+
+
+def test_a_remap_carries_its_pairs(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse()
+    with Client(scripted.address) as client:
+        client.remap({"one": [(A, B), (B, C)], "two": [(C, A)]}, lock_timeout_s=2.5, timeout_s=1.5)
+    [request] = scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+    moves = [
+        (move.workload_id, [(pair.old_uuid, pair.new_uuid) for pair in move.pairs])
+        for move in request.operation.moves
+    ]
+    assert moves == [("one", [(A, B), (B, C)]), ("two", [(C, A)])]
+    assert request.timeout.ToMilliseconds() == 1500
+    assert request.operation.lock_timeout.ToMilliseconds() == 2500
+
+
+def test_times_that_are_not_given_are_the_workers(scripted: ScriptedCoordinator) -> None:
+    scripted.plays(command(PENDING))
+    scripted.answers["StopWorkload"] = lambda request, context: fleet_pb2.StopWorkloadResponse()
+    with Client(scripted.address) as client:
+        client.suspend("one")
+        client.suspend("one", lock_timeout_s=0.5)
+        client.stop("one")
+        client.stop("one", grace_s=0, force=True)
+    plain, quick = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    assert not plain.operation.HasField("lock_timeout")
+    assert quick.operation.lock_timeout.ToMilliseconds() == 500
+    gentle, forced = scripted.asked(fleet_pb2.StopWorkloadRequest)
+    assert not gentle.operation.HasField("grace")
+    assert not gentle.operation.force
+    assert forced.operation.HasField("grace")
+    assert forced.operation.force
+
+
+def test_a_plan_is_asked_for_with_the_operation_of_its_verb(scripted: ScriptedCoordinator) -> None:
+    plan = Plan(released_gpu_uuids=[A])
+    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    with Client(scripted.address) as client:
+        assert client.plan_suspend("one", lock_timeout_s=0.5) == plan
+        assert client.plan_restore("one", gpu_uuids=[B, A]) == plan
+        assert client.plan_remap({"one": [(A, B)], "two": [(B, A)]}, lock_timeout_s=1) == plan
+    suspend, restore, remap = scripted.asked(fleet_pb2.PlanRequest)
+    assert (suspend.workload, restore.workload, remap.workload) == ("one", "one", "")
+    assert suspend.operation.suspend.lock_timeout.ToMilliseconds() == 500
+    assert list(restore.operation.restore.gpu_uuids) == [B, A]
+    assert [move.workload_id for move in remap.operation.remap.moves] == ["one", "two"]
+    assert remap.operation.remap.lock_timeout.ToMilliseconds() == 1000
+
+
+def test_a_cancel_returns_the_command_and_is_asked_for_again_when_its_answer_is_lost(
+    scripted: ScriptedCoordinator,
+) -> None:
+    def answer(request: Any, context: grpc.ServicerContext) -> fleet_pb2.CancelCommandResponse:
+        if len(scripted.requests) == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return fleet_pb2.CancelCommandResponse(command=command(RUNNING))
+
+    scripted.answers["CancelCommand"] = answer
+    with Client(scripted.address) as client:
+        assert client.cancel("c-1").state == RUNNING
+    assert [request.command_id for request in scripted.asked(fleet_pb2.CancelCommandRequest)] == ["c-1"] * 2
+
+
+def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> None:
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="UNIMPLEMENTED") as error:
+        client.workers()
+    assert error.value.code is grpc.StatusCode.UNIMPLEMENTED
+    assert not error.value.reason

@@ -1,0 +1,99 @@
+"""A creating call whose answer is lost: it is asked for again by the same id, and never done twice."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold_client import Client, LeaseholdError, NoCoordinatorError
+from leasehold_client.coordinator import retry as resuming
+
+from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
+
+CALLS = {
+    "CreateWorkload": lambda client: client.run(fleet_pb2.CreateWorkloadRequest().spec),
+    "SuspendWorkload": lambda client: client.suspend("one"),
+    "RestoreWorkload": lambda client: client.restore("one"),
+    "RemapWorkloads": lambda client: client.remap({"one": [(A, B)]}),
+    "StopWorkload": lambda client: client.stop("one"),
+}
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_lost_answer_is_asked_for_again_by_the_same_id(scripted: ScriptedCoordinator, method: str) -> None:
+    def lose_the_first(request: Any, context: grpc.ServicerContext) -> Any:
+        if len(scripted.requests) == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        kind = method.replace("CreateWorkload", "CreateWorkloadResponse")
+        kind = kind if kind.endswith("Response") else f"{kind}Response"
+        return getattr(fleet_pb2, kind)(command=command(command_pb2.COMMAND_STATE_PENDING))
+
+    scripted.answers[method] = lose_the_first
+    with Client(scripted.address) as client:
+        CALLS[method](client)
+    first, second = scripted.requests
+    assert first == second
+    assert first.request_id  # type: ignore[attr-defined]
+
+
+def test_a_refusal_is_not_asked_for_again(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "worker alpha is LOST"
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="alpha is LOST"):
+        client.suspend("one")
+    assert len(scripted.requests) == 1
+
+
+def test_a_coordinator_that_stays_away_may_have_stored_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "REPEAT_LIMIT_S", 0.0)
+    with Client("127.0.0.1:1") as client, pytest.raises(NoCoordinatorError, match="may have been stored"):
+        client.suspend("one")
+
+
+def test_a_call_that_there_is_no_room_for_is_made_again_when_the_coordinator_says(
+    scripted: ScriptedCoordinator,
+) -> None:
+    def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
+        if len(scripted.requests) == 1:
+            refuse_for_now(context)
+        return fleet_pb2.SuspendWorkloadResponse(command=command(command_pb2.COMMAND_STATE_PENDING))
+
+    scripted.answers["SuspendWorkload"] = refuse_the_first
+    with Client(scripted.address) as client:
+        client.suspend("one")
+    assert len(scripted.requests) == 2
+
+
+def test_a_page_that_there_is_no_room_for_is_asked_for_again(scripted: ScriptedCoordinator) -> None:
+    def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
+        if len(scripted.requests) == 1:
+            refuse_for_now(context)
+        return fleet_pb2.ListWorkersResponse(workers=[fleet_pb2.Worker(name="alpha")])
+
+    scripted.answers["ListWorkers"] = refuse_the_first
+    with Client(scripted.address) as client:
+        assert [worker.name for worker in client.workers()] == ["alpha"]
+    assert len(scripted.requests) == 2
+
+
+def test_a_coordinator_that_stays_full_is_a_refusal(
+    scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resuming, "BUSY_LIMIT_S", 0.3)
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse_for_now(context)
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="full") as error:
+        client.suspend("one")
+    assert (error.value.reason, error.value.retry_after_s) == ("TOO_MANY_COMMANDS", 0.05)
+
+
+def refuse_for_now(context: grpc.ServicerContext) -> None:
+    info, retry = any_pb2.Any(), any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason="TOO_MANY_COMMANDS", domain="leasehold"))
+    retry.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=50_000_000)))
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    status = status_pb2.Status(code=code.value[0], message="it is full", details=[info, retry])
+    context.abort_with_status(rpc_status.to_status(status))

@@ -1,0 +1,62 @@
+"""Streams that break, without a wire."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from leasehold_client.coordinator import retry
+from leasehold_client.coordinator.retry import resume
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+
+pytestmark = pytest.mark.usefixtures("short_outages")
+
+
+def test_a_stream_that_ends_has_ended() -> None:
+    assert list(resume(lambda: iter("ab"))) == ["a", "b"]
+
+
+def test_other_errors_are_raised_at_once() -> None:
+    opened = []
+
+    def refused() -> list[str]:
+        opened.append(1)
+        raise LeaseholdError("no such thing", "UNKNOWN_WORKLOAD")
+
+    with pytest.raises(LeaseholdError, match="no such thing"):
+        list(resume(refused))
+    assert len(opened) == 1
+
+
+def test_an_outage_ends_at_its_limit() -> None:
+    def away() -> list[str]:
+        raise NoCoordinatorError("away")
+
+    with pytest.raises(NoCoordinatorError):
+        list(resume(away))
+
+
+def test_an_answer_begins_the_limit_anew() -> None:
+    attempts = iter(range(100))
+
+    def flaky() -> Iterator[int]:
+        number = next(attempts)
+        if number < 3:
+            time.sleep(0.2)  # three outages, together longer than the limit
+            yield number
+            raise NoCoordinatorError("away")
+
+    assert list(resume(flaky)) == [0, 1, 2]
+
+
+def test_a_stream_that_was_long_quiet_has_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "CONNECT_TIMEOUT_S", 0.05)
+    attempts = iter(range(100))
+
+    def quiet() -> Iterator[int]:
+        number = next(attempts)
+        if number < 4:
+            time.sleep(0.15)  # longer than a connection takes to make, and never an answer
+            raise NoCoordinatorError("away")
+        yield number
+
+    assert list(resume(quiet)) == [4]

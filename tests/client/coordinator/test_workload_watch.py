@@ -1,0 +1,192 @@
+"""Waiting until a workload is ready, or has ended."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.workload_pb2 import Workload
+from leasehold_client import Client, LeaseholdError, WaitTimeoutError
+from leasehold_client.errors import NoCoordinatorError
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
+
+SUCCEEDED, REJECTED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED
+NOT_READY = errors_pb2.Error(
+    reason=errors_pb2.ERROR_REASON_NOT_READY,
+    message="workload one is not ready",
+    metadata={"workload_id": "id-of-one"},
+)
+
+
+def starting() -> Workload:
+    """A workload that runs and is not ready."""
+    found = workload()
+    found.status.ClearField("ready_time")
+    return found
+
+
+def ended() -> Workload:
+    found = starting()
+    found.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+    found.status.exit.code = 3
+    return found
+
+
+def tells(scripted: ScriptedCoordinator, *changes: Workload) -> None:
+    """A watch tells these changes, and then is silent until the caller ends it."""
+
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
+        over = threading.Event()
+        context.add_callback(over.set)
+        for number, change in enumerate(changes):
+            yield fleet_pb2.WatchWorkloadsResponse(workload=change)
+            if not number:
+                yield fleet_pb2.WatchWorkloadsResponse(bookmark=fleet_pb2.Bookmark(snapshot_end=True))
+        over.wait(20)
+
+    scripted.answers["GetWorkload"] = lambda request, _: fleet_pb2.GetWorkloadResponse(workload=changes[0])
+    scripted.answers["WatchWorkloads"] = watch
+
+
+def test_a_workload_is_waited_for_until_it_is_ready(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    tells(scripted, starting(), workload())
+    done = leasehold("wait", "one", "--for", "ready")
+    assert (done.code, done.stdout, done.stderr) == (0, "one: ready\n", "")
+    [request] = scripted.asked(fleet_pb2.WatchWorkloadsRequest)
+    assert request.workload == "id-of-one"
+    shown = json.loads(leasehold("wait", "one", "-o", "json").stdout)
+    assert shown["status"]["ready_time"].startswith("2027-")
+
+
+def test_a_workload_that_ends_before_it_is_ready_ends_the_wait(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    tells(scripted, starting(), ended())
+    done = leasehold("wait", "one")
+    assert done.code == 1
+    assert done.stderr == (
+        "leasehold: workload one is EXITED: it ended before it was ready; `leasehold logs one` shows its "
+        "output (WRONG_STATE)\n"
+    )
+    done = leasehold("wait", "one", "--for", "ended")
+    assert (done.code, done.stdout) == (0, "one: EXITED(3)\n")
+
+
+def test_a_wait_has_its_time(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    tells(scripted, starting())
+    done = leasehold("wait", "one", "--timeout", "0.2")
+    assert done.code == 4
+    assert done.stderr.startswith("leasehold: workload one has not become ready within 0.2 s; it continues")
+    with Client(scripted.address) as client, pytest.raises(WaitTimeoutError):
+        client.wait_workload("one", "ended", timeout_s=0)
+
+
+def test_a_wait_outlives_its_coordinator(scripted: ScriptedCoordinator) -> None:
+    tells(scripted, starting())
+
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
+        first = len(scripted.asked(fleet_pb2.WatchWorkloadsRequest)) == 1
+        yield fleet_pb2.WatchWorkloadsResponse(workload=starting() if first else workload())
+        if first:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    scripted.answers["WatchWorkloads"] = watch
+    with Client(scripted.address) as client:
+        assert client.wait_workload("one", timeout_s=20).status.HasField("ready_time")
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_coordinator_that_ends_each_watch_early_is_given_up(scripted: ScriptedCoordinator) -> None:
+    tells(scripted, starting())
+
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
+        yield fleet_pb2.WatchWorkloadsResponse(workload=starting())
+        context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+    scripted.answers["WatchWorkloads"] = watch
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError):
+        client.wait_workload("one")
+
+
+def test_a_workload_that_is_released_is_no_reason_to_wait(scripted: ScriptedCoordinator) -> None:
+    released = starting()
+    released.status.state = workload_pb2.WORKLOAD_STATE_RELEASED
+    tells(scripted, released)
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="is RELEASED"):
+        client.wait_workload("one")
+
+
+def rejected_first(scripted: ScriptedCoordinator) -> None:
+    """The first suspend is rejected because the workload is not ready; the second one succeeds."""
+
+    def suspend(_: Any, __: grpc.ServicerContext) -> fleet_pb2.SuspendWorkloadResponse:
+        number = len(scripted.asked(fleet_pb2.SuspendWorkloadRequest))
+        return fleet_pb2.SuspendWorkloadResponse(command=Command(command_id=f"c-{number}"))
+
+    def watch(request: Any, _: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+        first = request.command_id == "c-1"
+        yield fleet_pb2.WatchCommandResponse(
+            command=command(REJECTED, error=NOT_READY) if first else command(SUCCEEDED)
+        )
+
+    scripted.answers["SuspendWorkload"] = suspend
+    scripted.answers["WatchCommand"] = watch
+
+
+def test_a_suspend_waits_until_the_workload_is_ready(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    tells(scripted, starting(), workload())
+    rejected_first(scripted)
+    done = leasehold("suspend", "one")
+    assert (done.code, done.stderr) == (0, "leasehold: workload one is not ready: waiting\n")
+    assert "one: suspend done" in done.stdout
+    first, second = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    assert first.request_id != second.request_id
+
+
+def test_a_suspend_waits_no_longer_than_it_may(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    tells(scripted, starting())
+    rejected_first(scripted)
+    done = leasehold("suspend", "one", "--wait-timeout", "0.6")
+    assert done.code == 4
+    assert "has not become ready" in done.stderr
+    scripted.requests.clear()
+    assert leasehold("suspend", "one", "--no-wait").code == 0
+    assert len(scripted.asked(fleet_pb2.SuspendWorkloadRequest)) == 1
+
+
+def test_run_can_wait_until_the_workload_is_ready(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    tells(scripted, starting(), workload())
+    scripted.plays(command(SUCCEEDED))
+    scripted.answers["CreateWorkload"] = lambda request, _: fleet_pb2.CreateWorkloadResponse(
+        workload=starting(), command=command(SUCCEEDED)
+    )
+    done = leasehold("run", "--wait-ready", "--", "true")
+    assert done.code == 0
+    assert done.stdout.splitlines()[-1] == "one: ready"
+    assert (
+        json.loads(leasehold("run", "--wait-ready", "-o", "json", "--", "true").stdout)["command_id"] == "c-1"
+    )
+    done = leasehold("run", "--wait-ready", "--no-wait", "--", "true")
+    assert done.code == 2
+    assert "exclude each other" in done.stderr
+
+
+def test_get_shows_what_is_not_ready(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["ListWorkloads"] = lambda request, _: fleet_pb2.ListWorkloadsResponse(
+        workloads=[workload(), starting()]
+    )
+    _, ready, not_ready = leasehold("get", "workloads").stdout.splitlines()
+    assert ready.split()[1] == "RUNNING"
+    assert "RUNNING(not ready)" in not_ready

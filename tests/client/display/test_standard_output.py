@@ -1,0 +1,84 @@
+"""What becomes of a verb whose output goes nowhere: the exit code still tells how the command ended."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasehold.v1 import command_pb2
+from leasehold.v1.command_pb2 import CommandState
+from leasehold.v1.fleet_pb2 import ReadWorkloadOutputResponse
+
+from tests.client.scripted_coordinator import ScriptedCoordinator, command
+
+VERBS = [
+    "get gpus",
+    "get gpus -o json",
+    "suspend one",
+    "suspend one -o json",
+    "suspend one --no-wait",
+    "logs one",
+]
+
+
+@pytest.fixture
+def coordinator(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """One that has output to read, and where a suspension succeeds."""
+
+    def read(request: Any, context: Any) -> Iterator[ReadWorkloadOutputResponse]:
+        yield ReadWorkloadOutputResponse(data=b"count=1\n", next_offset=8)
+
+    scripted.answers["ReadWorkloadOutput"] = read
+    plays(scripted, command_pb2.COMMAND_STATE_SUCCEEDED)
+    return scripted
+
+
+def plays(scripted: ScriptedCoordinator, state: CommandState.ValueType) -> None:
+    scripted.plays(command(command_pb2.COMMAND_STATE_PENDING), command(state, 2))
+
+
+def leasehold(scripted: ScriptedCoordinator, verb: str, stdout: int) -> tuple[int, str]:
+    """Exit code and standard error of a verb."""
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold_client", *verb.split()],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        env={**os.environ, "LEASEHOLD_COORDINATOR": scripted.address},
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_reader_that_has_gone_changes_nothing(
+    coordinator: ScriptedCoordinator, unread: int, verb: str
+) -> None:
+    assert leasehold(coordinator, verb, unread) == (0, "")
+
+
+def test_a_failure_is_told_though_nobody_reads(coordinator: ScriptedCoordinator, unread: int) -> None:
+    plays(coordinator, command_pb2.COMMAND_STATE_FAILED)
+    code, stderr = leasehold(coordinator, "suspend one -o json", unread)
+    assert code == 1
+    assert stderr.startswith("leasehold: suspend FAILED")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_disk_is_one_line(coordinator: ScriptedCoordinator, verb: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        code, stderr = leasehold(coordinator, verb, full.fileno())
+    assert code == 1
+    assert stderr == "leasehold: can't write the output: No space left on device\n"

@@ -1,0 +1,67 @@
+"""A user whom the worker's socket is closed to is told which group may use it, and what to ask for."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+AS_ANOTHER_USER = """
+import importlib, os, pkgutil, sys
+import leasehold_client
+for module in pkgutil.walk_packages(leasehold_client.__path__, "leasehold_client."):
+    if not module.name.endswith("__main__"):  # now: a checkout may be its owner's alone
+        importlib.import_module(module.name)
+from leasehold_client.main import main
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+main()
+"""
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A socket that nobody but root may use, in a folder that everybody may search."""
+    with TemporaryDirectory(dir="/tmp") as folder, closing(socket.socket(socket.AF_UNIX)) as listening:
+        Path(folder).chmod(0o755)
+        found = Path(folder) / "worker.sock"
+        listening.bind(str(found))
+        listening.listen()
+        found.chmod(0)
+        yield found
+        Path(folder).chmod(0o700)
+
+
+def run(path: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER_USER, *arguments],
+        env={**os.environ, "LEASEHOLD_SOCKET": str(path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(("verb", "code"), [(["exec", "--", "true"], 125), (["local", "leases"], 1)])
+def test_a_closed_socket_names_its_group_and_the_remedy(path: Path, verb: list[str], code: int) -> None:
+    ended, stderr = run(path, *verb)
+    assert ended == code
+    assert f"may not use the worker's socket {path}, which belongs to group " in stderr
+    assert "join that group, or ask for the worker's setting `socket_group`" in stderr
+
+
+def test_a_closed_folder_is_told(path: Path) -> None:
+    path.parent.chmod(0)
+    code, stderr = run(path, "exec", "--", "true")
+    assert code == 125
+    assert "whose folder is closed to this user: ask for the worker's setting `socket_group`" in stderr

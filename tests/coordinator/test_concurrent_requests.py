@@ -1,0 +1,244 @@
+"""Requests that come at once: decided one after the other, and stored together."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command, CordonOperation, Operation, SuspendOperation
+from leasehold.v1.fleet_pb2 import CordonRequest, CreateWorkloadRequest, SuspendWorkerRequest
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
+from leasehold_coordinator import command_states, schema
+from leasehold_coordinator.clock import now_timestamp
+from leasehold_coordinator.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.requests import Requests
+
+from .bench import FULL, Bench, on_bench
+
+Created = tuple[Workload, Command | None]
+
+
+class Desk:
+    """Requests to the bench's worker, whose writes of commands wait for a gate."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fleet = bench.fleet
+        hello, session_id = bench.session.hello, bench.session.session_id
+        bench.session.known = self.fleet.registry.welcome(
+            hello, 1, session_id, time.monotonic(), now_timestamp()
+        )
+        self.requests = Requests(bench.fleet, bench.dispatcher)
+        self.gate = bench.hold_writes(monkeypatch, schema.commands)
+
+    def run(self, name: str = "", *, request_id: str = "", gpus: int = 0) -> asyncio.Task[Created]:
+        """Begins to ask for a workload."""
+        spec = WorkloadSpec(arguments=["true"], resources=Resources(gpu_count=gpus))
+        request = CreateWorkloadRequest(name=name, request_id=request_id, spec=spec)
+        return asyncio.create_task(self.requests.create_workload(request))
+
+    def cordon(self) -> asyncio.Task[Command]:
+        """Begins to ask for a command about the worker."""
+        request = CordonRequest(worker="alpha")
+        return asyncio.create_task(
+            self.requests.operate_worker(
+                request, Operation(cordon=CordonOperation(cordoned_by="me", reason="a test"))
+            )
+        )
+
+    async def decided(self, count: int) -> None:
+        """Waits until so many commands are taken in."""
+        await self.until(lambda: len(self.fleet.ledger.commands) == count)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+
+
+def at_desk(path: Path, scenario: Callable[[Bench, Desk], Awaitable[None]], failures: int = 0) -> None:
+    """Plays a scenario. Of the writes, so many fail first."""
+
+    async def play(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if failures:
+                bench.fail_writes(monkeypatch, times=failures)
+            await scenario(bench, Desk(bench, monkeypatch))
+
+    on_bench(path, play)
+
+
+async def reason(asked: "asyncio.Task[Created]") -> errors_pb2.ErrorReason.ValueType:
+    """Why it is refused."""
+    with pytest.raises(FleetError) as error:
+        await asked
+    return error.value.reason
+
+
+def test_creations_are_decided_while_others_are_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        asked = [desk.run() for _ in range(3)]
+        await desk.decided(3)
+        assert not bench.sent()
+        assert not any(one.done() for one in asked)
+        desk.gate.opened.set()
+        ids = [command.command_id for _, command in await asyncio.gather(*asked) if command]
+        assert [frame.command.command.command_id for frame in bench.sent()] == ids
+        for command_id in ids:
+            await bench.stored(command_id)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_the_same_request_creates_one_command_also_while_it_is_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first = desk.run(request_id="r-1")
+        await desk.gate.reached.wait()
+        again, other = desk.run(request_id="r-1"), desk.run(request_id="r-2")
+        await desk.decided(2)
+        assert not again.done()
+        desk.gate.opened.set()
+        assert await again == await first
+        assert (await other)[1] != (await first)[1]
+
+    at_desk(tmp_path, scenario)
+
+
+def test_the_same_request_creates_a_command_if_the_first_was_not_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first, again = desk.run(request_id="r-1"), desk.run(request_id="r-1")
+        await desk.gate.reached.wait()
+        desk.gate.opened.set()
+        assert await reason(first) == FULL.reason
+        workload, command = await again
+        assert command is not None
+        assert list(desk.fleet.ledger.commands) == [command.command_id]
+        assert list(desk.fleet.workloads) == [workload.workload_id]
+
+    at_desk(tmp_path, scenario, failures=1)
+
+
+def test_a_refusal_that_rests_on_a_creation_is_told_once_that_is_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first = desk.run("one")
+        await desk.gate.reached.wait()
+        second = desk.run("one")
+        busy = asyncio.create_task(
+            desk.requests.operate(
+                request_id="",
+                workload="one",
+                operation=Operation(suspend=SuspendOperation()),
+                expected_generation=None,
+                timeout=None,
+            )
+        )
+        await desk.until(lambda: desk.requests._deciding.locked())
+        await asyncio.sleep(0)
+        assert not second.done()
+        assert not busy.done()
+        desk.gate.opened.set()
+        assert await reason(second) == errors_pb2.ERROR_REASON_WORKLOAD_EXISTS
+        _, created = await first
+        with pytest.raises(FleetError) as error:
+            await busy
+        assert error.value.metadata["command_id"] == (created and created.command_id)
+
+    at_desk(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_what_a_creation_took_is_free_again_if_it_could_not_be_stored(tmp_path: Path, gpus: int) -> None:
+    """The same name, or all GPUs of the only worker."""
+
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first = desk.run("" if gpus else "one", gpus=gpus)
+        await desk.gate.reached.wait()
+        second = desk.run("" if gpus else "one", gpus=gpus)
+        await desk.until(lambda: desk.requests._deciding.locked())
+        desk.gate.opened.set()
+        assert await reason(first) == FULL.reason
+        workload, command = await second
+        assert command is not None
+        assert list(desk.fleet.workloads) == [workload.workload_id]
+        assert [frame.command.command.command_id for frame in bench.sent()] == [command.command_id]
+
+    at_desk(tmp_path, scenario, failures=1)
+
+
+def test_requests_at_once_exceed_no_limit(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        most = UNFINISHED_LIMIT // 2  # of one client
+        asked = [desk.cordon() for _ in range(most + 5)]
+        await desk.decided(most)
+        desk.gate.opened.set()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one.reason for one in ended if isinstance(one, FleetError)]
+        assert refused == [errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS] * 5
+        assert len(desk.fleet.ledger.on_disk) == most
+
+    at_desk(tmp_path, scenario)
+
+
+def test_an_answer_that_names_earlier_commands_waits_until_they_are_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first = desk.run()
+        await desk.gate.reached.wait()
+        whole = asyncio.create_task(
+            desk.requests.suspend_worker(SuspendWorkerRequest(worker="alpha", operation=SuspendOperation()))
+        )
+        late = desk.run()
+        await desk.until(lambda: desk.requests._deciding.locked())
+        await asyncio.sleep(0)
+        assert not whole.done()
+        assert len(desk.fleet.ledger.commands) == 1
+        desk.gate.opened.set()
+        await asyncio.gather(first, whole, late)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_worker_is_forgotten_with_the_commands_that_are_being_stored(tmp_path: Path) -> None:
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        asked = desk.run()
+        await desk.gate.reached.wait()
+        del bench.fleet.sessions["worker-alpha"]
+        forgetting = asyncio.create_task(desk.requests.forget_worker("alpha"))
+        await desk.until(lambda: desk.requests._deciding.locked())
+        desk.gate.opened.set()
+        workload, command = await asked
+        assert command is not None
+        assert (await forgetting).failed_workload_ids == [workload.workload_id]
+        ended = await bench.stored(command.command_id)
+        assert ended.error.reason == errors_pb2.ERROR_REASON_WORKER_FORGOTTEN
+        assert not desk.fleet.ledger.commands
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_command_that_waited_for_its_turn_goes_once_it_is_stored(tmp_path: Path) -> None:
+    """The commands before it may end while it is being stored, and then it has its turn at once."""
+
+    async def scenario(bench: Bench) -> None:
+        earlier = [f"c-{number}" for number in range(SENT_LIMIT)]
+        for command_id in earlier:
+            await bench.send(command_id, workload_id=f"w-of-{command_id}")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            gate = bench.hold_writes(monkeypatch, schema.commands)
+            late = asyncio.create_task(bench.send("c-late", workload_id="w-late"))
+            await gate.reached.wait()
+        for command_id in earlier:
+            ended = CommandUpdate(command_id=command_id, state=command_states.SUCCEEDED)
+            await bench.dispatcher.update(bench.session, ended)
+        bench.sent()
+        gate.opened.set()
+        await late
+        async with asyncio.timeout(20):
+            frame = await bench.session.frames.get()
+        assert frame is not None
+        assert frame.command.command.command_id == "c-late"
+
+    on_bench(tmp_path, scenario)

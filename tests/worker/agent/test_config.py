@@ -1,0 +1,139 @@
+"""Where settings come from, and what is said of wrong ones."""
+
+import os
+from pathlib import Path
+
+import pytest
+from leasehold_worker.agent.config import load_config
+from leasehold_worker.errors import StartError
+
+GPU = "GPU-12345678-1234-1234-1234-123456789abc"
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('coordinator = "a:1"\nname = "from-file"\n[labels]\nrack = "7"\n')
+    config = load_config(file, coordinator="b:2", name=None)
+    assert (config.coordinator, config.name, config.labels) == ("b:2", "from-file", {"rack": "7"})
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("coordinator = 5", "Expected `str`, got `int`"),
+        ('coordinater = "a:1"', "coordinater"),
+        ("= nonsense", "not valid"),
+        ('coordinator = "nowhere"', "HOST:PORT"),
+        ('coordinator = "host:99999"', "HOST:PORT"),
+        ('name = "rack/1"', "invalid worker name"),
+        ('name = ""', "invalid worker name"),
+        ('gpus = ["0"]', "'0' is not a GPU's UUID"),
+        (f"gpus = {[GPU, GPU.upper()]}", "names GPU-.* twice: name each GPU once"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="can't be read: No such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(
+        """
+        coordinator = "10.0.0.5:7400"
+        state_dir = "/var/lib/leasehold/worker"
+        name = "alpha"
+        log_level = "debug"
+        driver_call_floor_s = 12.5
+        proof_timeout_s = 3
+        kernel_quiescence_s = 600
+        kernel_start_s = 1800.5
+        host_memory_reserve_bytes = 0
+        [labels]
+        rack = "r12"
+        """
+    )
+    config = load_config(file)
+    assert config.state_dir == Path("/var/lib/leasehold/worker")
+    assert (config.driver_call_floor_s, config.proof_timeout_s) == (12.5, 3.0)
+    assert (config.kernel_quiescence_s, config.kernel_start_s) == (600.0, 1800.5)
+    assert (config.host_memory_reserve_bytes, config.labels) == (0, {"rack": "r12"})
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("state_dir = 5", "not a path"),
+        ("driver_call_floor_s = 0", "greater than 0"),
+        ("proof_timeout_s = -1", "greater than 0"),
+        ("proof_timeout_s = inf", "greater than 0"),
+        ("host_memory_reserve_bytes = -1", "0 or more"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+def test_limits_of_resources_are_bytes_or_sizes(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(
+        """
+        cpu_limit_millicores = 8000
+        memory_limit = "1.5 GiB"
+        disk_reserve = 1000
+        [gpu_units]
+        "H100 PCIe" = 50
+        """
+    )
+    config = load_config(file)
+    assert (config.cpu_limit_millicores, config.gpu_units) == (8000, {"H100 PCIe": 50})
+    assert (config.memory_limit_bytes, config.disk_reserve_bytes) == (3 * 2**29, 1000)
+
+
+def test_without_limits_all_of_the_host_may_be_had(tmp_path: Path) -> None:
+    config = load_config(None)
+    assert (config.cpu_limit_millicores, config.memory_limit_bytes, config.disk_reserve_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("cpu_limit_millicores = -1", "cpu_limit_millicores -1 is negative"),
+        ("memory_limit = -5", "memory_limit -5 is negative"),
+        ('memory_limit = "8G"', "memory_limit: '8G' is not a size"),
+        ('disk_reserve = "-1GiB"', "disk_reserve: '-1GiB' is not a size"),
+        ("disk_reserve = 1.5", "Expected `int | str`"),
+        ("[gpu_units]\nH100 = 0", "gpu_units of 'H100' are 0"),
+        ('[gpu_units]\n"" = 5', "name a part"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "worker.toml"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as empty:
+            empty.truncate(2**40)
+    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
+    with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
+        load_config(file)

@@ -1,0 +1,112 @@
+"""What an earlier start of the worker left, taken back in the test's own process."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, Operation, SuspendOperation
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.member_recovery import MemberRecovery
+from leasehold_worker.agent.recovery import Recovery
+from leasehold_worker.agent.strays import Strays
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.journal import Journal, open_journal
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.processes import boot_id
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.workloads.states import UNKNOWN
+from leasehold_worker.workloads.workload import CLAIM, Workload
+
+from tests.worker.local_api.test_claims import running
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
+
+
+def leave_halfway(journal: Journal, workload: Workload, command_id: str) -> None:
+    """Writes down that the suspend of a workload was under way."""
+    workload_id = workload.workload_id
+    command = Command(
+        command_id=command_id, workload_id=workload_id, operation=Operation(suspend=SuspendOperation())
+    )
+    running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)
+    intent = Intent("lock", (WorkloadIntent(workload_id, (), (), (), parked=False),))
+    for key, statements in (
+        (("workloads", workload_id), journal_file.keep_workload(workload_record(workload, boot_id()))),
+        (("commands", command_id), journal_file.keep_command(Entry(command, 1, 0.0, running_update))),
+        (("intents", command_id), journal_file.keep_intent(command_id, intent)),
+    ):
+        journal.put(key, statements)
+
+
+@pytest.mark.parametrize("fails", ["settle", "look_at"])
+async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    path = tmp_path / "journal.sqlite3"
+    with running("sleep", "1000") as peer:
+        spec, now = workload_pb2.WorkloadSpec(), datetime.now(UTC)
+        one = Workload("w1", "one", spec, peer.identity, tmp_path / "output", now, None, origin=CLAIM)
+        one.state = SUSPENDING
+        async with open_journal(path) as journal:
+            leave_halfway(journal, one, "c1")
+            if fails == "look_at":
+                journal.put(("intents", "c1"), journal_file.forget_command("c1"))
+        monkeypatch.setattr(MemberRecovery, fails, fail)
+        updates: list[CommandUpdate] = []
+        async with (
+            open_journal(path) as journal,
+            open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+        ):
+            carry_out = parts.operations.perform
+            commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
+            recovery = Recovery(parts, journal, commands)
+            recovery.rebuild()
+            await recovery.settle()
+            await journal.wait_settled()
+            found = parts.workloads.get("w1")
+            assert (found.state, found.error and found.error.reason) == (
+                UNKNOWN,
+                errors_pb2.ERROR_REASON_INTERNAL,
+            )
+    if fails == "settle":
+        assert updates[-1].state == command_pb2.COMMAND_STATE_FAILED
+        assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERNAL
+        assert not updates[-1].result.warnings, "there is nothing to warn of"
+
+
+@pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])
+async def test_a_stray_is_told_by_a_name_that_a_coordinator_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_WORKLOAD", name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},GPU-none")
+    pool = GpuPool([PoolGpu(GPU, "P40", 2**30, 1)])
+    with running("sleep", "1000") as peer:
+        async with open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts:
+            monkeypatch.setattr(Inventory, "chips", {GPU: "P40"})
+            parts = replace(parts, pool=pool)
+            for folder in ("w1", "odd name"):
+                (tmp_path / "workloads" / folder).mkdir()
+                identity = {"pid": peer.identity.pid, "start_time_ticks": peer.identity.start_time_ticks}
+                launcher = {f"launcher_{fact}": value for fact, value in identity.items()}
+                facts = {**identity, **launcher, "boot_id": boot_id()}
+                (tmp_path / "workloads" / folder / "process").write_text(json.dumps(facts))
+            await Strays(parts, tmp_path / "workloads", tmp_path / "socket").take_back([])
+            (found,) = parts.workloads.all()
+            assert (found.name, found.root) == (told, peer.identity)
+            assert found.lease is not None
+            assert found.lease.gpu_uuids == (GPU,)

@@ -1,0 +1,459 @@
+"""Claims of processes of a host, in the test's own process: what is refused, and what is left behind."""
+
+import os
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+from google.protobuf import duration_pb2
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.command_pb2 import AdoptOperation, RunOperation
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.local_api import claim_waiting
+from leasehold_worker.local_api import claims as local_claims
+from leasehold_worker.local_api.claim_rules import LABELS_LIMIT_BYTES
+from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.queries import LocalQueries
+from leasehold_worker.local_api.service import Mailbox
+from leasehold_worker.workloads.states import ENDED
+
+INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
+EXEC = local_pb2.CLAIM_HOLD_PROCESS
+
+
+@dataclass
+class Stream:
+    """What a claimant is told."""
+
+    responses: list[ClaimResponse] = field(default_factory=list)
+    refusals: list[OperationError] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self, response: ClaimResponse | OperationError | None) -> None:
+        match response:
+            case ClaimResponse():
+                self.responses.append(response)
+            case OperationError():
+                self.refusals.append(response)
+            case None:
+                self.ended.set()
+
+    def granted(self) -> list[str]:
+        """Ids of the workloads that it was granted."""
+        found = [response.granted for response in self.responses if response.HasField("granted")]
+        return [granted.workload_id for granted in found]
+
+
+@dataclass
+class Local:
+    """The claims of a worker that serves nobody else."""
+
+    parts: Parts
+    claims: LocalClaims
+    answers: LocalQueries
+
+    def begin(self, peer: Peer, request: ClaimRequest) -> tuple[ClaimStream, Stream]:
+        stream = Stream()
+        session = ClaimStream(peer, request, stream.tell)
+        self.claims.begin(session)
+        return session, stream
+
+    async def refused(self, peer: Peer, wanted: ClaimOpen) -> OperationError:
+        """The refusal of a claim, which leaves nothing behind."""
+        _, stream = self.begin(peer, ClaimRequest(open=wanted))
+        with trio.fail_after(10):
+            await stream.ended.wait()
+        assert self.holds_nothing()
+        (refusal,) = stream.refusals
+        return refusal
+
+    async def grant(self, peer: Peer, wanted: ClaimOpen) -> tuple[ClaimStream, str]:
+        session, stream = self.begin(peer, ClaimRequest(open=wanted))
+        with trio.fail_after(10):
+            while not stream.granted():
+                assert not stream.refusals, stream.refusals
+                await trio.sleep(0.01)
+        return session, stream.granted()[0]
+
+    def holds_nothing(self) -> bool:
+        slots = self.parts.pool.snapshot_leases().slots
+        resources = self.parts.resources.fetch_machine_resources()
+        return (
+            all(slot.lease is None for slot in slots)
+            and resources.cpu_millicores_free == resources.cpu_millicores_total
+            and all(workload.state in ENDED for workload in self.parts.workloads.all())
+        )
+
+
+@asynccontextmanager
+async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
+    async with (
+        open_journal(tmp_path / "journal.sqlite3") as journal,
+        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+    ):
+        commands = Commands(
+            parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
+        )
+        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+        yield Local(
+            parts,
+            claims,
+            LocalQueries(parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"),
+        )
+        claims.suspend_streams()
+
+
+@pytest.fixture
+async def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Local]:
+    """A worker with four GPUs, on which NVML is silent."""
+    gpus = [PoolGpu(f"GPU-{slot}", "P40", 2**30, 1) for slot in range(4)]
+    monkeypatch.setattr("leasehold_worker.agent.assembly.GpuPool", lambda _, *keep: GpuPool(gpus, *keep))
+    async with open_local(tmp_path) as opened:
+        yield opened
+
+
+@contextmanager
+def running(*command: str) -> Iterator[Peer]:
+    """A process that could claim."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        try:
+            yield Peer(identity, os.geteuid(), "me")
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with running("sleep", "1000") as started:
+        yield started
+
+
+def wanted(gpus: int = 1, **spec: object) -> ClaimOpen:
+    """A claim of GPUs and a core."""
+    resources = workload_pb2.Resources(gpu_count=gpus, cpu_millicores=1000)
+    return ClaimOpen(spec=workload_pb2.WorkloadSpec(resources=resources, **spec))  # type: ignore[arg-type]
+
+
+def seconds(number: int) -> duration_pb2.Duration:
+    return duration_pb2.Duration(seconds=number)
+
+
+def helper(**terms: object) -> ClaimOpen:
+    return wanted(helper=workload_pb2.HelperTerms(**terms))  # type: ignore[arg-type]
+
+
+def waiting(number: int) -> ClaimOpen:
+    open_ = wanted()
+    open_.wait.CopyFrom(seconds(number))
+    return open_
+
+
+def with_gpus(**resources: object) -> ClaimOpen:
+    open_ = wanted(2)
+    open_.spec.resources.MergeFrom(workload_pb2.Resources(**resources))  # type: ignore[arg-type]
+    return open_
+
+
+@pytest.mark.parametrize(
+    ("open_", "field_name", "text"),
+    [
+        (helper(grace=seconds(10**14)), "spec.helper.grace", "at most|604800 s"),
+        (helper(grace=seconds(-5)), "spec.helper.grace", "-5 s is out of range"),
+        (helper(signal_number=0), "spec.helper.signal_number", "1 to 64"),
+        (helper(signal_number=65), "spec.helper.signal_number", "65 is no signal"),
+        (
+            helper(process_strategy=workload_pb2.PROCESS_STRATEGY_CHECKPOINT),
+            "spec.helper.process_strategy",
+            "suspended or stopped",
+        ),
+        (waiting(-1), "wait", "-1 s is out of range"),
+        (wanted(hooks=[workload_pb2.Hook(name="a")]), "hooks[0].action", "does nothing"),
+        (wanted(hooks=[workload_pb2.Hook(name="a" * 65_536)]), "spec.hooks", "bytes, and at most"),
+        (waiting(10**17), "wait", "out of range"),
+        (wanted(labels={"a": "x" * 4096}), "spec.labels", f"4097 bytes, and at most {LABELS_LIMIT_BYTES}"),
+        (with_gpus(gpu_uuids=["GPU-1"] * 5), "spec.resources.gpu_uuids", "5 GPUs, and at most 4"),
+        (with_gpus(gpu_uuids=["x" * 9999]), "spec.resources.gpu_uuids", "9999 characters"),
+        (with_gpus(gpu_name="x" * 129), "spec.resources.gpu_name", "129 characters"),
+        (with_gpus(acceptable_gpu_units=[1] * 65), "spec.resources.acceptable_gpu_units", "65 numbers"),
+    ],
+)
+async def test_terms_that_can_not_be_kept_are_refused(
+    local: Local, peer: Peer, open_: ClaimOpen, field_name: str, text: str
+) -> None:
+    refusal = await local.refused(peer, open_)
+    assert (refusal.reason, refusal.metadata) == (INVALID, {"field": field_name}), refusal
+    with pytest.raises(OperationError, match=text):
+        raise refusal
+
+
+async def test_another_user_gets_no_command_run_as_the_workers_user(local: Local, peer: Peer) -> None:
+    command = workload_pb2.CommandHook(arguments=["id"])
+    hooks = [workload_pb2.Hook(name="a", phase=workload_pb2.HOOK_PHASE_AFTER_RESTORE, command=command)]
+    other = Peer(peer.identity, 65_534, "nobody")
+    refusal = await local.refused(other, wanted(hooks=hooks))
+    assert refusal.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert refusal.metadata == {"field": "hooks[0].command"}
+    await local.grant(peer, wanted(hooks=hooks))
+    (workload,) = local.parts.workloads.all()
+    assert list(workload.spec.hooks) == hooks
+
+
+async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> None:
+    terms = workload_pb2.HelperTerms(grace=seconds(7 * 24 * 3600), signal_number=64)
+    open_ = wanted(
+        arguments=["x" * 1000] * 100,
+        environment={"A": "x" * 100_000},
+        working_directory="/" * 100_000,
+        labels={"a": "b"},
+        priority=-(2**31),
+        helper=terms,
+    )
+    await local.grant(peer, open_)
+    (workload,) = local.parts.workloads.all()
+    spec = workload.spec
+    assert (spec.resources, spec.priority, spec.helper) == (open_.spec.resources, -(2**31), terms)
+    assert (dict(spec.labels), len(spec.arguments)) == ({"a": "b"}, 5)
+    assert not spec.environment
+    assert not spec.HasField("working_directory")
+    assert spec.ByteSize() < 5000
+
+
+async def test_a_user_has_so_many_claims_and_root_has_room_for_more(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_waiting, "USER_CLAIMED_LIMIT", 1)
+    monkeypatch.setattr(claim_waiting, "CLAIMED_LIMIT", 2)
+    nothing = ClaimOpen(hold=EXEC, spec=workload_pb2.WorkloadSpec())
+    with running("sleep", "1000") as second, running("sleep", "1000") as third:
+        theirs = [Peer(who.identity, 65_534, "nobody") for who in (peer, second)]
+        await local.grant(theirs[0], nothing)
+        for who, text in ((theirs[1], "user nobody has 1 claims"), (second, None), (third, "has 2 claims")):
+            if text is None:
+                await local.grant(who, nothing)
+                continue
+            _, stream = local.begin(who, ClaimRequest(open=nothing))
+            with trio.fail_after(10):
+                await stream.ended.wait()
+            assert text in stream.refusals[0].message
+            assert stream.refusals[0].reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+
+
+async def test_a_run_under_the_id_of_a_workload_leaves_that_as_it_is(local: Local, peer: Peer) -> None:
+    _, workload_id = await local.grant(peer, wanted())
+    resources = workload_pb2.Resources(gpu_count=1)
+    run = RunOperation(
+        name="two", spec=workload_pb2.WorkloadSpec(arguments=["sleep", "1000"], resources=resources)
+    )
+    with pytest.raises(OperationError, match="run it under a new id"):
+        await local.parts.operations.run(workload_id, run, Progress(lambda _: None))
+    assert [workload.root for workload in local.parts.workloads.all()] == [peer.identity]
+    leases = [slot.lease for slot in local.parts.pool.snapshot_leases().slots]
+    assert sum(lease is not None for lease in leases) == 1
+
+
+@pytest.mark.parametrize("workload_id", ["", "..", "a/b"])
+async def test_an_adopted_process_gets_no_folder_of_others(
+    local: Local, peer: Peer, workload_id: str
+) -> None:
+    """The folder of an ended workload is removed, and "" names that of all workloads."""
+    adopt = AdoptOperation(pid=peer.identity.pid)
+    with pytest.raises(OperationError, match="invalid workload id"):
+        await local.parts.adoption.adopt(workload_id, adopt, Progress(lambda _: None))
+
+
+async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    await local.grant(peer, wanted(arguments=["x" * 1000]))
+    assert local.answers.list().workloads[0].spec.arguments
+    monkeypatch.setattr("leasehold_worker.local_api.queries.LIST_LIMIT_BYTES", 1000)
+    (workload,) = local.answers.list().workloads
+    assert not workload.spec.arguments
+    assert workload.spec.resources.gpu_count == 1
+
+
+async def test_a_claimant_that_leaves_as_it_is_granted_leaves_nothing_behind(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Resources.claim
+    sessions: list[ClaimStream] = []
+
+    async def claim_and_leave(
+        resources: Resources,
+        workload_id: str,
+        request: AllocRequest,
+        *,
+        priority: int = 0,
+        helper: bool = False,
+    ) -> Allocation:
+        allocation = await claim(resources, workload_id, request, priority=priority, helper=helper)
+        sessions[0].close()
+        return allocation
+
+    monkeypatch.setattr(Resources, "claim", claim_and_leave)
+    session, stream = local.begin(peer, ClaimRequest(open=wanted()))
+    sessions.append(session)
+    with trio.fail_after(10):
+        while not session.scope.cancelled_caught:  # noqa: ASYNC110 - nothing else tells
+            await trio.sleep(0.01)
+    assert not stream.granted()
+    assert local.holds_nothing()
+
+
+def fail_to_create(*_: object) -> Path:
+    raise OperationError(errors_pb2.ERROR_REASON_PERMISSION_OR_OS, "the kernel refused")
+
+
+async def test_limits_that_can_not_be_enforced_keep_nobody_off(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ResourceLimits, "create", fail_to_create)
+    open_ = wanted()
+    open_.hold = EXEC
+    await local.grant(peer, open_)
+    assert "are not enforced: the kernel refused" in caplog.text
+
+
+def fail(*_: object) -> bool:
+    raise OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["is_alive", "owner"])
+async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_behind(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    if after == 0:
+        monkeypatch.setattr(local_claims, "is_alive", fail)
+    else:
+        check, calls = ClaimWaiting.check_unowned, iter((check_once, fail))
+        monkeypatch.setattr(
+            ClaimWaiting,
+            "check_unowned",
+            lambda claim_waiting, session: next(calls)(check, claim_waiting, session),
+        )
+    refusal = await local.refused(peer, wanted())
+    assert refusal.reason == errors_pb2.ERROR_REASON_INTERNAL
+
+
+def check_once(
+    check: Callable[[ClaimWaiting, ClaimStream], None], claim_waiting: ClaimWaiting, session: ClaimStream
+) -> None:
+    check(claim_waiting, session)
+
+
+async def test_descendants_are_read_beside_the_worker_s_loop(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def look(root: ProcessIdentity) -> list[ProcessIdentity]:
+        threads.append(threading.current_thread())
+        return process_tree(root)
+
+    monkeypatch.setattr(claim_waiting, "process_tree", look)
+    await local.grant(peer, wanted())
+    assert threads
+    assert threading.main_thread() not in threads, "a process with 1,500 children took 2 s"
+
+
+async def test_a_claim_takes_in_neither_workloads_nor_the_worker(local: Local) -> None:
+    with running("sh", "-c", "sleep 1000 & echo; wait") as parent:
+        with trio.fail_after(10):
+            while not (children := children_of(parent)):  # noqa: ASYNC110 - nothing else tells
+                await trio.sleep(0.01)
+        child = identify(children[0])
+        assert child is not None
+        session, workload_id = await local.grant(Peer(child, os.geteuid(), "me"), wanted())
+        _, stream = local.begin(parent, ClaimRequest(open=wanted()))
+        with trio.fail_after(10):
+            await stream.ended.wait()
+        (refusal,) = stream.refusals
+        assert refusal.reason == errors_pb2.ERROR_REASON_ALREADY_REGISTERED
+        assert f"has process {child.pid} of workload {workload_id}" in refusal.message
+        session.close()
+        with trio.fail_after(10):
+            await local.parts.workloads.get(workload_id).ended.wait()
+        os.kill(child.pid, 9)
+    itself = identify(os.getpid())
+    assert itself is not None
+    refusal = await local.refused(Peer(itself, os.geteuid(), "me"), wanted())
+    assert refusal.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert "the worker itself is among its descendants" in refusal.message
+
+
+def children_of(parent: Peer) -> list[int]:
+    pid = parent.identity.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("resume", [True, False], ids=["resumed", "too late"])
+async def test_an_inherited_claim_is_no_answer_to_a_second_one(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    """Once it has gone on, or the time for that is over."""
+    if not resume:
+        monkeypatch.setattr(local_claims, "RESUME_TIMEOUT_S", 0.05)
+    open_ = wanted()
+    if not resume:
+        open_.hold = EXEC
+    _, workload_id = await local.grant(peer, open_)
+    local.claims.expect_resumption()
+    if resume:
+        go_on = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=workload_id))
+        _, stream = local.begin(peer, go_on)
+        with trio.fail_after(10):
+            while stream.granted() != [workload_id]:  # noqa: ASYNC110 - nothing else tells
+                await trio.sleep(0.01)
+    else:
+        with trio.fail_after(10):
+            while workload_id in local.claims._inherited:  # noqa: ASYNC110 - nothing else tells
+                await trio.sleep(0.01)
+    _, second = local.begin(peer, ClaimRequest(open=open_))
+    with trio.fail_after(10):
+        await second.ended.wait()
+    assert [refusal.reason for refusal in second.refusals] == [errors_pb2.ERROR_REASON_ALREADY_REGISTERED]
+
+
+def test_of_each_kind_only_the_newest_is_unsent() -> None:
+    box = Mailbox()
+    granted = ClaimResponse(granted=local_pb2.ClaimGranted(name="a"))
+    box.put(granted)
+    for number in range(10_000):
+        box.put(ClaimResponse(waiting=local_pb2.ClaimWaiting(position=number)))
+        box.put(ClaimResponse(changed=local_pb2.ClaimChanged(state=number % 2 + 1)))  # type: ignore[arg-type]
+        box.put(ClaimResponse(yield_request=local_pb2.ClaimYield(grace=seconds(number))))
+    refusal = OperationError(INVALID, "no")
+    box.put(refusal)
+    box.put(None)
+    box.put(granted)
+    assert len(box) == 6
+    assert box.get() == granted
+    waiting_ = box.get()
+    assert isinstance(waiting_, ClaimResponse)
+    assert waiting_.waiting.position == 9999
+    changed, asked = box.get(), box.get()
+    assert isinstance(changed, ClaimResponse)
+    assert isinstance(asked, ClaimResponse)
+    assert (changed.changed.state, asked.yield_request.grace.seconds) == (2, 9999)
+    assert (box.get(), box.get(), len(box)) == (refusal, None, 0)

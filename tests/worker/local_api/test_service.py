@@ -1,0 +1,75 @@
+"""Calls of the local API: how many there may be, and of whom."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import trio
+from leasehold.v1 import errors_pb2, local_pb2
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.processes import identify
+from leasehold_worker.local_api import service
+from leasehold_worker.local_api.call_limits import CallLimits
+
+from tests.worker.kernel_host import open_served
+
+
+def peer(uid: int) -> Peer:
+    identity = identify(os.getpid())
+    assert identity is not None
+    return Peer(identity, uid, f"user-{uid}")
+
+
+def test_a_user_has_half_of_the_places_and_some_are_kept_for_root() -> None:
+    places = CallLimits(16, "calls")
+    stranger, another, third = (peer(os.geteuid() + 1 + number) for number in range(3))
+    with contextlib.ExitStack() as held:
+        for _ in range(8):
+            held.enter_context(places.taken(stranger))
+        with pytest.raises(OperationError, match=r"user user-.* has 8 calls open") as refused:
+            held.enter_context(places.taken(stranger))
+        assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+        for _ in range(6):
+            held.enter_context(places.taken(another))
+        with pytest.raises(OperationError, match="14 calls are open, as many as a worker serves to users"):
+            held.enter_context(places.taken(third))
+        for _ in range(2):
+            held.enter_context(places.taken(peer(0)))
+        with pytest.raises(OperationError, match="16 calls are open"):
+            held.enter_context(places.taken(peer(0)))
+    with places.taken(stranger):
+        pass
+
+
+async def test_a_call_that_does_not_say_what_it_asks_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_MESSAGE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.01)
+    silence = threading.Event()
+
+    def nothing() -> Iterator[local_pb2.ListRequest]:
+        silence.wait()
+        yield from ()
+
+    def ask(socket: Path, method: str) -> grpc.StatusCode:
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            call: grpc.StreamUnaryMultiCallable[local_pb2.ListRequest, bytes] = channel.stream_unary(
+                f"/leasehold.v1.LocalService/{method}"
+            )
+            with pytest.raises(grpc.RpcError) as ended:
+                call(nothing(), timeout=20)
+            return ended.value.code()
+
+    async with open_served(tmp_path) as served:
+        try:
+            for method in ("List", "Release", "Claim"):
+                code = await trio.to_thread.run_sync(ask, served.folder / "worker.sock", method)
+                assert code == grpc.StatusCode.CANCELLED
+        finally:
+            silence.set()

@@ -1,0 +1,51 @@
+"""What runs of the coordinator take from helpers, and helpers from nobody."""
+
+from collections.abc import Callable
+
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.workload_pb2 import HelperTerms
+from leasehold_simgpu import SimulatedHost
+
+from tests.worker.conftest import WorkerProcess
+from tests.worker.counters import counter_run, wait_counting
+from tests.worker.scripted_coordinator import ScriptedCoordinator
+
+SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+def helper_run(name: str, gpu_count: int) -> RunOperation:
+    run = counter_run(name)
+    run.spec.resources.gpu_count = gpu_count
+    run.spec.helper.CopyFrom(HelperTerms(grace=Duration(nanos=10**7)))
+    return run
+
+
+def test_a_run_makes_helpers_give_way_and_a_helper_makes_nobody(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    assert session.run("c1", "helper", run=helper_run("helper", 4)).state == SUCCEEDED
+    wait_counting(session, "helper")
+    refused = session.run("c2", "second", run=helper_run("second", 1))
+    assert refused.error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+    assert session.run("c3", "one", run=counter_run("one")).state == SUCCEEDED
+    wait_counting(session, "one")
+
+
+def test_a_run_by_a_name_gets_what_it_had_before(
+    start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
+) -> None:
+    start_worker(host)
+    session = coordinator.next_session()
+    again = counter_run("again")
+    again.spec.resources.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
+    assert session.run("c1", "w1", run=counter_run("other")).state == SUCCEEDED
+    first = session.run("c2", "w2", run=again).workloads[0].status.lease.gpu_uuids
+    for number, workload_id in enumerate(("w1", "w2")):
+        stop = command_pb2.StopOperation(grace=Duration(nanos=10**7))
+        assert session.run(f"s{number}", workload_id, stop=stop).state == SUCCEEDED
+    assert list(first) == [host.gpus[1].uuid]
+    assert session.run("c3", "w3", run=again).workloads[0].status.lease.gpu_uuids == first

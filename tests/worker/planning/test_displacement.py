@@ -1,0 +1,107 @@
+"""Children of a workload that was moved, which begin on its old GPU."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
+from leasehold_simgpu import ProcessState, SimulatedHost, Timing
+
+from tests.worker.counters import counter_run, counters
+from tests.worker.operations.test_handler import plan_of
+from tests.worker.scripted_coordinator import Session
+
+TRUE = workload_pb2.CommandHook(arguments=["true"])
+SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def remap(host: SimulatedHost, old: int, new: int) -> RemapOperation:
+    pair = gpu_pb2.GpuPair(old_uuid=host.gpus[old].uuid, new_uuid=host.gpus[new].uuid)
+    return RemapOperation(moves=[Move(workload_id="w1", pairs=[pair])])
+
+
+def places(host: SimulatedHost) -> set[str]:
+    """GPUs on which programs have memory."""
+    running = [process for process in counters(host) if process.state is ProcessState.RUNNING]
+    return {uuid for process in running for uuid in process.gpu_bytes}
+
+
+@pytest.fixture
+def moved(session: Session, host: SimulatedHost, tmp_path: Path, request: pytest.FixtureRequest) -> Session:
+    """A workload that was moved from GPU 0 to 2, whose second process then began on GPU 0 of another's."""
+    run = counter_run("w1")
+    script = '"$@" & while [ ! -e "$GO" ]; do sleep 0.02; done; exec "$@"'
+    run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
+    run.spec.environment["GO"] = str(tmp_path / "go")
+    run.spec.hooks.extend(getattr(request, "param", ()))
+    assert session.run("c1", "w1", run=run).state == SUCCEEDED
+    wait_until(lambda: len(counters(host)) == 1, "the first counter uses its GPU")
+    outcome = session.run("c2", "w1", remap=remap(host, 0, 2))
+    assert outcome.state == SUCCEEDED
+    assert any("CUDA_VISIBLE_DEVICES of its start" in warning for warning in outcome.result.warnings)
+    other = counter_run("other")
+    other.gpu_uuids.append(host.gpus[0].uuid)
+    assert session.run("c3", "w2", run=other).state == SUCCEEDED
+    (tmp_path / "go").touch()
+    wait_until(lambda: len(counters(host)) == 3, "the second counter uses the old GPU")
+    return session
+
+
+def joined(host: SimulatedHost, *gpus: int) -> bool:
+    return places(host) == {host.gpus[gpu].uuid for gpu in gpus}
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [[], [workload_pb2.Hook(name="down", phase=workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    ids=["plain", "hooked"],
+    indirect=True,
+)
+def test_a_suspend_and_a_restore_bring_a_child_of_a_moved_process_home(
+    moved: Session, host: SimulatedHost
+) -> None:
+    planned = plan_of(moved, "w1", suspend=SuspendOperation())
+    assert any("does not lease" in check.detail for check in planned.checks)
+    suspended = moved.run("c4", "w1", suspend=SuspendOperation())
+    assert suspended.state == SUCCEEDED, suspended.error
+    assert any("does not lease" in warning for warning in suspended.result.warnings)
+    assert joined(host, 0)
+    assert moved.run("c5", "w1", restore=RestoreOperation()).state == SUCCEEDED
+    assert joined(host, 0, 2)
+    on_two = [process for process in counters(host) if host.gpus[2].uuid in process.gpu_bytes]
+    assert len(on_two) == 2
+
+
+@pytest.mark.parametrize("new", [2, 3])
+def test_a_remap_brings_a_child_of_a_moved_process_along(
+    moved: Session, host: SimulatedHost, new: int
+) -> None:
+    outcome = moved.run("c4", "w1", remap=remap(host, 2, new))
+    assert outcome.state == SUCCEEDED, outcome.error
+    assert joined(host, 0, new)
+    assert len([process for process in counters(host) if host.gpus[new].uuid in process.gpu_bytes]) == 2
+
+
+def test_a_process_on_a_gpu_that_its_workload_does_not_lease_is_told(
+    moved: Session, host: SimulatedHost
+) -> None:
+    load = moved.wait(lambda f: bool(f.worker_load.gpu_pool and f.worker_load.gpu_pool[0].foreign_processes))
+    (told,) = load.worker_load.gpu_pool[0].foreign_processes
+    assert told.workload_id == "w1"
+    assert load.worker_load.gpu_pool[0].state == lease_pb2.SLOT_STATE_LEASED
+    assert moved.run("c4", "w1", suspend=SuspendOperation()).state == SUCCEEDED
+    moved.wait(lambda f: bool(f.worker_load.gpu_pool) and not f.worker_load.gpu_pool[0].foreign_processes)

@@ -1,0 +1,151 @@
+"""The start of a program, where whoever asked for it goes away or hears nothing."""
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold_worker.files.file_descriptors import STARTED_WITH
+from leasehold_worker.host.processes import ProcessIdentity, is_alive
+from leasehold_worker.programs import programs
+from leasehold_worker.programs.programs import LaunchError, launch, launched
+
+from tests.worker.dead_volumes import dead_volume
+
+START_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A workload's folder. What was started there is killed."""
+    yield tmp_path
+    if (who := launched(tmp_path)) and is_alive(who.program):
+        os.kill(who.pid, signal.SIGKILL)
+
+
+async def start(
+    folder: Path, nursery: trio.Nursery, working_directory: Path | None = None
+) -> ProcessIdentity:
+    with (folder / "output").open("ab") as output:
+        return await launch(
+            folder,
+            ["sleep", "60"],
+            working_directory=working_directory or folder,
+            environment=dict(os.environ),
+            output=output.fileno(),
+            group=None,
+            nursery=nursery,
+        )
+
+
+def ignored_signals(status: Path) -> set[int]:
+    """The signals that a process ignores, by its status. Those of the C library are nobody's to set."""
+    lines = status.read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+async def heard(folder: Path) -> None:
+    """Waits until the launcher has said who was started."""
+    with trio.fail_after(START_TIMEOUT_S):
+        while launched(folder) is None:  # noqa: ASYNC110 - a file tells nobody
+            await trio.sleep(0.01)
+
+
+async def test_a_start_that_is_cancelled_is_finished(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            root = await start(folder, nursery)
+        assert is_alive(root)
+        os.kill(root.pid, signal.SIGKILL)
+
+
+async def test_a_launcher_that_is_not_heard_never_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        os.close(descriptor)
+
+    monkeypatch.setattr(programs, "_hear", hear)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(LaunchError, match="given up"):
+            await start(folder, nursery)
+    assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_working_directory_that_does_not_answer_holds_up_no_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "START_TIMEOUT_S", 0.5)
+    volume = folder / "volume"
+    with trio.fail_after(START_TIMEOUT_S):
+        async with trio.open_nursery() as nursery:
+            with dead_volume(volume), pytest.raises(LaunchError, match="working directory"):
+                await start(folder, nursery, volume)
+    assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
+
+
+async def test_a_program_has_the_signals_of_any_program(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery)
+        ignored = ignored_signals(Path(f"/proc/{root.pid}/status"))
+        os.kill(root.pid, signal.SIGKILL)
+    assert ignored == set()
+
+
+async def test_a_working_directory_that_is_not_there_starts_nothing(folder: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(LaunchError, match=r"No such file or directory: .*nowhere"):
+            await start(folder, nursery, folder / "nowhere")
+    assert launched(folder) is None
+
+
+async def test_a_launcher_that_was_quicker_has_started_the_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        await heard(folder)
+        os.close(descriptor)
+
+    monkeypatch.setattr(programs, "_hear", hear)
+    async with trio.open_nursery() as nursery:
+        root = await start(folder, nursery)
+        assert is_alive(root)
+        os.kill(root.pid, signal.SIGKILL)
+
+
+async def test_without_room_to_forbid_a_start_the_launcher_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hear(descriptor: int) -> None:
+        os.close(descriptor)
+
+    def abandon(_: Path) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(programs, "_hear", hear)
+    monkeypatch.setattr(programs, "abandon", abandon)
+    root: ProcessIdentity | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            root = await start(folder, nursery)
+            os.kill(root.pid, signal.SIGKILL)
+        except LaunchError:
+            assert launched(folder) is None
+    assert root is None or launched(folder) is not None
+
+
+async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(STARTED_WITH + 100, before[1]), before[1]))
+    try:
+        async with trio.open_nursery() as nursery:
+            program = await start(tmp_path, nursery)
+            assert resource.prlimit(program.pid, resource.RLIMIT_NOFILE)[0] == STARTED_WITH
+            os.kill(program.pid, signal.SIGKILL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,225 @@
+"""The link in this process, with coordinators that read slowly or not at all."""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import RunOperation, StopOperation
+from leasehold.v1.worker_session_pb2 import (
+    CommandUpdate,
+    ConnectRequest,
+    ConnectResponse,
+    Drain,
+    Hello,
+    OutputChunk,
+    ReadOutput,
+)
+from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.session import session as coordinator_session
+from leasehold_worker.session.outbox import FRAME_LIMIT
+from leasehold_worker.session.plan_query import PlanQueries
+from leasehold_worker.session.queries import Queries
+from leasehold_worker.session.reporter import Reporter, WorkerIdentity
+from leasehold_worker.session.session import QUESTIONS_LIMIT, CoordinatorSession
+
+from tests.worker.scripted_coordinator import TIMEOUT_S, ScriptedCoordinator, Session, make_command
+
+
+class DeafCoordinator(ScriptedCoordinator):
+    """Welcomes workers, and then reads nothing."""
+
+    def _read(self, session: Session, frames: Iterator[ConnectRequest]) -> None:
+        pass
+
+
+@pytest.fixture
+def deaf() -> Iterator[DeafCoordinator]:
+    scripted = DeafCoordinator()
+    yield scripted
+    scripted.stop()
+
+
+@pytest.fixture
+def state_path(tmp_path: Path) -> Path:
+    path = tmp_path / "state"
+    path.mkdir()
+    return path
+
+
+@asynccontextmanager
+async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> AsyncIterator[CoordinatorSession]:
+    state = StateDirectory(state_path)
+    async with (
+        open_journal(state.journal_path) as journal,
+        open_parts(WorkerConfig(), state.workloads_path, lambda _: None) as parts,
+    ):
+        identity = WorkerIdentity.of_this_start("worker-1", "alpha", {})
+        commands = Commands(
+            parts.operations.perform,
+            journal,
+            lambda _: [],
+            None,
+            parts.nursery,
+            lambda update: opened.send(ConnectRequest(command_update=update)),
+        )
+        reporter = Reporter(
+            identity,
+            commands,
+            journal,
+            inventory=parts.inventory,
+            driver=parts.driver,
+            pool=parts.pool,
+            resources=parts.resources,
+            workloads=parts.workloads,
+            criu=parts.criu,
+            applications=parts.applications,
+        )
+        opened = CoordinatorSession(
+            coordinator.address,
+            state,
+            reporter,
+            commands,
+            parts.pool,
+            Queries(
+                parts.workloads,
+                PlanQueries(parts.operations.preflight, parts.durations),
+                parts.disk,
+                "worker-1",
+            ),
+            journal,
+        )
+        parts.nursery.start_soon(opened.run)
+        yield opened
+
+
+class LateCoordinator(ScriptedCoordinator):
+    """Reads nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Event()
+
+    def _read(self, session: Session, frames: Iterator[ConnectRequest]) -> None:
+        self.reads.wait(TIMEOUT_S)
+        super()._read(session, frames)
+
+
+@pytest.fixture
+def late() -> Iterator[LateCoordinator]:
+    scripted = LateCoordinator()
+    yield scripted
+    scripted.stop()
+
+
+async def next_session(coordinator: ScriptedCoordinator) -> Session:
+    return await trio.to_thread.run_sync(coordinator.next_session)
+
+
+async def test_a_coordinator_that_does_not_read_is_left_at_once(
+    deaf: DeafCoordinator, state_path: Path
+) -> None:
+    async with open_link(deaf, state_path) as opened:
+        await next_session(deaf)
+        chunk = ConnectRequest(output_chunk=OutputChunk(data=bytes(65_536)))
+        for _ in range(2 * FRAME_LIMIT):
+            opened.send(chunk)
+        again = await next_session(deaf)
+        assert again.hello.worker_id == "worker-1"
+
+
+async def test_outcomes_beyond_what_may_wait_are_told_in_one_session(
+    coordinator: ScriptedCoordinator, state_path: Path
+) -> None:
+    ids = [f"c{number}" for number in range(UNACKNOWLEDGED_LIMIT)]
+    file = journal_file.JournalFile(StateDirectory(state_path).journal_path)
+    for command_id in ids:
+        update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_SUCCEEDED)
+        file.commit(journal_file.keep_command(Entry(make_command(command_id, "w1"), 1, 0.0, update)))
+    file.close()
+    async with open_link(coordinator, state_path):
+        session = await next_session(coordinator)
+        for command_id in ids:
+            await trio.to_thread.run_sync(partial(session.outcome, command_id))
+    assert coordinator.sessions.empty()
+
+
+async def test_readers_of_output_cut_no_worker_off(
+    late: LateCoordinator, state_path: Path, tmp_path: Path
+) -> None:
+    async with open_link(late, state_path):
+        session = await next_session(late)
+        answers = await trio.to_thread.run_sync(read_much, late, session, tmp_path)
+    refused = [chunk for chunk in answers if chunk.HasField("error")]
+    assert {chunk.error.reason for chunk in refused} <= {errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES}
+    assert late.sessions.empty()
+
+
+def read_much(late: LateCoordinator, session: Session, folder: Path) -> list[OutputChunk]:
+    """Asks for more than may wait while nothing is read, and then reads."""
+    script = f"head -c 100000 /dev/zero; touch {folder}/told; exec sleep 1000"
+    talkative = WorkloadSpec(arguments=["sh", "-c", script])
+    session.send(make_command("c1", "w1", run=RunOperation(name="one", spec=talkative)))
+    wait_for(folder / "told")
+    for number in range(QUESTIONS_LIMIT + 50):
+        session.down.put(ConnectResponse(read_output=ReadOutput(read_id=str(number), workload_id="w1")))
+    last = WorkloadSpec(arguments=["touch", f"{folder}/taken"])
+    session.send(make_command("c2", "w2", run=RunOperation(name="two", spec=last)))
+    wait_for(folder / "taken")
+    late.reads.set()
+    session.outcome("c2")
+    session.wait(lambda frame: frame.HasField("worker_load"))
+    session.run("c3", "w1", stop=StopOperation(force=True))
+    with session.arrived:
+        assert session.arrived.wait_for(lambda: len(chunks(session)) >= QUESTIONS_LIMIT, TIMEOUT_S)
+    return chunks(session)
+
+
+def chunks(session: Session) -> list[OutputChunk]:
+    return [frame.output_chunk for frame in session.frames if frame.HasField("output_chunk")]
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+async def test_a_drain_for_ever_ends(
+    coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_session, "RECONNECT_LIMIT_S", 0.01)
+    async with open_link(coordinator, state_path):
+        session = await next_session(coordinator)
+        session.down.put(ConnectResponse(drain=Drain(reconnect_after=Duration(seconds=10**11))))
+        await next_session(coordinator)
+
+
+async def test_a_defect_in_a_session_ends_that_session_alone(
+    coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = Reporter.hello
+    failures = iter([ValueError("a defect")])
+
+    def fail_once(*arguments: object) -> Hello:
+        for error in failures:
+            raise error
+        return hello(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Reporter, "hello", fail_once)
+    async with open_link(coordinator, state_path):
+        await next_session(coordinator)

@@ -1,0 +1,171 @@
+"""Targets that the worker may not trace, or that lack the device node of their destination.
+
+The worker is started as a process of its own, with fewer rights or with its own files in `/dev`. The tests
+need root, and are skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import command_pb2
+from leasehold.v1.command_pb2 import SuspendOperation
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.host.processes import user_id
+
+from tests.worker.conftest import end_leftovers
+from tests.worker.counters import counter_run, read_output, wait_counting
+from tests.worker.operations.test_handler import plan_of
+from tests.worker.planning.test_driver_checks import reasons, remap_to
+from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
+from tests.worker.stories.test_membership import wait_until
+
+StartUnder = Callable[..., Session]
+UNTRACEABLE = """
+import ctypes, runpy, sys
+PR_SET_DUMPABLE = 4
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+DEVICES = """
+set -e
+mount -t tmpfs none "$1"
+for node in null zero random urandom; do touch "$1/$node"; mount --bind "/dev/$node" "$1/$node"; done
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+@pytest.fixture
+def start_under(
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> Iterator[StartUnder]:
+    """Starts a worker under a command that changes its rights or its files."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a worker fewer rights, or devices of its own")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_worker(*wrapper: str) -> Session:
+        options = {
+            "coordinator": coordinator.address,
+            "state-dir": str(tmp_path / "state"),
+            "name": "alpha",
+            "stop-workloads": "stop",
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        code = "from leasehold_worker.agent.cli import command; command()"
+        started.append(
+            subprocess.Popen(
+                [*wrapper, sys.executable, "-c", code, *arguments], env={**os.environ, **host.environment()}
+            )
+        )
+        return coordinator.next_session()
+
+    yield start_worker
+    for worker in started:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(timeout=30)
+    end_leftovers(tmp_path / "state")
+
+
+def require(*command: str) -> None:
+    """Skips the test where a command can't be run."""
+    if shutil.which(command[0]) is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip(f"{shlex.join(command)} does not work here")
+
+
+def test_a_target_that_the_worker_may_not_trace(start_under: StartUnder, host: SimulatedHost) -> None:
+    """One that is not dumpable, for a worker without CAP_SYS_PTRACE."""
+    wrapper = ("setpriv", "--bounding-set=-sys_ptrace")
+    require(*wrapper, "true")
+    session = start_under(*wrapper)
+    run = counter_run("w1")
+    run.spec.arguments[1:2] = ["-c", UNTRACEABLE, run.spec.arguments[1]]
+    session.run("c1", "w1", run=run)
+    wait_counting(session, "w1")
+    plan = plan_of(session, "w1", suspend=SuspendOperation())
+    assert reasons(plan) == ["PERMISSION_OR_OS"]
+    assert "CAP_SYS_PTRACE" in plan.refusals[0].message
+    refused = session.run("c2", "w1", suspend=SuspendOperation())
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+    (process,) = (found for found in host.processes() if found.gpu_bytes)
+    assert process.calls["lock"] == 0
+
+
+def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
+    start_under: StartUnder, host: SimulatedHost
+) -> None:
+    """One of another user, for a worker that is not root. Without NVML's list it may be a member."""
+    capabilities = "+dac_override,+setuid"
+    wrapper = [
+        *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+        *(f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}"),
+    ]
+    require(*wrapper, "true")
+    session = start_under(*wrapper)
+    run = counter_run("w1")
+    script = 'setpriv --reuid=65533 sleep 1000 & echo $!; exec "$@"'
+    run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
+    session.run("c1", "w1", run=run)
+    wait_counting(session, "w1")
+    closed = int(read_output(session, "w1").splitlines()[0])
+    wait_until(lambda: user_id(closed) == 65533, "the process is another user's")
+    try:
+        assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == []
+        fault = host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
+        plan = plan_of(session, "w1", suspend=SuspendOperation())
+        assert reasons(plan) == ["PERMISSION_OR_OS"]
+        assert f"process {closed} of user id 65533" in plan.refusals[0].message
+        assert "CAP_SYS_PTRACE" in plan.refusals[0].message
+        refused = session.run("c2", "w1", suspend=SuspendOperation())
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        (process,) = (found for found in host.processes() if found.gpu_bytes)
+        assert process.calls["lock"] == 0
+        host.clear_faults(fault_id=fault.id)
+        suspended = session.run("c3", "w1", suspend=SuspendOperation())
+        assert suspended.state == command_pb2.COMMAND_STATE_SUCCEEDED
+    finally:
+        os.kill(closed, signal.SIGKILL)  # the worker may not
+
+
+def test_a_destination_whose_device_node_the_container_lacks(
+    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
+) -> None:
+    """The worker sees the nodes of all GPUs, and the workload those of two."""
+    require("unshare", "--mount", "true")
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+    script = "\n".join(
+        [
+            "make() {" + DEVICES + "}",
+            f"make {inside}; touch {inside}/nvidia0 {inside}/nvidia2",
+            f"make {outside}; touch {outside}/nvidia0 {outside}/nvidia1 {outside}/nvidia2 {outside}/nvidia3",
+            f'mount --rbind {outside} /dev; exec "$@"',
+        ]
+    )
+    session = start_under("unshare", "--mount", "sh", "-c", script, "sh")
+    run = counter_run("w1")
+    container = ["unshare", "--mount", "sh", "-c", f'mount --rbind {inside} /dev; exec "$@"', "sh"]
+    run.spec.arguments[:] = [*container, *run.spec.arguments]
+    started = session.run("c1", "w1", run=run)
+    assert started.state == command_pb2.COMMAND_STATE_SUCCEEDED, started
+    wait_counting(session, "w1")
+    plan = plan_of(session, "", remap=remap_to(host, 1))
+    assert reasons(plan) == ["DEVICE_NODE_MISSING"]
+    assert "/dev/nvidia1" in plan.refusals[0].message
+    refused = session.run("c2", "w1", remap=remap_to(host, 1))
+    assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+    assert reasons(plan_of(session, "", remap=remap_to(host, 2))) == []

@@ -1,0 +1,1 @@
+"""The worker process: settings, assembly, start, recovery and end."""

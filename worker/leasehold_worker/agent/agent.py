@@ -1,0 +1,231 @@
+"""The worker as a whole: builds the parts and runs them in one nursery."""
+
+import logging
+import signal
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Final
+
+import trio
+from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
+
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
+from leasehold_worker.agent.gpu_locks import hold_gpus
+from leasehold_worker.agent.recovery import Recovery
+from leasehold_worker.agent.strays import Strays
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.processes import boot_id
+from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.queries import LocalQueries
+from leasehold_worker.local_api.service import serve_locally
+from leasehold_worker.local_api.unix_socket import LocalSocket
+from leasehold_worker.operations.hook_retries import HookRetries
+from leasehold_worker.operations.preemption import Preemption
+from leasehold_worker.programs.output_bounds import bound_outputs, remove_folder
+from leasehold_worker.session.plan_query import PlanQueries
+from leasehold_worker.session.queries import Queries
+from leasehold_worker.session.reporter import Reporter, WorkerIdentity
+from leasehold_worker.session.session import CoordinatorSession
+from leasehold_worker.workloads.messages import workload_message
+from leasehold_worker.workloads.states import ENDED, FAILED, RELEASED, RUNNING
+from leasehold_worker.workloads.workload import LET_GO, Workload
+
+logger = logging.getLogger(__name__)
+
+FINISH_TIMEOUT_S: Final = 60.0
+"""How long a stop waits for commands that are under way."""
+
+SETTLE_TIMEOUT_S: Final = 10.0
+"""How long a stop waits for the journal's disk."""
+
+
+async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> None:
+    """Runs the worker until SIGTERM or SIGINT. Its workloads go on, unless the settings say otherwise.
+
+    Raises:
+        StartError: The journal can't be used, or another worker serves one of the GPUs.
+    """
+    with closing(LocalSocket(config.socket_path, config.socket_group)) as local_socket, ExitStack() as locks:
+        await _run(config, state_directory, local_socket, locks)
+
+
+async def _run(
+    config: WorkerConfig, state_directory: StateDirectory, local_socket: LocalSocket, locks: ExitStack
+) -> None:
+    async with open_journal(state_directory.journal_path) as journal:
+        identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
+        this_boot = boot_id()
+
+        # The observers reach the link, which is built from what they observe.
+        def keep_workload(workload: Workload) -> None:
+            message = workload_message(workload, identity.worker_id)
+            event = WorkloadEvent(kind=_event_kind(workload), workload=message)
+            statements = journal_file.keep_workload(workload_record(workload, this_boot))
+            key = ("workloads", workload.workload_id)
+            journal.put(key, statements, partial(send, ConnectRequest(workload_event=event)))
+
+        def forget_workload(workload_id: str) -> None:
+            parts.nursery.start_soon(remove_and_forget, workload_id)
+
+        async def remove_and_forget(workload_id: str) -> None:
+            await remove_folder(parts.workloads.folder(workload_id))
+            journal.put(("workloads", workload_id), journal_file.forget_workload(workload_id))
+
+        def keep_standing(gpu_uuid: str, standing: Standing) -> None:
+            journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
+
+        def tell_command(update: CommandUpdate) -> None:
+            coordinator_session.send(ConnectRequest(command_update=update))
+
+        def send(frame: ConnectRequest) -> None:
+            coordinator_session.send(frame)
+
+        def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
+            return [message for id_ in workload_ids for message in reporter.workload(id_)]
+
+        workloads_path = state_directory.workloads_path
+        worker_id = identity.worker_id
+        async with open_parts(
+            config,
+            workloads_path,
+            keep_workload,
+            forget_workload,
+            keep_standing,
+            worker_id,
+            journal.wait_written,
+            state_directory.count_start(),
+        ) as parts:
+            # Before anything is granted, started or settled.
+            locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))
+            driver, inventory, pool, nursery = parts.driver, parts.inventory, parts.pool, parts.nursery
+            if driver.unavailable_reason is not None:
+                logger.warning("no usable CUDA driver: %s", driver.unavailable_reason)
+            commands = Commands(
+                parts.operations.perform,
+                journal,
+                workloads_of,
+                inventory.versions.driver_version,
+                nursery,
+                tell_command,
+            )
+            reporter = Reporter(
+                identity,
+                commands,
+                journal,
+                inventory=parts.inventory,
+                driver=parts.driver,
+                pool=parts.pool,
+                resources=parts.resources,
+                workloads=parts.workloads,
+                criu=parts.criu,
+                applications=parts.applications,
+            )
+            plan_queries = PlanQueries(parts.operations.preflight, parts.durations)
+            queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
+            coordinator_session = CoordinatorSession(
+                config.coordinator,
+                state_directory,
+                reporter,
+                commands,
+                pool,
+                queries,
+                journal,
+            )
+            claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+            answers = LocalQueries(
+                parts.pool, parts.resources, parts.workloads, commands, claim_waiting, identity.worker_id
+            )
+            preemption = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
+            hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
+            recovery = Recovery(parts, journal, commands)
+            await trio.to_thread.run_sync(parts.disk.sweep)
+            recovery.rebuild()
+            strays = Strays(parts, workloads_path, config.socket_path)
+            await strays.take_back({entry.command.workload_id for entry in commands.open_entries})
+            await trio.to_thread.run_sync(parts.disk.expect_interrupted)
+            logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
+            nursery.start_soon(recovery.settle)
+            nursery.start_soon(commands.stalls.run)
+            nursery.start_soon(coordinator_session.run)
+            nursery.start_soon(parts.health.run)
+            nursery.start_soon(parts.foreign.run, parts.workloads)
+            nursery.start_soon(parts.readiness.run)
+            nursery.start_soon(preemption.run)
+            nursery.start_soon(hook_retries.run)
+            nursery.start_soon(parts.disk.run)
+            nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
+            async with serve_locally(local_socket, claims, answers, parts.applications):
+                claims.expect_resumption()
+                await _wait_for_stop_signal()
+                nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
+                claims.suspend_streams()
+                # Applications that save themselves are reached by the local API.
+                await _finish_commands(commands)
+                await _end_workloads(parts, commands, config.stop_workloads)
+            with trio.move_on_after(SETTLE_TIMEOUT_S):
+                await journal.wait_settled()
+            await coordinator_session.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+
+
+async def _wait_for_stop_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            logger.info("%s: stopping", signal.Signals(number).name)
+            return
+
+
+async def _stop_at_once_on_signal(scope: trio.CancelScope) -> None:
+    await _wait_for_stop_signal()
+    logger.error("stopped at once by a second signal: what is under way is settled at the next start")
+    scope.cancel()
+
+
+async def _finish_commands(commands: Commands) -> None:
+    commands.close()
+    with trio.move_on_after(FINISH_TIMEOUT_S):
+        await commands.wait_finished()
+
+
+async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -> None:
+    """Leaves the workloads as they are, or parks those that run, or stops all, by commands of our own."""
+
+    async def end(workload: Workload) -> None:
+        if how == "stop":
+            operation = Operation(stop=command_pb2.StopOperation())
+        else:
+            operation = Operation(suspend=command_pb2.SuspendOperation())
+        outcome = await commands.carry_out(workload.workload_id, operation)
+        if outcome.HasField("error"):
+            logger.error("%s", outcome.error.message)
+
+    async with trio.open_nursery() as nursery:
+        for workload in parts.workloads.all():
+            if how == "park":
+                wanted = workload.state == RUNNING and workload.lease is not None
+            else:
+                wanted = workload.origin not in LET_GO  # those we did not start
+            if how != "leave" and wanted and workload.state not in ENDED:
+                nursery.start_soon(end, workload)
+
+
+def _event_kind(workload: Workload) -> worker_session_pb2.WorkloadEventKind.ValueType:
+    if workload.state == FAILED:
+        return worker_session_pb2.WORKLOAD_EVENT_KIND_FAILED
+    if workload.state == RELEASED:
+        return worker_session_pb2.WORKLOAD_EVENT_KIND_RELEASED
+    if workload.state in ENDED:
+        return worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED
+    if workload.state == RUNNING and workload.generation == 1:
+        return worker_session_pb2.WORKLOAD_EVENT_KIND_STARTED
+    return worker_session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED

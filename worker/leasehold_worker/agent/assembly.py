@@ -1,0 +1,338 @@
+"""The parts of a worker that carry out operations, built in one place."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.applications.timeouts import ApplicationTimeouts
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.image_store import ImageStore
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.criu.compatibility import ImageHost
+from leasehold_worker.criu.installation import probe
+from leasehold_worker.criu.support import CriuSupport
+from leasehold_worker.driver.helper_pool import Driver, open_driver
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.volume import Volume
+from leasehold_worker.gpus.health_monitor import HealthMonitor
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.gpus.units import GpuUnits
+from leasehold_worker.host.capacity import hard_limits, limits_within
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.processes import user_name
+from leasehold_worker.leasing.allocation import Resources
+from leasehold_worker.leasing.cordons import Cordons
+from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.host_reservations import HostReservations
+from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.moves.workload_hooks import HookFactory
+from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.adoption import Adoption
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.handler import Operations
+from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
+from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.operations.stop_restart import StopRestart
+from leasehold_worker.operations.termination import Termination
+from leasehold_worker.planning.durations import Durations
+from leasehold_worker.planning.policy_checks import PolicyChecks
+from leasehold_worker.planning.preflight import Preflight
+from leasehold_worker.planning.tiers import Tiers
+from leasehold_worker.programs.environment import inherited_environment
+from leasehold_worker.workloads.disk_usage import DiskUsage
+from leasehold_worker.workloads.foreign_processes import ForeignWatch
+from leasehold_worker.workloads.readiness import Readiness
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import Workload, parked_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What works on one host's GPUs.
+
+    Attributes:
+        driver: The driver.
+        inventory: NVML.
+        pool: The GPUs, and who leases which.
+        resources: What workloads may have of the host.
+        foreign: Who else is on the GPUs.
+        health: Looks after the GPUs.
+        host_memory: The ledger of promised host memory.
+        rates: How long transfers take.
+        durations: How long the other phases take.
+        proof: What NVML says of members.
+        workloads: The registry.
+        operations: Run, suspend, restore and remap.
+        hook_calls: What hooks are called with.
+        kernels: Applications that save themselves.
+        applications: Saves, stops and starts them again.
+        criu: The CRIU of this host.
+        imaging: Writes processes to disk, and brings them back.
+        disk: What is kept on disk.
+        stopping: Stop.
+        adopting: Adopt and release.
+        readiness: Sees when workloads become ready.
+        servicing: Cordon, uncordon and the reset of a GPU's health.
+        nursery: Where the workloads are watched.
+    """
+
+    driver: Driver
+    inventory: Inventory
+    pool: GpuPool
+    resources: Resources
+    foreign: ForeignWatch
+    health: HealthMonitor
+    host_memory: SuspendMemory
+    rates: Rates
+    durations: Durations
+    verification: Verification
+    workloads: Workloads
+    operations: Operations
+    hook_factory: HookFactory
+    applications: ApplicationRegistry
+    stop_restart: StopRestart
+    criu: CriuSupport
+    image_checkpoint: ImageCheckpoint
+    disk: CheckpointDirectory
+    termination: Termination
+    adoption: Adoption
+    readiness: Readiness
+    cordons: Cordons
+    nursery: trio.Nursery
+
+
+DIRECTORY_TIMEOUT_S: Final = 10.0
+"""How long the host's directory of users may take at the start. After that, a number is the worker's name."""
+
+
+async def _own_name() -> str:
+    with trio.move_on_after(DIRECTORY_TIMEOUT_S):
+        return await trio.to_thread.run_sync(user_name, os.geteuid(), abandon_on_cancel=True)
+    return str(os.geteuid())
+
+
+@asynccontextmanager
+async def open_parts(
+    config: WorkerConfig,
+    workloads_path: Path,
+    observer: Callable[[Workload], None],
+    on_forgotten: Callable[[str], None] = lambda _: None,
+    keep_standing: Callable[[str, Standing], None] = lambda *_: None,
+    worker_id: str = "",
+    written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    start_number: int = 0,
+) -> AsyncIterator[Parts]:
+    """Builds the parts. They end with the context; what is left in the nursery is cancelled.
+
+    Args:
+        config: The worker's settings.
+        workloads_path: Where each workload gets a folder.
+        observer: Told every change of a workload.
+        on_forgotten: Told the id of an ended workload that is not remembered any longer.
+        keep_standing: Told what is held against a GPU, or under "" against the worker, when it is another.
+        worker_id: Whose images are on disk.
+        start_number: How often the worker has been started.
+        written: Waits until what the observer was told is on disk; it raises OperationError where it can't.
+
+    Raises:
+        StartError: A limit of the settings is above what the host has, or it has none of the GPUs.
+    """
+    # Its volume is asked for its room before the first workload is started.
+    await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))
+    inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
+    if config.gpus and not inventory.gpus:
+        raise StartError(
+            f"none of the GPUs that the setting gpus names is on this host, which has "
+            f"{', '.join(inventory.chips) or 'none'}: name some of these"
+        )
+    if inventory.missing:
+        logger.error("this host lacks %s, which the setting gpus names", ", ".join(inventory.missing))
+    async with open_driver(config.driver_call_floor_s) as driver, trio.open_nursery() as nursery:
+        units = GpuUnits(config.gpu_units)
+        pool = GpuPool(
+            [
+                PoolGpu(gpu.uuid, gpu.name, gpu.memory_total_bytes, units.of(gpu.name), gpu.numa_node)
+                for gpu in inventory.gpus
+            ],
+            keep_standing,
+            start_number,
+        )
+        foreign = ForeignWatch(inventory, pool)
+        rates = Rates()
+        enforced = ResourceLimits.probe()
+        killer = Killer(driver, inventory, rates, enforced.kill)
+
+        async def kill(workload: Workload) -> None:
+            await killer.kill(workload, Progress(lambda _: None))
+
+        async def look_without(workload: Workload) -> None:
+            await foreign.look(workloads, leaving=workload)
+
+        limits = limits_within(hard_limits(), config.cpu_limit_millicores, config.memory_limit_bytes)
+        volume = Volume(workloads_path)
+        await volume.look()
+        nursery.start_soon(volume.run)
+        ledger = HostReservations(
+            limits,
+            volume.space,
+            disk_reserve_bytes=config.disk_reserve_bytes,
+            parked_bytes=lambda: sum(map(parked_bytes, workloads.all())),
+        )
+        workloads = Workloads(
+            pool,
+            workloads_path,
+            observer,
+            on_forgotten,
+            kill,
+            look_without,
+            ledger,
+            enforced,
+            config.socket_path,
+            inherited_environment(config.inherited_variables),
+            await _own_name(),
+        )
+        resources = Resources(pool, ledger)
+        nursery.start_soon(DiskUsage(workloads, ledger).run)
+        host_memory = SuspendMemory(
+            config.host_memory_reserve_bytes,
+            enforced.owns,
+            config.parked_memory_limit_bytes,
+            lambda: sum(map(parked_bytes, workloads.all())),
+        )
+        verification = Verification(inventory, config.proof_timeout_s)
+        acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
+        termination = Termination(workloads, killer)
+        applications = ApplicationRegistry(workloads, nursery)
+        hook_factory = HookFactory(workloads, verification, applications.of, written)
+        cuda_suspend = CudaSuspend(
+            driver,
+            inventory,
+            pool,
+            workloads,
+            hook_factory,
+            rates=rates,
+            host_memory=host_memory,
+            verification=verification,
+        )
+        images = ImageStore(config.image_path)
+        application_store = ApplicationStore(config.image_path, worker_id)
+        disk = CheckpointDirectory(
+            images,
+            application_store,
+            workloads,
+            limit_bytes=config.checkpoint_limit_bytes,
+            reserve_bytes=config.disk_reserve_bytes,
+            keep_images=config.keep_images,
+            expiry=timedelta(seconds=config.checkpoint_expiry_s),
+            worker_id=worker_id,
+        )
+        image_host = ImageHost(worker_id, inventory)
+        criu = CriuSupport(await probe(config.criu or None), images, host_memory, image_host)
+        image_checkpoint = ImageCheckpoint(
+            criu,
+            images,
+            disk,
+            host_memory,
+            image_host,
+            driver,
+            pool,
+            workloads,
+            cuda_suspend,
+            termination,
+            nursery,
+        )
+        timeouts = ApplicationTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
+        stop_restart = StopRestart(
+            pool,
+            workloads,
+            applications,
+            application_store,
+            disk,
+            termination,
+            acquisition,
+            nursery,
+            timeouts,
+        )
+        tiers = Tiers(workloads, lambda: not criu.unavailable_reason)
+        preflight = Preflight(
+            driver,
+            inventory,
+            pool,
+            workloads,
+            foreign,
+            host_memory,
+            rates,
+            verification,
+            PolicyChecks(resources, applications, application_store, disk, criu),
+            tiers,
+        )
+        adoption = Adoption(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
+        health = HealthMonitor(inventory, pool.slots.set_health)
+        cordons = Cordons(pool, health.look)
+        durations = Durations()
+        operations = Operations(
+            workloads,
+            acquisition,
+            nursery,
+            preflight=preflight,
+            cuda_suspend=cuda_suspend,
+            keep_running=KeepRunning(
+                pool,
+                workloads,
+                hook_factory,
+                cuda_suspend,
+                verification=verification,
+                host_memory=host_memory,
+            ),
+            image_checkpoint=image_checkpoint,
+            stop_restart=stop_restart,
+            termination=termination,
+            adoption=adoption,
+            cordons=cordons,
+            disk=disk,
+            durations=durations,
+        )
+        yield Parts(
+            driver=driver,
+            inventory=inventory,
+            pool=pool,
+            resources=resources,
+            foreign=foreign,
+            health=health,
+            host_memory=host_memory,
+            rates=rates,
+            durations=durations,
+            verification=verification,
+            workloads=workloads,
+            operations=operations,
+            hook_factory=hook_factory,
+            applications=applications,
+            stop_restart=stop_restart,
+            criu=criu,
+            image_checkpoint=image_checkpoint,
+            disk=disk,
+            termination=termination,
+            adoption=adoption,
+            readiness=Readiness(workloads, foreign, hook_factory.probe),
+            cordons=cordons,
+            nursery=nursery,
+        )
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,79 @@
+"""``leasehold worker``: the agent's command line."""
+
+import gc
+import signal
+from pathlib import Path
+
+import click
+
+from leasehold_worker import __version__
+
+
+@click.command(name="worker")
+@click.version_option(__version__)
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Coordinator to connect to.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_STATE_DIR",
+    help="Directory for this worker's id and its workloads' output.",
+)
+@click.option("--name", envvar="LEASEHOLD_WORKER_NAME", help="What to call it.  [default: the host's name]")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Where this host's processes ask for GPUs.  [default: worker.sock in the state directory]",
+)
+@click.option(
+    "--stop-workloads",
+    type=click.Choice(["leave", "park", "stop"]),
+    help="What happens to the workloads when the worker is stopped: they go on, are parked, or are stopped.  "
+    "[default: leave]",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_WORKER_CONFIG",
+    help="TOML file with these settings and labels.  [default: /etc/leasehold/worker.toml, if it exists]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="How much to log, to standard error.  [default: info]",
+)
+def command(
+    coordinator: str | None,
+    state_dir: Path | None,
+    name: str | None,
+    socket: Path | None,
+    stop_workloads: str | None,
+    config_path: Path | None,
+    log_level: str | None,
+) -> None:
+    """Run the worker agent of a GPU host.
+
+    It leases this host's GPUs to workloads, and suspends, restores and moves them on the coordinator's
+    command. It keeps trying when the coordinator is away. Its workloads outlive it: a worker that is started
+    again on the same state directory finds them, and ends what was under way as it finds it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
+    gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start
+    from leasehold_worker.agent import daemon  # late: `leasehold worker --help` needs nothing of it
+
+    gc.freeze()  # modules stay, so no later collection has to visit their objects
+    gc.enable()
+    daemon.run(
+        config_path,
+        coordinator=coordinator,
+        state_dir=state_dir,
+        name=name,
+        socket=socket,
+        stop_workloads=stop_workloads,
+        log_level=log_level,
+    )

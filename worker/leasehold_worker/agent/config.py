@@ -1,0 +1,247 @@
+"""The worker's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
+
+import errno
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
+from leasehold_worker.byte_sizes import parse_size
+from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
+from leasehold_worker.driver.verification import DEFAULT_TIMEOUT_S
+from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.gpus.uuids import normalize_uuid
+from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
+
+SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""As the coordinator lets in: the name stands in `worker/slot`."""
+
+MIN_OUTPUT_LIMIT_BYTES: Final = 65_536
+StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
+
+FILE_LIMIT_BYTES: Final = 1_000_000
+"""What a settings file may have."""
+
+
+def default_state_directory() -> Path:
+    """Where a worker that nobody configured keeps its state."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "leasehold/worker"
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's settings. Its fields are the keys of the file."""
+
+    coordinator: str = DEFAULT_COORDINATOR
+    """Address of the coordinator, HOST:PORT."""
+    state_dir: Path = msgspec.field(default_factory=default_state_directory)
+    """Directory of this worker alone: its id, its epoch, and its workloads' output."""
+    name: str = msgspec.field(default_factory=socket.gethostname)
+    """What people call the worker."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    labels: dict[str, str] = {}
+    """Sent with hello."""
+    driver_call_floor_s: float = CALL_FLOOR_S
+    """Least deadline of any driver call. Those that move memory get three times their estimate more."""
+    proof_timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long NVML may take to agree with the driver."""
+    stop_workloads: StopWorkloads = "leave"
+    """What a stop of the worker does with its workloads: leave them as they are, park them, or stop them."""
+    host_memory_reserve_bytes: int = DEFAULT_RESERVE_BYTES
+    """Host memory that no suspend may take."""
+    cpu_limit_millicores: int = 0
+    """CPU time that workloads may have together, in thousandths of a core. 0: all of it."""
+    memory_limit: str | int = 0
+    """Host memory that workloads may have together: bytes, or a size such as "400GiB". 0: all of it."""
+    disk_reserve: str | int = 0
+    """Disk kept free on the state directory's volume: bytes, or a size. A tenth of it at least is kept."""
+    socket: Path | None = None
+    """Socket of the local API. None: worker.sock in the state directory."""
+    socket_group: str = ""
+    """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
+    output_limit: str | int = DEFAULT_LIMIT_BYTES
+    """What a workload's output may take on disk: bytes, or a size. Of more, the oldest part is dropped."""
+    inherited_variables: list[str] = []
+    """Further variables of the worker that programs and hooks inherit; a star stands for any characters."""
+    adopt_users: list[str] = []
+    """Users, by name or number, whose processes may be adopted; "*" is everybody. Empty: the worker's own, or
+    everybody where the worker is root."""
+    image_dir: Path | None = None
+    """Directory for images of processes and what applications save; workers may share it. None: images in
+    the state directory."""
+    checkpoint_limit: str | int = 0
+    """What all of it may take: bytes, or a size. 0: as much as the disk has, less disk_reserve."""
+    checkpoint_expiry_s: float = 7 * 86_400.0
+    """How long what no workload needs any more is kept there."""
+    keep_images: bool = False
+    """Keep images of processes, too, that have been brought back."""
+    kernel_quiescence_s: float = DEFAULT_TIMEOUTS.quiescence_s
+    """How long an application that saves itself may take to come to rest."""
+    kernel_start_s: float = START_TIMEOUT_S
+    """How long a program that is started to be restored may take until it serves its kernel."""
+    parked_memory_limit: str | int = 0
+    """Host memory that suspended workloads may take together: bytes, or a size. 0: no limit of its own."""
+    criu: str = ""
+    """The criu program. Empty: the one on PATH."""
+    gpus: list[str] = []
+    """UUIDs of the GPUs that this worker serves, where the host has others too. Empty: all of the host's."""
+    gpu_units: dict[str, int] = {}
+    """Throughput units of GPU models by a part of the product name. They go before the default table."""
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the local API is served."""
+        return self.socket or self.state_dir / "worker.sock"
+
+    @property
+    def image_path(self) -> Path:
+        """Where checkpoints are kept."""
+        return self.image_dir or self.state_dir / "images"
+
+    @property
+    def output_limit_bytes(self) -> int:
+        """``output_limit`` in bytes."""
+        return _size_bytes("output_limit", self.output_limit)
+
+    @property
+    def checkpoint_limit_bytes(self) -> int:
+        """``checkpoint_limit`` in bytes."""
+        return _size_bytes("checkpoint_limit", self.checkpoint_limit)
+
+    @property
+    def parked_memory_limit_bytes(self) -> int:
+        """``parked_memory_limit`` in bytes."""
+        return _size_bytes("parked_memory_limit", self.parked_memory_limit)
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """``memory_limit`` in bytes."""
+        return _size_bytes("memory_limit", self.memory_limit)
+
+    @property
+    def disk_reserve_bytes(self) -> int:
+        """``disk_reserve`` in bytes."""
+        return _size_bytes("disk_reserve", self.disk_reserve)
+
+
+def load_config(path: Path | None, **flags: object) -> WorkerConfig:
+    """Reads the file, and puts the flags that were given over it.
+
+    Args:
+        path: The file; None reads the system's, if there is one.
+        flags: Fields by name; None for those that were not given.
+
+    Raises:
+        StartError: The file can't be read, or breaks a rule; the text says which.
+    """
+    file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
+    config = WorkerConfig() if file is None else _read(file)
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = msgspec.structs.replace(config, **given)
+    # Programs start in other directories than the worker.
+    config = msgspec.structs.replace(
+        config,
+        state_dir=config.state_dir.absolute(),
+        image_dir=config.image_dir.absolute() if config.image_dir else None,
+    )
+    host, _, port = config.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise StartError(
+            f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
+            f"{DEFAULT_COORDINATOR}"
+        )
+    if not WORKER_NAME.fullmatch(config.name):
+        raise StartError(
+            f"invalid worker name {config.name!r}: use 1 to 64 letters, digits, '-', '_' or '.', and start "
+            "with a letter or digit (--name)"
+        )
+    for name in (
+        *("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"),
+        *("kernel_quiescence_s", "kernel_start_s"),
+    ):
+        if not 0 < getattr(config, name) < float("inf"):
+            raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
+    for name, number in {
+        "host_memory_reserve_bytes": config.host_memory_reserve_bytes,
+        "cpu_limit_millicores": config.cpu_limit_millicores,
+        "memory_limit": config.memory_limit_bytes,
+        "disk_reserve": config.disk_reserve_bytes,
+        "checkpoint_limit": config.checkpoint_limit_bytes,
+        "parked_memory_limit": config.parked_memory_limit_bytes,
+    }.items():
+        if number < 0:
+            raise StartError(f"{name} {number} is negative: give 0 or more")
+    gpus = [_gpu_uuid(text) for text in config.gpus]
+    if doubled := {uuid for uuid in gpus if gpus.count(uuid) > 1}:
+        raise StartError(f"gpus names {min(doubled)} twice: name each GPU once")
+    config = msgspec.structs.replace(config, gpus=gpus)
+    if config.output_limit_bytes < MIN_OUTPUT_LIMIT_BYTES:
+        raise StartError(
+            f"output_limit {config.output_limit} is too small: give {MIN_OUTPUT_LIMIT_BYTES} bytes or more"
+        )
+    for model, units in config.gpu_units.items():
+        if not model.strip() or units < 1:
+            raise StartError(
+                f"gpu_units of {model!r} are {units}: name a part of the product's name, and give 1 or more"
+            )
+    return config
+
+
+def _gpu_uuid(text: str) -> str:
+    try:
+        return normalize_uuid(text)
+    except OperationError as error:
+        raise StartError(f"gpus: {error.message}") from error
+
+
+def _size_bytes(name: str, size: str | int) -> int:
+    try:
+        return parse_size(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise StartError(f"{name}: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    """The content of a settings file.
+
+    Raises:
+        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(FILE_LIMIT_BYTES + 1)
+    if len(data) > FILE_LIMIT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read(path: Path) -> WorkerConfig:
+    try:
+        return msgspec.toml.decode(_content(path), type=WorkerConfig, dec_hook=_decode_path)
+    except OSError as error:
+        raise StartError(
+            f"the configuration {path} can't be read: {error.strerror}; give another with --config"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartError(f"the configuration {path} is not valid: {error}") from error
+
+
+def _decode_path(wanted: type, value: object) -> Path:
+    """A path of the file, which TOML has as a string."""
+    if wanted is not Path or not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a path: write a string")
+    return Path(value)

@@ -1,0 +1,101 @@
+"""The agent as a daemon: its settings, its log, its umask and its state directory."""
+
+import logging
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+import click
+import trio
+
+from leasehold_worker.agent.agent import run_agent
+from leasehold_worker.agent.config import WorkerConfig, load_config
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.private_directories import PASSABLE, PRIVATE, UMASK, require_private
+from leasehold_worker.files.state_directory import open_state_directory
+from leasehold_worker.log_context import ContextFilter
+from leasehold_worker.log_format import LogFormatter
+
+logger = logging.getLogger(__name__)
+
+IMAGE_DIRECTORY_TIMEOUT_S: Final = 10.0
+"""How long the volume of the image directory may take to answer at the start."""
+
+
+def run(config_path: Path | None, **flags: object) -> None:
+    """Runs the agent until it is stopped. Exits with 2 where it can't start, after one line that says why.
+
+    Args:
+        config_path: The settings file. None: the system's, if there is one.
+        flags: Settings by name, which go before those of the file; None for those that were not given.
+    """
+    try:
+        _serve(load_config(config_path, **flags))
+    except StartError as error:
+        click.echo(f"leasehold worker: {error}", err=True)
+        sys.exit(2)
+
+
+def _serve(config: WorkerConfig) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    handler.addFilter(ContextFilter())
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    os.umask(UMASK)
+    # The default place of the socket is reached by users whom the socket lets in.
+    mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
+    with open_state_directory(config.state_dir, mode) as state_directory:
+        if config.image_dir is not None:
+            _require_image_directory(config.image_dir)
+        refusals: list[StartError] = []
+        try:
+            trio.run(run_agent, config, state_directory, strict_exception_groups=True)
+        except* StartError as group:
+            refusals += _leaves(group)
+        if refusals:
+            raise refusals[0]
+
+
+def _require_image_directory(path: Path, within_s: float = IMAGE_DIRECTORY_TIMEOUT_S) -> None:
+    """Refuses images that another user could replace: a restored program runs as the worker's user.
+
+    Raises:
+        StartError: It is another user's, or its volume does not answer.
+    """
+    outcome = queue.SimpleQueue[StartError | None]()
+
+    def look() -> None:
+        try:
+            _require_own_images(path)
+        except StartError as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=look, name="image-directory", daemon=True).start()
+    try:
+        refusal = outcome.get(timeout=within_s)
+    except queue.Empty:
+        raise StartError(
+            f"the image directory {path} does not answer within {within_s:g} s: look at its volume, or start "
+            "without the setting image_dir"
+        ) from None
+    if refusal is not None:
+        raise refusal
+
+
+def _require_own_images(path: Path) -> None:
+    try:
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        require_private(path, "image directory", may_be_roots=True)
+    except OSError as error:  # a volume that is not there now may be there later
+        logger.warning("the image directory %s can't be looked at: %s", path, error.strerror)
+
+
+def _leaves(group: BaseExceptionGroup[StartError]) -> list[StartError]:
+    """The errors of a group and of those in it."""
+    inner = ([error] if isinstance(error, StartError) else _leaves(error) for error in group.exceptions)
+    return [error for errors in inner for error in errors]

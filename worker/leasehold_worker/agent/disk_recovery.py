@@ -1,0 +1,264 @@
+"""Workloads that an earlier start of the worker left between their processes and the disk.
+
+An image or a saved application is there whole, or not at all; processes live, or don't. What follows from
+both is where the operation wanted to be, or where it came from.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.agent.member_recovery import MemberRecovery
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.criu.rpc import forbid_writing
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import is_alive, tracer, wait_ended
+from leasehold_worker.operations.termination import DEFAULT_GRACE_S
+from leasehold_worker.planning.driver_checks import blocked_among
+from leasehold_worker.planning.plan import WorkloadPlan
+from leasehold_worker.programs.programs import abandon, launched
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import (
+    CHECKPOINTED,
+    FAILED,
+    PARKED_BY,
+    RESTORING,
+    RUNNING,
+    STOPPED,
+    SUSPENDED,
+    UNKNOWN,
+)
+from leasehold_worker.workloads.workload import Parked, Workload
+
+logger = logging.getLogger(__name__)
+
+
+FREED_TIMEOUT_S: Final = 60.0
+"""How long CRIU may take to let processes go on once it notices that the worker is gone."""
+
+POLL_INTERVAL_S: Final = 0.05
+
+
+@final
+class DiskRecovery:
+    """Settles operations that were under way with images and saved applications."""
+
+    def __init__(self, parts: Parts, interrupted: MemberRecovery) -> None:
+        self._parts = parts
+        self._interrupted = interrupted
+
+    async def settle(self, intent: Intent, workloads: Workloads) -> tuple[OperationError | None, str]:
+        """Ends such an operation.
+
+        Args:
+            intent: What it was about to do last.
+            workloads: The registry.
+
+        Returns:
+            Why it did not succeed, or None; and what to say beside that.
+        """
+        (target,) = intent.targets
+        if target.workload_id not in workloads:
+            return _interrupted("and its workload is not known any more"), ""
+        workload = workloads.get(target.workload_id)
+        try:
+            match intent.phase:
+                case "save":
+                    await self._interrupted.look_at(workload)
+                    return _interrupted(f"workload {workload.name} goes on"), ""
+                case "end" | "ending":
+                    return await self._finish_ending(workload, intent)
+                case "start" | "resume":
+                    return await self._undo_start(workload, intent)
+                case _:
+                    return await self._settle_image(workload, intent)
+        finally:
+            # What was used has been exchanged, and is not released by this.
+            for lease in intent.reserved:
+                self._parts.pool.release(lease)
+
+    async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """Its processes were being told to end, or certainly were. If they do, it is stopped.
+
+        What could end by itself, does not, and was perhaps not told to, goes on as before: an application
+        that saved itself has gone on once it lost the worker, and what it has done since would be lost.
+        """
+        parts, (target,) = self._parts, intent.targets
+        before = _state_before(workload) if target.parked else RUNNING
+        told = intent.phase == "ending"
+        if told or not target.parked or workload.is_asleep:
+            with trio.move_on_after(DEFAULT_GRACE_S):
+                await wait_ended(workload.root)
+            if not told and is_alive(workload.root):
+                self._go_on(workload, before)
+                return _interrupted(f"workload {workload.name} goes on"), ""
+        try:
+            await parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
+        except OperationError as error:
+            self._go_on(workload, before)
+            return error, ""
+        saved = await parts.stop_restart.find(intent.checkpoint_id)
+        ended = WorkloadPlan(workload, home=target.home)
+        parts.stop_restart.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
+        await parts.disk.clean_up_in_time(workload)
+        return None, "the worker restarted meanwhile, and ended its processes then"
+
+    def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
+        """A workload whose processes live is where it was, and watched again."""
+        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        self._parts.workloads.set_state(workload, state)
+
+    async def _undo_start(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """Its program was being started or brought back: what of it runs is ended; it is parked as before."""
+        folder = self._parts.workloads.folder(workload.workload_id)
+        if not await trio.to_thread.run_sync(abandon, folder):
+            who = launched(folder)
+            if who is not None and is_alive(who.program):
+                workload.root, workload.absent = who.program, False
+        try:
+            await self._parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
+        except OperationError as error:
+            workload.error = error
+            gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
+            granted = self._parts.pool.reassign(intent.reserved, [(workload.workload_id, gpu_uuids)])
+            workload.lease = granted.get(workload.workload_id)
+            self._go_on(workload, UNKNOWN)
+            return error, ""
+        workload.absent = True
+        self._parts.workloads.host_shares.give_back(workload)
+        self._parts.applications.forget_restore(workload.workload_id)
+        state = STOPPED if intent.phase == "start" else CHECKPOINTED
+        self._parts.workloads.set_state(workload, state)
+        return _interrupted(f"workload {workload.name} is parked as before"), ""
+
+    async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
+        """Ends a wake from an image: the workload runs, or is that image as before.
+
+        Nobody watches its processes: that they have ended, if they have, is no end of it.
+        """
+        parked = workload.parked
+        if parked is None:
+            raise ValueError("a workload that is woken has what it is parked by")
+        error: OperationError | None = _interrupted(f"the processes of workload {workload.name} have ended")
+        warning = ""
+        alive = not workload.absent and is_alive(workload.root)
+        if alive:
+            error, warning = await self._interrupted.settle(intent, [workload], "restore")
+        else:
+            for lease in intent.reserved:
+                self._parts.pool.release(lease)
+        if workload.state == RUNNING:
+            await self._parts.disk.clean_up_in_time(workload)
+        elif workload.state == SUSPENDED or not alive:
+            error = await self._put_back(workload, parked) or error
+        if workload.state == RESTORING:
+            self._end(workload)
+        elif not workload.absent:
+            self._parts.workloads.watch_again(workload, self._parts.nursery)
+        return await self.call_hooks([workload], "restore") or error, warning
+
+    def _end(self, workload: Workload) -> None:
+        """Ends a workload whose processes have ended, and of which there is nothing else."""
+        workloads = self._parts.workloads
+        if workload.absent:
+            why = f"the host was restarted while workload {workload.name} was parked or woken: run it again"
+            workloads.end(workload, FAILED, OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why))
+            return
+        # Else who watches it would wait for the end of an operation.
+        workloads.set_state(workload, RUNNING)
+        workloads.watch_again(workload, self._parts.nursery)
+
+    async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
+        """Ends what was brought back of a workload that had come from an image, and is parked once more.
+
+        Args:
+            workload: The workload.
+            parked: What it was to be woken from.
+
+        Returns:
+            What is said of the command. None: there is no image any more.
+        """
+        if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
+            return None  # its processes are all that there is of it
+        progress = Progress(lambda _: None)
+        await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
+        return _interrupted(f"workload {workload.name} is parked as before")
+
+    async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
+        """An image was being written. Either it is whole and the processes are gone, or they go on."""
+        image_checkpoint = self._parts.image_checkpoint
+        if not await _is_free(workload):
+            held = _interrupted(f"CRIU holds the processes of workload {workload.name}: wake it later")
+            workload.error = held
+            self._go_on(workload, UNKNOWN)
+            return held, ""
+        kept = await image_checkpoint.find_kept(intent.checkpoint_id)
+        if kept is not None and (workload.absent or not is_alive(workload.root)):
+            image_checkpoint.settle_kept(workload, intent, kept)
+            return None, "the worker restarted meanwhile, and found it done"
+        if workload.absent or not is_alive(workload.root):
+            self._end(workload)
+            return _interrupted(f"the processes of workload {workload.name} have ended"), ""
+        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        if kept is not None:
+            await image_checkpoint.forget(kept.checkpoint_id)
+        error, warning = await self._interrupted.settle(intent, [workload], "suspend")
+        return await self.call_hooks([workload], "suspend") or error, warning
+
+    async def call_hooks(self, workloads: Sequence[Workload], kind: str) -> OperationError | None:
+        """Calls the hooks of workloads that run again: of the way up, or to undo the way down.
+
+        Returns:
+            Why a workload runs that was to be woken, and is not awake. It may be woken again.
+        """
+        failed: OperationError | None = None
+        for workload in workloads:
+            if workload.state != RUNNING or workload.hooked is None:
+                continue
+            progress = Progress(lambda _: None)
+            target = WorkloadPlan(workload, members=workload.members)
+            operation_hooks = self._parts.hook_factory.operation_hooks([target], None, progress)
+            try:
+                await (operation_hooks.up() if kind == "restore" else operation_hooks.back())
+            except OperationError as error:
+                failed = error
+            for warning in progress.warnings:
+                logger.warning("workload %s: %s", workload.name, warning)
+            self._parts.workloads.set_state(workload, RUNNING)
+        return failed
+
+
+def _state_before(workload: Workload) -> WorkloadState.ValueType:
+    """Where a parked workload stands, by what it was parked by."""
+    strategy = workload.parked.policy.process_strategy if workload.parked else None
+    states = [state for state, by in PARKED_BY.items() if by == strategy]
+    return states[0] if states else RUNNING
+
+
+async def _is_free(workload: Workload) -> bool:
+    """Waits until nobody stops or traces the processes any more, as CRIU does.
+
+    A CRIU that has lost its worker notices that at its next word, which may be after many gigabytes. So it
+    may write nothing more: it fails, and undoes what it has done to the processes.
+    """
+    with trio.move_on_after(FREED_TIMEOUT_S), suppress(OperationError):
+        while blocked := await blocked_among(await workload.find_processes()):
+            for pid, name in filter(None, (tracer(identity) for identity, _ in blocked)):
+                if name == "criu":
+                    forbid_writing(pid)
+            await trio.sleep(POLL_INTERVAL_S)
+        return True
+    return False
+
+
+def _interrupted(what: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during it: {what}; ask for it again"
+    )

@@ -1,0 +1,390 @@
+"""Workloads that an earlier start of the worker left where they were, perhaps halfway."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import MemberState, WorkloadState
+
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.agent.remap_recovery import RemapRecovery
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.group import Group
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    STUCK,
+    UNKNOWN,
+    Member,
+    MemberOutcome,
+    find_members,
+    members_after,
+    state_since,
+)
+from leasehold_worker.driver.verification import Occupancy, placed
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import ProcessIdentity, is_alive
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.workload_checks import is_sequential
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND
+from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.workload import Workload, home_of
+
+logger = logging.getLogger(__name__)
+
+STILL_S: Final = 0.2
+"""Members that are looked at twice, so far apart, and stand the same are taken to stand still."""
+
+STILL_TIMEOUT_S: Final = 10.0
+SETTLED: Final = frozenset({WORKLOAD_RUNNING, *PARKED, WEDGED, WORKLOAD_UNKNOWN, *ENDED})
+"""Where workloads are when nothing is done with them."""
+
+_AT_REST: Final = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}, SLEEPING: {RUNNING}}
+"""Where the members of a workload are with which nothing is done."""
+
+ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
+"""Where a call may have left a member."""
+
+
+@final
+class MemberRecovery:
+    """Finds out where members are, and brings those that were left halfway to one side."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def look_at(self, workload: Workload) -> None:
+        """Takes in what became of a workload with which no command was under way.
+
+        Something may have been, all the same: the worker parks and stops workloads by itself too.
+        """
+        if workload.state in AWAY:
+            return
+        home = home_of(workload)
+        was_halfway = workload.state not in SETTLED
+        if not home:
+            if was_halfway:
+                self._parts.workloads.set_state(workload, WORKLOAD_RUNNING)
+            return
+        async with workload.ending:  # nobody kills members between two calls to them
+            await self._look_at_members(workload, home, was_halfway=was_halfway)
+
+    async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
+        before = _standing(workload)
+        held = workload.lease.gpu_uuids if workload.lease is not None else home
+        destination = () if workload.parked else held
+        plan = Plan(
+            [target := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
+        )
+        # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
+        holds = workload.lease is not None and workload.lease.gpu_uuids == home
+        left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
+        try:
+            found = {workload.workload_id: await self._observe(target, ())}
+            crash_point("workload-probed")
+            if was_halfway:
+                workload.restored = True  # perhaps: nobody has written down how far it went
+                await self._bring_together(plan, found)
+            elif left_parked and _all_parked(found):
+                workload.restored = True
+                await self._return(plan, found, ())
+        except OperationError as refused:
+            logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
+            if was_halfway and _standing(workload) == before:
+                workload.error = refused
+                self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
+            return
+        states = _states(found[workload.workload_id])
+        wanted = _AT_REST.get(workload.state)
+        if wanted is not None and states <= wanted:
+            return
+        if workload.state == WEDGED and states & STUCK:
+            return
+        workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
+        error = OperationError(
+            errors_pb2.ERROR_REASON_WRONG_STATE,
+            f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
+            "suspends it, or restores it",
+        )
+        members, occupancies = await where_members_are(self._parts.verification, plan, found, done=False)
+        if _standing(workload) == before:  # else somebody has begun something with it
+            reserved = self._reserve_occupied(workload, occupancies[workload.workload_id].listed)
+            self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
+
+    def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
+        """Takes the GPUs that a workload without a lease is on, as far as they are free."""
+        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases().slots if slot.lease is None}
+        mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
+        if workload.lease is not None or not mine:
+            return []
+        return [self._parts.pool.occupy(workload.workload_id, mine, reserved=True)]
+
+    async def settle(
+        self, intent: Intent, workloads: Sequence[Workload], kind: str
+    ) -> tuple[OperationError | None, str]:
+        """Ends an operation that was under way.
+
+        Members that are all parked stay parked; where only some are, or some are locked, all are brought to
+        run. That leads to where the operation wanted to be, or back. Members that ran before a remap are
+        brought to run even if all are parked; their workload keeps its old GPUs until they do. Members that
+        were to become an image, and ran or slept before, are brought to run too: parked in memory is neither.
+
+        Args:
+            intent: What it was about to do last.
+            workloads: Its workloads, none of which has ended.
+            kind: suspend, restore or remap.
+
+        Returns:
+            Why the operation did not succeed, or None; and what to say beside that.
+        """
+        targets = [
+            WorkloadPlan(
+                workload,
+                members=target.members,
+                home=target.home,
+                destination=target.destination,
+                full_bytes=target.full_bytes,
+            )
+            for target, workload in zip(intent.targets, workloads, strict=True)
+        ]
+        plan = Plan(targets, pairs=intent.pairs, policy=intent.policy)
+        cuda_suspend = intent.phase == "restore"
+        by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
+        were_down = any(
+            found.parked and not target.workload.is_asleep
+            for found, target in zip(intent.targets, targets, strict=True)
+        )
+        back = kind == "suspend" and not by_suspend and not were_down
+        ran = kind != "suspend" and not any(found.parked for found in intent.targets)
+        problem: OperationError | None = None
+        outcomes: dict[str, list[MemberOutcome]] = {}
+        try:
+            for target in targets:
+                outcomes[target.workload.workload_id] = await self._observe(
+                    target, intent.pairs if cuda_suspend else ()
+                )
+            crash_point("workload-probed")
+            if ran and _all_parked(outcomes):
+                await self._return(plan, outcomes, intent.pairs if cuda_suspend else ())
+            else:
+                await self._bring_together(plan, outcomes, back=back)
+        except OperationError as error:
+            problem = error
+        for target in targets:
+            # From the checkpoint on, the operation or its way back may have restored members.
+            begun = intent.phase in ("checkpoint", "restore", "image")
+            target.workload.restored = target.workload.restored or begun
+            outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
+        done = problem is None and (kind != "suspend" or by_suspend)
+        done = done and await self._is_done(outcomes, plan.pairs, kind)
+        failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
+        members, occupancies = await where_members_are(self._parts.verification, plan, outcomes, done=done)
+        self._settle(
+            plan, outcomes, intent.reserved, members, occupancies, None if done else failure, keep=ran
+        )
+        if done:
+            return None, "the worker restarted meanwhile, and found it done"
+        return _interruption(kind, workloads, problem), ""
+
+    async def _observe(self, target: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
+        """Where the members are now, those that joined since included.
+
+        Args:
+            target: The workload, with its members as they were.
+            pairs: Where a restore that was under way would have led them. Empty: there was none.
+
+        Raises:
+            OperationError: The driver can't be asked.
+        """
+        found = await self._standing_still(target.workload)
+        usage = await self._parts.verification.usage()
+        outcomes: list[MemberOutcome] = []
+        for member in target.members:
+            now = found.pop(member.identity, None)
+            lost = UNKNOWN if is_alive(member.identity) else GONE
+            state = state_since(member.state, now.state) if now else lost
+            outcome = MemberOutcome(member, member.state, state)
+            listed = {uuid for uuid, gpu in usage.items() if member.identity.pid in gpu.processes}
+            outcome.displacement = _displacement(outcome, listed, pairs)
+            outcomes.append(outcome)
+        home = () if target.members else target.home
+        newcomers = await self._parts.verification.measured(list(found.values()), home)
+        return outcomes + [MemberOutcome.of(member) for member in newcomers]
+
+    async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:
+        """The members, once two looks see the same: a call of the former worker may still be at work."""
+        deadline = trio.current_time() + STILL_TIMEOUT_S
+        before: dict[ProcessIdentity, Member] | None = None
+        while True:
+            members = await find_members(self._parts.driver, await workload.find_processes())
+            found = {member.identity: member for member in members}
+            if found == before or trio.current_time() > deadline:
+                return found
+            before = found
+            await trio.sleep(STILL_S)
+
+    async def _bring_together(
+        self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, back: bool = False
+    ) -> None:
+        """Brings members that stand in different places, or are locked, to run where the others are.
+
+        Args:
+            plan: Their workloads.
+            outcomes: Where the members are.
+            back: Those, too, that are all parked.
+
+        Raises:
+            OperationError: It can't be done.
+        """
+        everyone = [outcome for mine in outcomes.values() for outcome in mine]
+        states = _states(everyone)
+        if (
+            not states <= ON_THE_WAY
+            or states in (set(), {RUNNING})
+            or (states == {CHECKPOINTED} and not back)
+        ):
+            return
+        resident = [outcome for outcome in everyone if outcome.state_after in (RUNNING, LOCKED)]
+        moved = [outcome for outcome in resident if outcome.displacement == plan.pairs]
+        if plan.pairs and moved and len(moved) < len(resident):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_MEMBER_WEDGED, "its members are on old and on new GPUs: restore it"
+            )
+        group = await self._group(plan, outcomes)
+        try:
+            await group.restore(plan.pairs if moved else ())
+        finally:
+            _take_over(outcomes, group)
+
+    async def _return(
+        self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...]
+    ) -> None:
+        """Brings members that are all parked, and ran before, to run on their new or their old GPUs.
+
+        Raises:
+            OperationError: It can't be done.
+        """
+        group = await self._group(plan, outcomes)
+        try:
+            await RemapRecovery(self._parts.verification, group).restore(pairs)
+        finally:
+            _take_over(outcomes, group)
+
+    async def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
+        """The members that live, as they are now."""
+        lanes: list[list[Member]] = []
+        for target in plan.targets:
+            here = [_as_it_is(o) for o in outcomes[target.workload.workload_id] if o.state_after != GONE]
+            one_by_one = await is_sequential(target.workload.spec, here)
+            lanes += [here] if one_by_one else [[member] for member in here]
+        return Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
+
+    async def _is_done(
+        self, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...], kind: str
+    ) -> bool:
+        """Whether every workload is where the operation wanted it."""
+        for mine in outcomes.values():
+            states = _states(mine)
+            if kind == "suspend":
+                occupied = (await self._parts.verification.occupancy(members_after(mine))).listed
+                if states != {CHECKPOINTED} or occupied:
+                    return False
+            elif states != {RUNNING} or not all(_is_at(outcome, pairs) for outcome in mine):
+                return False
+        return True
+
+    def _settle(
+        self,
+        plan: Plan,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        reserved: Sequence[Lease],
+        members: Mapping[str, tuple[Member, ...]],
+        occupancies: Mapping[str, Occupancy],
+        error: OperationError | None,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Gives every workload the lease and the state that its members say: one record on disk.
+
+        ``keep`` leaves workloads that stay parked the GPUs that they hold.
+        """
+        pool, progress = self._parts.pool, Progress(lambda _: None)
+        settlement = Settlement(pool, plan, outcomes, reserved)
+        if error is None:
+            settlement.done(progress)
+        else:
+            settlement.failed(occupancies, progress, keep=keep)
+        for lease in reserved:
+            pool.release(lease)  # what was used has been exchanged, and is not released by this
+        for target in plan.targets:
+            workload_id = target.workload.workload_id
+            mine = outcomes[workload_id]
+            settle_state(self._parts.workloads, target, mine, members[workload_id], error, plan.policy)
+
+
+def _standing(workload: Workload) -> tuple[object, ...]:
+    """What an operation changes of a workload. Its generation grows when its kernel comes and goes, too."""
+    return workload.state, workload.lease, workload.parked, workload.members
+
+
+def _states(outcomes: Sequence[MemberOutcome]) -> set[MemberState.ValueType]:
+    return {outcome.state_after for outcome in outcomes} - {GONE}
+
+
+def _all_parked(outcomes: Mapping[str, Sequence[MemberOutcome]]) -> bool:
+    return _states([outcome for mine in outcomes.values() for outcome in mine]) == {CHECKPOINTED}
+
+
+def _take_over(outcomes: Mapping[str, Sequence[MemberOutcome]], group: Group) -> None:
+    """Notes where a group has left the members."""
+    by_identity = {outcome.member.identity: outcome for mine in outcomes.values() for outcome in mine}
+    for after in group.outcomes:
+        outcome = by_identity[after.member.identity]
+        outcome.state_after, outcome.displacement = after.state_after, after.displacement
+
+
+def _as_it_is(outcome: MemberOutcome) -> Member:
+    return replace(outcome.member, state=outcome.state_after, displacement=outcome.displacement)
+
+
+def _unknown(member: Member) -> MemberOutcome:
+    return MemberOutcome(member, member.state, UNKNOWN if is_alive(member.identity) else GONE)
+
+
+def _displacement(
+    outcome: MemberOutcome, listed: set[str], pairs: tuple[GpuPair, ...]
+) -> tuple[GpuPair, ...]:
+    """Where the driver has a member's content: NVML's word, or else where the restore would have led it."""
+    member = outcome.member
+    if not pairs or outcome.state_after not in (RUNNING, LOCKED):
+        return member.displacement
+    if listed and listed == placed(member, member.displacement) != placed(member, pairs):
+        return member.displacement
+    return pairs
+
+
+def _is_at(outcome: MemberOutcome, pairs: tuple[GpuPair, ...]) -> bool:
+    return placed(outcome.member, outcome.displacement) == placed(outcome.member, pairs)
+
+
+def _interruption(kind: str, workloads: Sequence[Workload], problem: OperationError | None) -> OperationError:
+    found = "; ".join(
+        f"workload {workload.name} is {WorkloadState.Name(workload.state).removeprefix('WORKLOAD_STATE_')}"
+        for workload in workloads
+    )
+    why = f" ({problem.message})" if problem else ""
+    return OperationError(
+        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the {kind}: now {found}{why}"
+    )

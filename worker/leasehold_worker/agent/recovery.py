@@ -1,0 +1,378 @@
+"""After a start: the workloads and commands of the worker's earlier life, as they are found now.
+
+What the journal holds is only where to look. Leases are rebuilt before anybody can claim; then every workload
+is asked for, and every command that was under way ends with what the driver, /proc and NVML show.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+import msgspec
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.agent.disk_recovery import DiskRecovery
+from leasehold_worker.agent.member_recovery import SETTLED, MemberRecovery
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.journal import Journal
+from leasehold_worker.commands.journal_records import WorkloadRecord
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError, StartError, defect
+from leasehold_worker.files.workload_files import OUTPUT_FILE
+from leasehold_worker.host.processes import boot_id, is_alive
+from leasehold_worker.leasing.allocation import AllocRequest
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.programs.programs import abandon, exit_record, launched
+from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
+from leasehold_worker.workloads.states import CHECKPOINTED, ENDED, FAILED, STOPPED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+FOUND_RUNNING: Final = "the worker restarted while the program was started, and found it"
+MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
+"""Phases of the operations that move device memory."""
+
+HOLDING: Final = MOVES | {"image", "resume", "start"}
+"""Phases in which GPUs may be in use that nobody leases yet."""
+
+ENDING: Final = frozenset({"image", "end", "ending", "start", "resume"})
+"""Phases in which the processes of a workload end, or come back, and it goes on."""
+
+STATES_ON_DISK: Final = {CHECKPOINT: CHECKPOINTED, STOP: STOPPED}
+"""Where a workload stands without processes, by what it was parked by."""
+
+END_TIMEOUT_S: Final = 30.0
+"""How long what is left of a workload may take to end."""
+
+
+@final
+class Recovery:
+    """Puts one worker's parts back to where an earlier start of it left them.
+
+    Args:
+        parts: The parts, empty.
+        journal: What the earlier start kept.
+        commands: Its commands, of which open ones wait to be settled.
+    """
+
+    def __init__(self, parts: Parts, journal: Journal, commands: Commands) -> None:
+        self._parts = parts
+        self._commands = commands
+        self._contents = journal.contents
+        self._interrupted = MemberRecovery(parts)
+        self._on_disk = DiskRecovery(parts, self._interrupted)
+        self._from_image = {each.workload_id for each in self._contents.workloads if _is_from_image(each)}
+
+    def rebuild(self) -> None:
+        """Takes back workloads and leases, before anybody claims and before hello."""
+        for gpu_uuid, standing in self._contents.standings.items():
+            self._parts.pool.slots.restore_standing(gpu_uuid, standing)
+        unseen = self._unseen()
+        for record in self._contents.workloads:
+            self._take_back(record, watched=record.workload_id not in unseen)
+        for entry in self._commands.open_entries:
+            intent = self._contents.intents.get(entry.command_id)
+            if entry.command.operation.run.checkpoint_id or (intent is not None and intent.phase == "start"):
+                # What was started and has not been restored waits, and is ended.
+                self._parts.applications.expect_restore(entry.command.workload_id)
+            if intent is not None and intent.phase in HOLDING:
+                for lease in intent.reserved:
+                    self._parts.pool.adopt(lease, reserved=True)
+            elif (
+                intent is not None
+                and intent.phase == "run"
+                and entry.command.workload_id not in self._parts.workloads
+            ):
+                self._take_back_started(entry, intent)
+        crash_point("leases-rebuilt")
+
+    def _unseen(self) -> set[str]:
+        """Workloads whose first process may have ended by intent: whoever settles that looks first.
+
+        One that was being woken from an image is that image as before, if its processes are gone.
+        """
+        open_ids = {entry.command_id for entry in self._commands.open_entries}
+        return {
+            target.workload_id
+            for command_id, intent in self._contents.intents.items()
+            if command_id in open_ids
+            for target in intent.targets
+            if intent.phase in ENDING or (intent.phase in MOVES and target.workload_id in self._from_image)
+        }
+
+    def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
+        workload = _workload(record, self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE)
+        if workload.state in ENDED:
+            self._parts.workloads.add(workload, self._parts.nursery)
+            return
+        rebooted = record.boot_id != boot_id()
+        if (rebooted or workload.absent) and watched:
+            self._put_on_disk(workload)
+        if rebooted and watched and not workload.absent:
+            self._end_by_reboot(workload, record)
+            return
+        workload.absent = workload.absent or rebooted  # the pids are those of others now
+        if record.lease is not None:
+            workload.lease = self._adopt(workload, record.lease)
+        if not workload.absent:
+            self._take_back_host(workload)
+        workload.generation += 1
+        self._parts.workloads.add(workload, self._parts.nursery, watched=watched)
+        logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
+
+    def _put_on_disk(self, workload: Workload) -> None:
+        """A workload that is parked without processes, or was being woken from that, is so again."""
+        parked = workload.parked
+        state = STATES_ON_DISK.get(parked.policy.process_strategy) if parked is not None else None
+        if state is not None:
+            workload.state, workload.absent = state, True
+
+    def _take_back_host(self, workload: Workload) -> None:
+        request = AllocRequest.of(workload.spec.resources).host
+        workload.host = self._parts.resources.take_back(workload.workload_id, request).host
+
+    def _adopt(self, workload: Workload, lease: Lease) -> Lease | None:
+        adopted = self._parts.pool.adopt(lease)
+        if missing := set(lease.gpu_uuids) - set(adopted.gpu_uuids):
+            logger.error(
+                "workload %s holds %s, which this host no longer has", workload.name, ", ".join(missing)
+            )
+        return adopted if adopted.gpu_uuids else None
+
+    def _end_by_reboot(self, workload: Workload, record: WorkloadRecord) -> None:
+        held = [f"held {', '.join(record.lease.gpu_uuids)}"] if record.lease else []
+        if record.parked is not None:
+            parked_bytes = sum(record.parked.device_memory_bytes.values())
+            held.append(f"had {size_text(parked_bytes)} parked in the host's memory, which are lost")
+        error = OperationError(
+            errors_pb2.ERROR_REASON_HOST_REBOOTED,
+            f"the host was restarted while workload {workload.name} {' and '.join(held) or 'ran'}: run it "
+            "again",
+        )
+        logger.error("%s", error.message)
+        workload.end_time = datetime.now(UTC)
+        self._parts.workloads.end(workload, FAILED, error)
+        self._parts.workloads.add(workload, self._parts.nursery)
+
+    def _take_back_started(self, entry: Entry, intent: Intent) -> None:
+        """Finds the program of a run that was under way, or makes sure that it is never started."""
+        workload_id, run = entry.command.workload_id, entry.command.operation.run
+        folder = self._parts.workloads.folder(workload_id)
+        try:
+            if abandon(folder):
+                return
+        except OSError as error:
+            raise StartError(
+                f"workload {run.name} was being started, and that can't be given up ({error.strerror}): "
+                f"look at the disk of {folder}"
+            ) from error
+        who, ended = launched(folder), exit_record(folder)
+        if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
+            return
+        workload = Workload(
+            workload_id,
+            run.name,
+            run.spec,
+            who.program,
+            folder / OUTPUT_FILE,
+            datetime.now(UTC),
+            None,
+            user=self._parts.workloads.user,
+            uid=os.geteuid(),
+        )
+        if intent.reserved:
+            workload.lease = self._adopt(workload, intent.reserved[0])
+        self._take_back_host(workload)
+        self._parts.workloads.add(workload, self._parts.nursery)
+
+    async def settle(self) -> None:
+        """Looks at every workload, ends the commands that were begun, and begins those that were not."""
+        begun = {
+            entry.command_id: intent
+            for entry in self._commands.open_entries
+            if (intent := self._contents.intents.get(entry.command_id)) is not None
+        }
+        waiting = {entry.command_id for entry in self._commands.open_entries} - begun.keys()
+        concerned = {
+            target.workload_id
+            for intent in begun.values()
+            if intent.phase != "run"
+            for target in intent.targets
+        }
+        async with trio.open_nursery() as nursery:
+            for entry in self._commands.open_entries:
+                if entry.command_id in begun:
+                    nursery.start_soon(self._settle_command, entry, begun[entry.command_id])
+            for workload in self._parts.workloads.all():
+                if workload.state not in ENDED and workload.workload_id not in concerned:
+                    nursery.start_soon(self._look_at, workload)
+        for entry in self._commands.open_entries:  # as they are now: some may be cancelled meanwhile
+            if entry.command_id in waiting:
+                self._commands.resume(entry)
+
+    async def _settle_command(self, entry: Entry, intent: Intent) -> None:
+        try:
+            error, warning = await self._settle_intent(entry, intent)
+        except Exception:
+            logger.exception("command %s can't be settled by a defect", entry.command_id)
+            error, warning = defect(), ""
+            for target in intent.targets:
+                if target.workload_id in self._parts.workloads:
+                    self._note_defect(self._parts.workloads.get(target.workload_id))
+        self._commands.settle(entry.command_id, error, warning)
+        crash_point("command-settled")
+
+    async def _settle_intent(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        match intent.phase:
+            case "run":
+                return await self._settle_run(entry)
+            case "stop":
+                return await self._settle_stop(entry, intent)
+            case "save" | "end" | "ending" | "start" | "image" | "resume":
+                return await self._on_disk.settle(intent, self._parts.workloads)
+            case _:
+                return await self._settle_move(entry, intent)
+
+    async def _look_at(self, workload: Workload) -> None:
+        """Looks at a workload with which nothing was under way. A defect ends nothing else."""
+        try:
+            await self._interrupted.look_at(workload)
+        except Exception:
+            logger.exception("workload %s can't be looked at by a defect", workload.name)
+            self._note_defect(workload)
+
+    def _note_defect(self, workload: Workload) -> None:
+        """Gives a workload that was left halfway a state from which it can be restored or stopped."""
+        if workload.state not in SETTLED:
+            if not workload.absent:
+                self._parts.workloads.watch_again(workload, self._parts.nursery)
+            workload.error = defect()
+            self._parts.workloads.set_state(workload, UNKNOWN)
+
+    async def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
+        if entry.command.workload_id in self._parts.workloads:
+            return await self._settle_started(entry)
+        folder = self._parts.workloads.folder(entry.command.workload_id)
+        who, record = launched(folder), exit_record(folder)
+        name = entry.command.operation.run.name
+        if who is not None and who.boot_id != boot_id():
+            return OperationError(
+                errors_pb2.ERROR_REASON_HOST_REBOOTED,
+                f"the host was restarted while workload {name} was started: run it again",
+            ), ""
+        if record is not None and record.error:
+            return OperationError(
+                errors_pb2.ERROR_REASON_SPAWN_FAILED, f"{name} could not be started: {record.error}"
+            ), ""
+        return OperationError(
+            errors_pb2.ERROR_REASON_INTERRUPTED,
+            f"{name} was certainly not started, since the worker restarted before: run it again",
+        ), ""
+
+    async def _settle_started(self, entry: Entry) -> tuple[OperationError | None, str]:
+        """A program that was started runs on, unless its application was to be restored first."""
+        workload = self._parts.workloads.get(entry.command.workload_id)
+        if not entry.command.operation.run.checkpoint_id:
+            return None, FOUND_RUNNING
+        try:
+            stop = command_pb2.StopOperation()
+            await self._parts.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+        except OperationError as error:
+            return error, ""
+        finally:
+            self._parts.applications.forget_restore(workload.workload_id)
+        return OperationError(
+            errors_pb2.ERROR_REASON_INTERRUPTED,
+            f"the worker restarted before {workload.name} was restored from its checkpoint, so it was ended: "
+            "run it again",
+        ), ""
+
+    async def _settle_stop(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        (target,) = intent.targets
+        if target.workload_id in self._parts.workloads:
+            workload, stop = self._parts.workloads.get(target.workload_id), entry.command.operation.stop
+            try:
+                await self._parts.termination.resume(
+                    workload, stop, Progress(lambda _: None), parked=target.parked
+                )
+            except OperationError as error:
+                return error, ""
+        return None, "the worker restarted meanwhile, and ended it then"
+
+    async def _settle_move(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
+        workloads = [
+            self._parts.workloads.get(target.workload_id)
+            for target in intent.targets
+            if target.workload_id in self._parts.workloads
+        ]
+        kind = entry.command.operation.WhichOneof("kind") or "command"
+        if kind == "restore" and any(each.workload_id in self._from_image for each in workloads):
+            return await self._on_disk.settle_wake(intent, workloads[0])
+        gone = await _ended(workloads)
+        living = {workload.workload_id: workload for workload in workloads if workload not in gone}
+        left = msgspec.structs.replace(
+            intent, targets=tuple(target for target in intent.targets if target.workload_id in living)
+        )
+        error, warning = await self._interrupted.settle(left, list(living.values()), kind)
+        error = await self._on_disk.call_hooks(list(living.values()), kind) or error
+        if not gone:
+            return error, warning
+        names = ", ".join(workload.name for workload in gone)
+        reason = gone[0].error.reason if gone[0].error else errors_pb2.ERROR_REASON_TARGET_CRASHED
+        found = f"; {error.message}" if error and living else ""
+        return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
+
+
+def _is_from_image(record: WorkloadRecord) -> bool:
+    """Whether it had processes when the worker was killed that an image was being woken to."""
+    return record.parked is not None and bool(record.parked.checkpoint_id) and not record.absent
+
+
+async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
+    """Those of the workloads that are over, once whoever watches them has seen it."""
+    with trio.move_on_after(END_TIMEOUT_S):
+        for workload in workloads:
+            if not is_alive(workload.root):
+                await workload.ended.wait()
+    return [workload for workload in workloads if workload.state in ENDED]
+
+
+def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
+    """The workload as it was told last, without its lease."""
+    error = record.error
+    return Workload(
+        workload_id=record.workload_id,
+        name=record.name,
+        spec=record.spec,
+        root=record.root,
+        output_path=output_path,
+        start_time=record.start_time,
+        lease=None,
+        state=record.state,
+        generation=record.generation,
+        members=record.members,
+        parked=record.parked,
+        end_time=record.end_time,
+        returncode=record.returncode,
+        error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
+        restored=record.restored,
+        origin=record.origin,
+        user=record.user,
+        uid=record.uid,
+        mark=record.mark,
+        yielded=record.yielded,
+        absent=record.absent,
+        hooked=record.hooked,
+        home=record.home,
+        ready_time=record.ready_time,
+    )

@@ -1,0 +1,199 @@
+"""Programs that this worker started and that its journal does not know, such as after the journal was lost.
+
+Each has a launcher, whose folder says who the program is, and its environment says the rest. Processes that
+carry a workload's mark and have no launcher, such as those of `leasehold exec`, are reported only: a mark can
+be forged.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from leasehold.v1 import workload_pb2
+
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import ProcessIdentity, boot_id, command_line, is_alive, variable_of
+from leasehold_worker.leasing.allocation import AllocRequest
+from leasehold_worker.programs.programs import launched
+from leasehold_worker.workloads.states import ENDED, RUNNING, UNKNOWN
+from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload, told_arguments
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""Of a workload, as a coordinator takes it."""
+
+SEARCH_TIMEOUT_S: Final = 10.0
+"""How long the search may take, which a process that is stuck in the kernel holds up."""
+
+REPORTS_LIMIT: Final = 64
+"""Marked processes that are reported: one line of the log each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A program that lives, as its folder and its environment have it.
+
+    Attributes:
+        workload_id: From its folder.
+        name: What people called it.
+        program: The first process.
+        arguments: Its arguments.
+        gpu_uuids: GPUs on which NVML lists its processes, else those that it was started with.
+    """
+
+    workload_id: str
+    name: str
+    program: ProcessIdentity
+    arguments: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+
+
+@final
+class Strays:
+    """Takes strays back before anybody can claim their GPUs.
+
+    Args:
+        parts: The parts, with the workloads that the journal knows.
+        folder: Holds a folder per workload.
+        socket_path: The worker's socket, by which its own processes differ from those of other workers.
+    """
+
+    def __init__(self, parts: Parts, folder: Path, socket_path: Path) -> None:
+        self._parts = parts
+        self._folder = folder
+        self._socket = str(socket_path.absolute())
+
+    async def take_back(self, expected: Collection[str]) -> None:
+        """Registers programs that live as running workloads, and reports what can't be registered.
+
+        Args:
+            expected: Ids of workloads that are being started: their commands settle them.
+        """
+        workloads = self._parts.workloads.all()
+        ended = {workload.workload_id for workload in workloads if workload.state in ENDED}
+        known = {workload.workload_id for workload in workloads} | set(expected)
+        with trio.move_on_after(SEARCH_TIMEOUT_S) as search:
+            living = await trio.to_thread.run_sync(self._find, known - ended, abandon_on_cancel=True)
+            found = [stray for stray in living if stray.workload_id not in ended]
+            for stray in found:
+                self._register(stray)
+            for stray in living:
+                if stray.workload_id in ended:
+                    logger.error(
+                        "workload %s has ended, by the journal, and its program lives as process %d: end it",
+                        stray.workload_id,
+                        stray.program.pid,
+                    )
+            ids = known | {stray.workload_id for stray in found}
+            marked = await trio.to_thread.run_sync(self._marked, ids, abandon_on_cancel=True)
+            for pid, workload_id in marked:
+                logger.error(
+                    "process %d carries the mark of workload %r, which the journal does not know: take it in "
+                    "by `leasehold adopt`, or end it",
+                    pid,
+                    workload_id,
+                )
+        if search.cancelled_caught:
+            logger.error(
+                "the search for programs that the journal does not know was given up after %g s: a process "
+                "may be stuck in the kernel",
+                SEARCH_TIMEOUT_S,
+            )
+
+    def _find(self, known: Collection[str]) -> list[Stray]:
+        """The programs that live and that nobody knows. It may block."""
+        this_boot = boot_id()
+        found = []
+        for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            try:
+                require_folder_name(folder.name)
+                who = None if folder.name in known else launched(folder)
+            except OperationError:
+                continue  # we have started nothing there
+            except OSError as error:
+                logger.error("what was started in %s can't be read: %s", folder, error.strerror)
+                continue
+            if who is not None and who.boot_id == this_boot and is_alive(who.program):
+                found.append(_describe(folder.name, who.program, self._parts.inventory))
+        return found
+
+    def _marked(self, known: Collection[str]) -> list[tuple[Pid, str]]:
+        """Processes with the mark of a workload of this worker that nobody knows. It may block."""
+        found = []
+        for pid in _pids():
+            workload_id = variable_of(pid, WORKLOAD_ID_VARIABLE)
+            unknown = workload_id and workload_id not in known
+            if unknown and variable_of(pid, "LEASEHOLD_SOCKET") == self._socket:
+                found.append((pid, workload_id[:64]))
+        return found[:REPORTS_LIMIT]
+
+    def _register(self, stray: Stray) -> None:
+        pool = self._parts.pool
+        free = pool.slots.unleased()
+        mine = [gpu_uuid for gpu_uuid in stray.gpu_uuids if gpu_uuid in free]
+        others = [gpu_uuid for gpu_uuid in stray.gpu_uuids if gpu_uuid not in free]
+        spec = workload_pb2.WorkloadSpec(
+            arguments=told_arguments(stray.arguments),
+            resources=workload_pb2.Resources(gpu_count=len(stray.gpu_uuids)),
+        )
+        workload = Workload(
+            stray.workload_id,
+            stray.name,
+            spec,
+            stray.program,
+            self._parts.workloads.folder(stray.workload_id) / OUTPUT_FILE,
+            datetime.now(UTC),
+            pool.occupy(stray.workload_id, mine) if mine else None,
+            user=self._parts.workloads.user,
+            uid=os.geteuid(),
+            state=UNKNOWN if others else RUNNING,
+            home=stray.gpu_uuids if others else (),
+            restored=True,  # perhaps: nobody knows
+        )
+        request = AllocRequest.of(spec.resources).host
+        workload.host = self._parts.resources.take_back(workload.workload_id, request).host
+        self._parts.workloads.add(workload, self._parts.nursery)
+        logger.warning(
+            "workload %s (%s) lives as process %d, and the journal did not know it: it was taken back, "
+            "without its hooks, limits and policies",
+            workload.name,
+            workload.workload_id,
+            stray.program.pid,
+        )
+        if others:
+            logger.error(
+                "workload %s may be on %s, which it can't lease: stop it, or whoever leases that",
+                workload.name,
+                ", ".join(others),
+            )
+
+
+def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) -> Stray:
+    pids = {identity.pid for identity in process_tree(program)}
+    started_with = variable_of(program.pid, "CUDA_VISIBLE_DEVICES").split(",")
+    listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
+    visible = [uuid for uuid in started_with if uuid in inventory.chips]
+    gpu_uuids = visible if not listed or set(listed) == set(visible) else listed
+    # A program can change what the kernel shows as its environment, and a coordinator takes no odd name.
+    told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
+    name = told if _NAME.fullmatch(told) else workload_id
+    unique = tuple(dict.fromkeys(gpu_uuids))
+    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique)
+
+
+def _pids() -> Iterator[Pid]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            yield Pid(int(entry.name))

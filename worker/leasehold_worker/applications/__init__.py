@@ -1,0 +1,1 @@
+"""Applications that checkpoint their own state."""

@@ -1,0 +1,308 @@
+"""Saving an application and restoring it: the order of the calls, which the worker keeps.
+
+Saving goes: may it, is there room, come to rest, write, and only then is it there under its name. Whatever
+goes wrong or is cancelled before that, the application goes on and nothing is left on disk. Restoring reads
+and checks a whole checkpoint before the application is given the first byte of it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import Kernel
+
+from leasehold_worker.applications.application import CHUNK_BYTES, TEXT_LIMIT, Application
+from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, ApplicationTimeouts
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.checkpoints.application_file import (
+    ApplicationReader,
+    ApplicationWriter,
+    StoredCheckpoint,
+)
+from leasehold_worker.checkpoints.application_format import PAYLOAD_OFFSET
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
+from leasehold_worker.checkpoints.disk_reservations import DiskReservation
+from leasehold_worker.errors import OperationError
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int], None]
+"""Told the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What came of saving.
+
+    Attributes:
+        checkpoint: What is on disk.
+        warnings: What people should know besides.
+    """
+
+    checkpoint: StoredCheckpoint
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of restoring.
+
+    Attributes:
+        checkpoint: What the application was restored from.
+        warnings: Why it was not a newer one.
+    """
+
+    checkpoint: StoredCheckpoint
+    warnings: tuple[str, ...] = ()
+
+
+def _tell_nobody(_step: str, _size: int) -> None:
+    pass
+
+
+async def save(
+    kernel: Application,
+    store: ApplicationStore,
+    *,
+    available_bytes: int | None = None,
+    room: DiskReservation | None = None,
+    resume: bool,
+    timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
+    progress: Progress = _tell_nobody,
+) -> Saved:
+    """Has an application save itself into the store.
+
+    Its point of no return is the rename of the file. A cancellation before that undoes everything.
+
+    Args:
+        kernel: The application.
+        store: Where it is kept.
+        available_bytes: What is left of a budget for it. None: what the disk has.
+        room: Holds what is written, before it is. None: nobody else writes.
+        resume: It goes on afterwards. Else it stays at rest, to be ended, or told to go on by
+            :meth:`ServedKernel.cancel`.
+        timeouts: How long it may take.
+        progress: Told how far it is.
+
+    Raises:
+        OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT, or what the
+            disk says. The application goes on, or has ended, and nothing is left on disk.
+    """
+    progress("ask", 0)
+    await _require_readiness(kernel, timeouts)
+    if available_bytes is None:
+        available_bytes = (await trio.to_thread.run_sync(store.disk_space)).available_bytes
+    estimate = await kernel.size_estimate(timeouts.answer_s)
+    if estimate > available_bytes:
+        raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)
+    if room is not None:
+        await trio.to_thread.run_sync(room.hold, PAYLOAD_OFFSET + estimate)
+    progress("prepare", 0)
+    await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
+    try:
+        checkpoint = await _write(kernel, store, available_bytes, room, timeouts, progress)
+    except BaseException:
+        await kernel.undo(timeouts.cancel_s)
+        raise
+    if not resume:
+        return Saved(checkpoint)
+    with trio.CancelScope(shield=True):
+        progress("cancel", checkpoint.header.size_bytes)
+        warning = await kernel.undo(timeouts.cancel_s)
+    return Saved(checkpoint, (warning,) if warning else ())
+
+
+async def restore(
+    kernel: Application,
+    store: ApplicationStore,
+    *,
+    workload_id: str,
+    checkpoint_id: str | None = None,
+    timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
+    progress: Progress = _tell_nobody,
+) -> Restored:
+    """Restores an application that has not begun.
+
+    Args:
+        kernel: The application.
+        store: Where checkpoints are.
+        workload_id: Whose checkpoints are tried, the newest first, until one serves.
+        checkpoint_id: This one and no other. It may be of any workload.
+        timeouts: How long it may take.
+        progress: Told how far it is.
+
+    Raises:
+        OperationError: UNKNOWN_CHECKPOINT: there is none. Else why the newest, or the one that was named,
+            does not serve: CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, or what the disk says.
+    """
+    if checkpoint_id is not None:
+        named = await trio.to_thread.run_sync(store.find, checkpoint_id)
+        return Restored(await _restore_one(kernel, store, named, timeouts, progress))
+    candidates = await trio.to_thread.run_sync(store.scan, workload_id)
+    return await _restore_newest(kernel, store, candidates, timeouts, progress)
+
+
+async def _restore_newest(
+    kernel: Application,
+    store: ApplicationStore,
+    candidates: Sequence[StoredCheckpoint | DamagedCheckpoint],
+    timeouts: ApplicationTimeouts,
+    progress: Progress,
+) -> Restored:
+    refusals: list[OperationError] = []
+    for candidate in candidates:
+        try:
+            checkpoint = await _restore_one(kernel, store, candidate, timeouts, progress)
+        except OperationError as error:
+            refusals.append(error)
+            if kernel.is_gone:
+                break
+            logger.warning("workload %s: %s", kernel.workload.name, error.message)
+        else:
+            warnings = [f"restored from an older checkpoint: {error.message}" for error in refusals]
+            return Restored(checkpoint, tuple(warnings))
+    if refusals:
+        raise refusals[0]
+    raise OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        f"there is no checkpoint in {store.root} to restore workload {kernel.workload.name} from: start it "
+        "afresh, or give the worker the image directory that has one",
+        {"workload_id": kernel.workload.workload_id},
+    )
+
+
+def no_kernel(workload: Workload) -> OperationError:
+    """What is said where an application can't be saved, since it serves no kernel."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+        f"the application of workload {workload.name} serves no kernel, so it can't be saved: have it call "
+        "leasehold_client.kernel.serve, or park its processes by `leasehold suspend --process checkpoint`",
+        {"workload_id": workload.workload_id},
+    )
+
+
+async def _require_readiness(kernel: Application, timeouts: ApplicationTimeouts) -> None:
+    readiness = await kernel.can_checkpoint(timeouts.answer_s)
+    if not readiness.ready:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+            f"the application of workload {kernel.workload.name} can't save itself now: "
+            f"{readiness.reason[:TEXT_LIMIT] or 'it does not say why'}; try again later",
+            {"workload_id": kernel.workload.workload_id, "kernel_id": kernel.facts.kernel_id},
+        )
+
+
+async def _write(
+    kernel: Application,
+    store: ApplicationStore,
+    available_bytes: int,
+    room: DiskReservation | None,
+    timeouts: ApplicationTimeouts,
+    progress: Progress,
+) -> StoredCheckpoint:
+    """Writes what the application saves. It is there in the end, or nothing is."""
+    workload = kernel.workload
+    begin = partial(store.begin, workload.workload_id, workload.name, kernel.facts)
+    writer = await trio.to_thread.run_sync(begin)
+    try:
+        progress("checkpoint", 0)
+        sink = partial(_keep, kernel, writer, available_bytes, room, progress)
+        saved = await kernel.checkpoint(sink, timeouts.checkpoint_s)
+        progress("store", writer.size_bytes)
+        return await trio.to_thread.run_sync(writer.commit, dict(saved.custom))
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(writer.close)
+
+
+async def _keep(
+    kernel: Application,
+    writer: ApplicationWriter,
+    available_bytes: int,
+    room: DiskReservation | None,
+    progress: Progress,
+    piece: bytes,
+) -> None:
+    if writer.size_bytes + len(piece) > available_bytes:
+        more = f"saves more than the {size_text(writer.size_bytes)} that fit"
+        raise _no_room(kernel, more, available_bytes)
+    await trio.to_thread.run_sync(_write_piece, writer, room, piece)
+    progress("checkpoint", writer.size_bytes)
+
+
+def _write_piece(writer: ApplicationWriter, room: DiskReservation | None, piece: bytes) -> None:
+    if room is not None:
+        room.extend(PAYLOAD_OFFSET + writer.size_bytes + len(piece))
+    writer.write(piece)
+
+
+def _no_room(kernel: Application, how: str, available_bytes: int) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
+        f"the application of workload {kernel.workload.name} {how}, and {size_text(available_bytes)} are "
+        "left for it: delete checkpoints, or give the worker more disk for them",
+        {"workload_id": kernel.workload.workload_id, "available_bytes": str(available_bytes)},
+    )
+
+
+async def _restore_one(
+    kernel: Application,
+    store: ApplicationStore,
+    candidate: StoredCheckpoint | DamagedCheckpoint,
+    timeouts: ApplicationTimeouts,
+    progress: Progress,
+) -> StoredCheckpoint:
+    if isinstance(candidate, DamagedCheckpoint):
+        raise candidate.error
+    _require_same_kernel(kernel.facts, candidate)
+    opened = store.opened(candidate)
+    reader = await trio.to_thread.run_sync(opened.__enter__)
+    try:
+        progress("verify", 0)
+        await trio.to_thread.run_sync(reader.verify)
+        await _give(kernel, candidate, reader, timeouts, progress)
+    finally:
+        opened.__exit__(None, None, None)  # closes a file that was only read: that does not block
+    return candidate
+
+
+async def _give(
+    kernel: Application,
+    checkpoint: StoredCheckpoint,
+    reader: ApplicationReader,
+    timeouts: ApplicationTimeouts,
+    progress: Progress,
+) -> None:
+    pieces = reader.pieces(CHUNK_BYTES)
+    given = 0
+
+    async def next_piece() -> bytes:
+        nonlocal given
+        progress("restore", given)
+        piece = await trio.to_thread.run_sync(next, pieces, b"")
+        given += len(piece)
+        return piece
+
+    await kernel.restore(checkpoint, next_piece, timeouts.restore_s)
+
+
+def _require_same_kernel(kernel: Kernel, checkpoint: StoredCheckpoint) -> None:
+    """Refuses what another application saved, or another version of it."""
+    saved = checkpoint.header.kernel
+    for what, ours, theirs in (
+        ("kernel", kernel.kernel_id, saved.kernel_id),
+        ("kind", kernel.kind, saved.kind),
+        ("version", kernel.version, saved.version),
+    ):
+        if ours != theirs:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+                f"checkpoint {checkpoint.checkpoint_id} is of {what} {theirs}, and the application that runs "
+                f"is of {what} {ours}: restore it with the program that saved it",
+                {"checkpoint_id": checkpoint.checkpoint_id},
+            )

@@ -1,0 +1,215 @@
+"""The applications of this host that save themselves: which workload has which. On trio's side."""
+
+import logging
+import re
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
+
+from leasehold_worker.applications.application import Application
+from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
+from leasehold_worker.errors import OperationError, defect, invalid
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.processes import is_alive
+from leasehold_worker.workloads.foreign_processes import owner, read_mark
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import RUNNING
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S: Final = 10.0
+"""How long a stream may take to say who it is."""
+
+HEALTH_INTERVAL_S: Final = 30.0
+"""How often an application is asked how it is."""
+
+NAME_LIMIT: Final = 128
+"""Characters of a kernel's id and of its kind."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]*", re.ASCII)
+
+
+@final
+class ApplicationRegistry:
+    """The registry. A workload has one application that saves it, which comes and goes with its stream.
+
+    Args:
+        workloads: Those of this host.
+        nursery: Where streams are looked after.
+    """
+
+    def __init__(self, workloads: Workloads, nursery: trio.Nursery) -> None:
+        self._workloads = workloads
+        self._nursery = nursery
+        self._served: dict[str, Application] = {}
+        self._peers: dict[str, Peer] = {}
+        self._sessions: set[ApplicationStream] = set()
+        self._expected: set[str] = set()
+        self._changed = trio.Event()
+
+    def of(self, workload_id: str) -> Application | None:
+        """The application that saves a workload. None: it has none now."""
+        kernel = self._served.get(workload_id)
+        if kernel is None or kernel.is_gone or not is_alive(self._peers[workload_id].identity):
+            return None  # the end of a process is seen before that of its stream
+        return kernel
+
+    async def wait_served(self, workload_id: str, timeout_s: float) -> Application:
+        """Waits until a workload has an application that saves it.
+
+        Raises:
+            OperationError: KERNEL_NOT_READY: it has not registered in time, or the workload has ended.
+        """
+        found: list[Application] = []
+        workload = self._workloads.get(workload_id)
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_at_end, workload, nursery.cancel_scope)
+                while (kernel := self.of(workload_id)) is None:
+                    await self._changed.wait()
+                found.append(kernel)
+                nursery.cancel_scope.cancel()
+        if found:
+            return found[0]
+        ended = workload.ended.is_set()
+        how = "ended before that" if ended else f"did not register within {timeout_s:g} s"
+        raise OperationError(
+            errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+            f"workload {workload.name} has no application that saves and restores itself: it {how}; have it "
+            "call leasehold_client.kernel.serve, and see its output",
+            {"workload_id": workload_id},
+        )
+
+    def expect_restore(self, workload_id: str) -> None:
+        """Before a program is started: its application is told to wait until it is restored."""
+        self._expected.add(workload_id)
+
+    def forget_restore(self, workload_id: str) -> None:
+        """Nothing is to be restored any more. Whoever waits for that still is ended."""
+        self._expected.discard(workload_id)
+
+    def begin(self, session: ApplicationStream) -> None:
+        """Begins to look after a stream."""
+        self._sessions.add(session)
+        self._nursery.start_soon(self._serve, session)
+
+    def close(self) -> None:
+        """The worker stops: ends all streams. Applications go on, and come back to its next start."""
+        for session in tuple(self._sessions):
+            session.close()
+
+    async def _serve(self, session: ApplicationStream) -> None:
+        try:
+            await self._answer(session)
+        except OperationError as error:
+            session.close(error)
+        except StreamLostError:
+            logger.debug("process %d left before it said who it is", session.peer.identity.pid)
+        except Exception:
+            logger.exception("the stream of an application failed by a defect")
+            session.close(defect())
+        finally:
+            self._sessions.discard(session)
+            session.close()
+
+    async def _answer(self, session: ApplicationStream) -> None:
+        hello = await _receive_hello(session)
+        workload = await self._admit(session.peer, hello)
+        workload_id = workload.workload_id
+        pending = workload_id in self._expected and not hello.begun
+        kernel = Application(session, workload, hello)
+        welcome = local_pb2.KernelWelcome(workload_id=workload_id, restore_pending=pending)
+        self._served[workload_id], self._peers[workload_id] = kernel, session.peer
+        try:
+            await session.send(ServeKernelResponse(welcome=welcome))
+            self._workloads.set_kernel(workload, hello.kernel)
+            logger.info("workload %s saves itself: kernel %s", workload.name, hello.kernel.kernel_id)
+            self._tell()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow_health, kernel)
+                await session.gone.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._served.get(workload_id) is kernel:
+                del self._served[workload_id], self._peers[workload_id]
+                self._workloads.set_kernel(workload, None)
+            self._tell()
+
+    async def _follow_health(self, kernel: Application) -> None:
+        """Asks an application how it is, now and then while its workload runs, and tells that."""
+        while True:
+            await trio.sleep(HEALTH_INTERVAL_S)
+            if kernel.workload.state == RUNNING and not kernel.is_busy:
+                told = workload_pb2.Kernel()
+                told.CopyFrom(kernel.facts)
+                try:
+                    told.health = await kernel.health()
+                except OperationError as error:
+                    logger.warning("workload %s: %s", kernel.workload.name, error.message)
+                    told.health = workload_pb2.KERNEL_HEALTH_UNSPECIFIED
+                if not kernel.is_gone:
+                    self._workloads.set_kernel(kernel.workload, told)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _admit(self, peer: Peer, hello: KernelHello) -> Workload:
+        """The workload that a process may speak for.
+
+        Raises:
+            OperationError: It belongs to none or to somebody else's, or another one speaks for it.
+        """
+        _check_facts(hello)
+        pid = peer.identity.pid
+        marked_id = await read_mark(pid)
+        workload = owner(pid, self._workloads.all(), marked_id)
+        if workload is None or hello.workload_id not in ("", workload.workload_id):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                f"process {pid} belongs to no workload {hello.workload_id[:NAME_LIMIT]!r} of this "
+                "worker: start it with `leasehold run` or `leasehold exec`, or let it claim its GPUs first",
+                {"pid": str(pid)},
+            )
+        if not peer.is_trusted and peer.uid != workload.uid:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"workload {workload.name} is of user {workload.user}: process {pid} of {peer.user} can't "
+                "save or restore it",
+                {"pid": str(pid)},
+            )
+        other = self.of(workload.workload_id)
+        if other is not None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
+                f"kernel {other.facts.kernel_id} saves workload {workload.name} already: serve one kernel in "
+                "a workload, in its first process for example",
+                {"pid": str(self._peers[workload.workload_id].identity.pid)},
+            )
+        return workload
+
+
+async def _cancel_at_end(workload: Workload, scope: trio.CancelScope) -> None:
+    await workload.ended.wait()
+    scope.cancel()
+
+
+async def _receive_hello(session: ApplicationStream) -> KernelHello:
+    with trio.move_on_after(HELLO_TIMEOUT_S):
+        frame = await session.receive()
+        if frame.WhichOneof("frame") == "hello":
+            return frame.hello
+    raise invalid("hello", f"a stream begins with hello, within {HELLO_TIMEOUT_S:g} s")
+
+
+def _check_facts(hello: KernelHello) -> None:
+    for field, value in (("kernel.kernel_id", hello.kernel.kernel_id), ("kernel.kind", hello.kernel.kind)):
+        if len(value) > NAME_LIMIT or not _NAME.fullmatch(value):
+            raise invalid(
+                field,
+                f"{value[:NAME_LIMIT]!r} is no {field}: take letters, digits, and '_', '.', '/', ':' or '-' "
+                f"between them, {NAME_LIMIT} in all",
+            )

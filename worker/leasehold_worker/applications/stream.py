@@ -1,0 +1,95 @@
+"""One stream of an application that saves itself: frames between trio and gRPC's threads, in both directions.
+
+Two threads serve a stream. One takes frames in, one hands them out, and both wait on trio's side for channels
+with a bound: who is slower holds up the other, and nothing piles up.
+"""
+
+from contextlib import suppress
+from typing import Final, final
+
+import trio
+from leasehold.v1.local_pb2 import ServeKernelRequest, ServeKernelResponse
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
+
+QUEUE_LIMIT: Final = 4
+"""Frames that wait, each way."""
+
+
+class StreamLostError(Exception):
+    """The application's stream is over."""
+
+
+@final
+class ApplicationStream:
+    """A stream. It is closed by either side, and stays so.
+
+    Attributes:
+        peer: Who is at the other end.
+        gone: Set once it is closed.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.gone = trio.Event()
+        self._taken_in, self._received = trio.open_memory_channel[ServeKernelRequest](QUEUE_LIMIT)
+        self._sent, self._handed_out = trio.open_memory_channel[ServeKernelResponse | OperationError](
+            QUEUE_LIMIT
+        )
+
+    async def send(self, frame: ServeKernelResponse) -> None:
+        """Sends a frame, once there is room.
+
+        Raises:
+            StreamLostError: The stream is over.
+        """
+        try:
+            await self._sent.send(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise StreamLostError from None
+
+    async def receive(self) -> ServeKernelRequest:
+        """Waits for the next frame.
+
+        Raises:
+            StreamLostError: The stream is over.
+        """
+        try:
+            return await self._received.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise StreamLostError from None
+
+    def close(self, refusal: OperationError | None = None) -> None:
+        """Ends the stream; what was sent before is still handed out.
+
+        Args:
+            refusal: Why, if it is refused.
+        """
+        if refusal is not None and not self.gone.is_set():
+            with suppress(trio.WouldBlock):  # nobody reads: the end has to do
+                self._sent.send_nowait(refusal)
+        self._sent.close()
+        self._received.close()
+        self.gone.set()
+
+    def drop(self) -> None:
+        """Ends the stream, as the other side has. Nobody waits for it any more."""
+        self.close()
+        self._handed_out.close()
+        self._taken_in.close()
+
+    async def take_in(self, frame: ServeKernelRequest) -> bool:
+        """Takes a frame from the application, for one of gRPC's threads. False: the stream is over."""
+        try:
+            await self._taken_in.send(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def hand_out(self) -> ServeKernelResponse | OperationError | None:
+        """Waits for a frame to the application, for one of gRPC's threads. None: the stream is over."""
+        try:
+            return await self._handed_out.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            return None

@@ -1,1 +1,0 @@
-"""Suspending and restoring CUDA processes with the driver's checkpoint API."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: process images and application checkpoints."""

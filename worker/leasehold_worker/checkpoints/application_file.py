@@ -1,0 +1,176 @@
+"""Writing a checkpoint of an application, and reading it again. It blocks, and is called in a thread."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, final
+
+from leasehold.v1.workload_pb2 import Kernel
+
+from leasehold_worker.checkpoints.application_format import (
+    PAYLOAD_OFFSET,
+    ApplicationHeader,
+    check_custom,
+    now,
+    read_payload,
+    verify_payload,
+    write_header,
+)
+from leasehold_worker.checkpoints.folders import disk_errors, remove_if_empty
+
+SUFFIX: Final = ".checkpoint"
+PARTIAL_SUFFIX: Final = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint on disk.
+
+    Attributes:
+        path: Its file.
+        envelope: What its header says.
+    """
+
+    path: Path
+    header: ApplicationHeader
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Its id."""
+        return self.header.checkpoint_id
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes on disk."""
+        return PAYLOAD_OFFSET + self.header.size_bytes
+
+
+@final
+class ApplicationWriter:
+    """A checkpoint that is being written. Left without :meth:`commit`, it leaves nothing behind.
+
+    Args:
+        workload_id: Workload that it is of.
+        workload_name: What people call that.
+        kernel: The application.
+        worker_id: Who writes it.
+        path: The file, without its final name.
+        descriptor: The same, open and locked.
+    """
+
+    def __init__(
+        self,
+        workload_id: str,
+        workload_name: str,
+        kernel: Kernel,
+        worker_id: str,
+        path: Path,
+        descriptor: int,
+    ) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._workload_id = workload_id
+        self._workload_name = workload_name
+        self._kernel = kernel
+        self._worker_id = worker_id
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> None:
+        """Adds a piece.
+
+        Raises:
+            OperationError: INSUFFICIENT_DISK, or PERMISSION_OR_OS.
+        """
+        with disk_errors(self.path.parent):
+            position = 0
+            while position < len(data):
+                position += os.pwrite(
+                    self._descriptor, data[position:], PAYLOAD_OFFSET + self.size_bytes + position
+                )
+        self.size_bytes += len(data)
+        self._digest.update(data)
+
+    def commit(self, custom: Mapping[str, str]) -> StoredCheckpoint:
+        """Brings it to disk under its name. From then on it is there, whatever happens.
+
+        Raises:
+            OperationError: It can't be, and is not there.
+        """
+        check_custom(custom)
+        header = ApplicationHeader(
+            checkpoint_id=self.path.stem,
+            workload_id=self._workload_id,
+            workload_name=self._workload_name,
+            kernel_id=self._kernel.kernel_id,
+            kind=self._kernel.kind,
+            version=self._kernel.version,
+            created=now(),
+            size_bytes=self.size_bytes,
+            sha256=self._digest.hexdigest(),
+            custom=dict(custom),
+            worker_id=self._worker_id,
+        )
+        final_path = self.path.with_suffix(SUFFIX)
+        with disk_errors(self.path.parent):
+            write_header(self._descriptor, header)
+            os.fsync(self._descriptor)
+            self.path.rename(final_path)
+            try:
+                _sync_folder(self.path.parent)
+                _sync_folder(self.path.parent.parent)
+            except OSError:
+                final_path.unlink(missing_ok=True)
+                raise
+        return StoredCheckpoint(final_path, header)
+
+    def close(self) -> None:
+        """Lets go of the file. What was not committed is gone. Twice is as good as once."""
+        if self._descriptor >= 0:
+            self.path.unlink(missing_ok=True)
+            remove_if_empty(self.path.parent)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@final
+class ApplicationReader:
+    """An open checkpoint."""
+
+    def __init__(self, descriptor: int, checkpoint: StoredCheckpoint) -> None:
+        self._descriptor = descriptor
+        self._checkpoint = checkpoint
+
+    def verify(self) -> None:
+        """Reads all of it, and compares its digest.
+
+        Raises:
+            OperationError: CHECKPOINT_CORRUPT, or it can't be read.
+        """
+        with disk_errors(self._checkpoint.path.parent):
+            verify_payload(self._descriptor, self._checkpoint.header)
+
+    def pieces(self, piece_bytes: int) -> Iterator[bytes]:
+        """Reads the payload from its begin.
+
+        Raises:
+            OperationError: CHECKPOINT_CORRUPT, or it can't be read.
+        """
+        with disk_errors(self._checkpoint.path.parent):
+            yield from read_payload(self._descriptor, self._checkpoint.header, piece_bytes)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

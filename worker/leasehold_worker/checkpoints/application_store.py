@@ -1,0 +1,239 @@
+"""The folder of what applications saved of themselves, which several workers may share.
+
+Each is a file ``<root>/<workload id>/<checkpoint id>.checkpoint``, as :mod:`.envelope` describes it. It has
+that name only once it is complete and on disk. Everything here blocks, and is called in a thread.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import Kernel
+
+from leasehold_worker.checkpoints.application_file import (
+    PARTIAL_SUFFIX,
+    SUFFIX,
+    ApplicationReader,
+    ApplicationWriter,
+    StoredCheckpoint,
+)
+from leasehold_worker.checkpoints.application_format import corrupt, read_envelope, read_header
+from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
+from leasehold_worker.checkpoints.folders import disk_errors, make_inside, remove_if_empty
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.regular_files import open_regular
+from leasehold_worker.files.volume import DiskSpace, disk_space
+
+logger = logging.getLogger(__name__)
+
+_FILE_MODE: Final = 0o600
+
+_ID: Final = re.compile(r"k-(\d{1,12})-[0-9a-f]{16}", re.ASCII)
+"""Number among those of its workload, and something random."""
+
+_WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
+
+
+@final
+class ApplicationStore:
+    """The checkpoints below a folder.
+
+    Args:
+        root: The folder. It is made when something is kept there.
+        worker_id: Who writes into it.
+    """
+
+    def __init__(self, root: Path, worker_id: str = "") -> None:
+        self.root = root
+        self._worker_id = worker_id
+
+    def disk_space(self) -> DiskSpace:
+        """The volume that all is on.
+
+        Raises:
+            OperationError: It can't be asked.
+        """
+        folder = self.root
+        with disk_errors(folder):
+            while not folder.exists() and folder != folder.parent:
+                folder = folder.parent
+            return disk_space(folder)
+
+    def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> ApplicationWriter:
+        """Begins a checkpoint. While it is being written, it is locked against :meth:`sweep`.
+
+        Raises:
+            OperationError: It can't be, and why.
+        """
+        folder = self._folder(workload_id)
+        number = max((_number(path) for path in self._paths(workload_id)), default=0) + 1
+        checkpoint_id = f"k-{number}-{secrets.token_hex(8)}"
+        path = folder / f"{checkpoint_id}{PARTIAL_SUFFIX}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with disk_errors(folder):
+            descriptor = make_inside(folder, lambda: os.open(path, flags, _FILE_MODE))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return ApplicationWriter(workload_id, workload_name, kernel, self._worker_id, path, descriptor)
+
+    def scan(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
+        """All checkpoints of a workload, newest first, by their numbers."""
+        return [found for path in self._paths(workload_id) if (found := _look(path)) is not None]
+
+    def scan_all(self) -> list[StoredCheckpoint | DamagedCheckpoint]:
+        """All checkpoints, by workload, newest first."""
+        try:
+            folders = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
+        except OSError:
+            return []
+        return [found for name in folders if _WORKLOAD_ID.fullmatch(name) for found in self.scan(name)]
+
+    def find(self, checkpoint_id: str) -> StoredCheckpoint:
+        """The checkpoint with this id, whichever workload it is of.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, or what is wrong with it.
+        """
+        found = _look(self._path(checkpoint_id))
+        if found is None:
+            raise _unknown(checkpoint_id)
+        if isinstance(found, DamagedCheckpoint):
+            raise found.error
+        return found
+
+    @contextmanager
+    def opened(self, checkpoint: StoredCheckpoint) -> Iterator["ApplicationReader"]:
+        """Opens a checkpoint, and compares its header once more.
+
+        Raises:
+            OperationError: It has been deleted or altered.
+        """
+        with disk_errors(checkpoint.path.parent):
+            stack = ExitStack()
+            try:
+                descriptor = stack.enter_context(open_regular(checkpoint.path))
+            except FileNotFoundError:
+                raise _unknown(checkpoint.checkpoint_id) from None
+        with stack:
+            with disk_errors(checkpoint.path.parent):
+                if read_header(descriptor, checkpoint.path) != checkpoint.header:
+                    raise corrupt(checkpoint.checkpoint_id, "has another header than before")
+            yield ApplicationReader(descriptor, checkpoint)
+
+    def delete(self, checkpoint_id: str) -> None:
+        """Deletes a checkpoint, damaged or not.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, or it can't be deleted.
+        """
+        path = self._path(checkpoint_id)
+        with disk_errors(path.parent):
+            path.unlink(missing_ok=True)
+            remove_if_empty(path.parent)
+
+    def keep_last(self, workload_id: str, count: int, in_use: Collection[str] = ()) -> list[str]:
+        """Deletes the oldest checkpoints of a workload. One that can't be deleted is left, and logged.
+
+        Args:
+            workload_id: The workload.
+            count: How many are kept that are whole: the newest. At least one always is.
+            in_use: Ids of those that are kept besides.
+
+        Returns:
+            Ids of those that were deleted.
+        """
+        whole = 0
+        deleted: list[str] = []
+        for found in self.scan(workload_id):
+            superfluous = whole >= max(1, count) and found.checkpoint_id not in in_use
+            whole += isinstance(found, StoredCheckpoint)
+            if superfluous:
+                try:
+                    self.delete(found.checkpoint_id)
+                    deleted.append(found.checkpoint_id)
+                except OperationError as error:
+                    logger.warning("checkpoint %s stays: %s", found.checkpoint_id, error.message)
+        return deleted
+
+    def sweep(self) -> int:
+        """Deletes what writers left that are no more. Those of other workers that still write are kept.
+
+        Returns:
+            How many files that were.
+        """
+        removed = 0
+        for path in self.root.glob(f"*/k-*{PARTIAL_SUFFIX}"):
+            if not _ID.fullmatch(path.stem):
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink(missing_ok=True)
+                    removed += 1
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):
+                    logger.warning("%s can't be removed: %s", path, error.strerror)
+        return removed
+
+    def _folder(self, workload_id: str) -> Path:
+        if not _WORKLOAD_ID.fullmatch(workload_id):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+                f"{workload_id[:64]!r} is no id of a workload: give one that `leasehold get workloads` shows",
+            )
+        return self.root / workload_id
+
+    def _paths(self, workload_id: str) -> list[Path]:
+        """The files of a workload, newest first."""
+        try:
+            names = os.listdir(self._folder(workload_id))
+        except OSError:
+            return []
+        paths = [self._folder(workload_id) / name for name in names if name.endswith(SUFFIX)]
+        return sorted(
+            (path for path in paths if _ID.fullmatch(path.stem)),
+            key=lambda path: (_number(path), path.name),
+            reverse=True,
+        )
+
+    def _path(self, checkpoint_id: str) -> Path:
+        if not _ID.fullmatch(checkpoint_id):
+            raise _unknown(checkpoint_id)
+        with disk_errors(self.root):
+            for path in self.root.glob(f"*/{checkpoint_id}{SUFFIX}"):
+                return path
+        raise _unknown(checkpoint_id)
+
+
+def _number(path: Path) -> int:
+    match = _ID.fullmatch(path.stem)
+    return int(match[1]) if match else 0
+
+
+def _look(path: Path) -> StoredCheckpoint | DamagedCheckpoint | None:
+    """What a file is. None: it has just been deleted."""
+    try:
+        with disk_errors(path.parent), suppress(FileNotFoundError):
+            return StoredCheckpoint(path, read_envelope(path))
+    except OperationError as error:
+        return DamagedCheckpoint(path, path.stem, error)
+    return None
+
+
+def _unknown(checkpoint_id: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        f"there is no checkpoint {checkpoint_id[:64]!r} in this worker's image directory: "
+        "list those that there are, and give one of their ids",
+        {"checkpoint_id": checkpoint_id[:64]},
+    )

@@ -1,0 +1,110 @@
+"""The files of an image: digested when it is made final, and looked at before it is restored. Blocks."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE, ImageFile, Manifest
+from leasehold_worker.errors import OperationError
+
+READ_BYTES: Final = 1 << 22
+
+
+def digest_files(
+    folder: Path, progress: Callable[[int], None], check: Callable[[], None]
+) -> tuple[ImageFile, ...]:
+    """Digests every file of a folder, and puts it on disk.
+
+    Args:
+        folder: The folder, which holds files only.
+        progress: Is told how many bytes are done.
+        check: Called again and again; what it raises ends this.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    files = []
+    done = 0
+    for path in sorted(folder.iterdir()):
+        digest = hashlib.sha256()
+        size = 0
+        for piece in _pieces(path):
+            check()
+            digest.update(piece)
+            size += len(piece)
+            progress(done + size)
+        sync(path)
+        done += size
+        files.append(ImageFile(path.name, size, digest.hexdigest()))
+    return tuple(files)
+
+
+def verify_files(
+    folder: Path, manifest: Manifest, progress: Callable[[int], None], check: Callable[[], None]
+) -> None:
+    """Looks whether a folder holds the files of a manifest, byte for byte, and nothing else.
+
+    Args:
+        folder: The folder of an image.
+        manifest: What it should hold.
+        progress: Is told how many bytes are done.
+        check: Called again and again; what it raises ends this.
+
+    Raises:
+        OperationError: CHECKPOINT_CORRUPT.
+        OSError: The disk failed.
+    """
+    expected = {file.name: file for file in manifest.files}
+    found = {entry.name for entry in os.scandir(folder)} - {MANIFEST_FILE}
+    for name in sorted(found ^ expected.keys()):
+        how = "is missing" if name in expected else "does not belong to it"
+        raise corrupt(manifest.image_id, f"file {name!r} {how}")
+    for file in expected.values():  # all of them before the first is read, which can take long
+        _check_size(folder / file.name, manifest.image_id, file)
+    done = 0
+    for name, file in sorted(expected.items()):
+        digest = hashlib.sha256()
+        for piece in _pieces(folder / name):
+            check()
+            digest.update(piece)
+            done += len(piece)
+            progress(done)
+        if digest.hexdigest() != file.sha256:
+            raise corrupt(manifest.image_id, f"file {name!r} was altered")
+
+
+def corrupt(image_id: str, how: str) -> OperationError:
+    """What is refused of an image that is not as it was written."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
+        f"image {image_id} is not as it was written ({how}), and is not restored: delete it, and restore "
+        "another",
+        {"checkpoint_id": image_id},
+    )
+
+
+def sync(path: Path) -> None:
+    """Puts a file, or the entries of a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_size(path: Path, image_id: str, file: ImageFile) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise corrupt(image_id, f"{file.name!r} is no file")
+    size = path.stat().st_size
+    if size != file.size_bytes:
+        raise corrupt(image_id, f"file {file.name!r} has {size} bytes instead of {file.size_bytes}")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(READ_BYTES):
+            yield piece

@@ -1,0 +1,262 @@
+"""What is written beside an image: its files, of what it is, and where it can be restored.
+
+The file has the manifest and a digest of its bytes there, so that an altered one is noticed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.regular_files import is_tellable
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+
+FILES_LIMIT: Final = 100_000
+"""Files of an image: CRIU writes some for each process."""
+
+MANIFEST_LIMIT_BYTES: Final = 32 * 2**20
+"""A larger file is no manifest: a hundred thousand files do not fill it."""
+
+MANIFEST_FILE: Final = "manifest.json"
+FORMAT: Final = 2
+
+
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+"""What is told with a checkpoint must fit into a frame, whoever wrote the manifest."""
+
+
+class ImageFile(msgspec.Struct, frozen=True):
+    """A file of an image.
+
+    Attributes:
+        name: Its name, without a folder.
+        size_bytes: Its size.
+        sha256: Of its content, in hexadecimal digits.
+    """
+
+    name: Text
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    sha256: Text
+
+
+class ImageProcess(msgspec.Struct, frozen=True):
+    """A process when the image was written; restored, it has the same pid and another start time."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**22)]
+    start_time_ticks: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Who it was."""
+        return ProcessIdentity(Pid(self.pid), self.start_time_ticks)
+
+
+class ImageGpu(msgspec.Struct, frozen=True):
+    """A GPU that the workload held.
+
+    Attributes:
+        uuid: Its UUID.
+        model: What NVML calls it.
+        device_memory_bytes: What of its memory was parked. None: NVML couldn't say.
+    """
+
+    uuid: Text
+    model: Text
+    device_memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore depends on, of the host where the image was written or of the one where it is to run.
+
+    Attributes:
+        worker_id: The worker.
+        hostname: Its host, for people.
+        boot_id: The boot of the kernel.
+        kernel_release: As of uname.
+        architecture: As of uname: x86_64.
+        criu_version: As 4.2.1.
+        driver_version: Of the GPUs, as 580.95.05. Empty: there are none.
+    """
+
+    worker_id: Text
+    hostname: Text
+    boot_id: Text
+    kernel_release: Text
+    architecture: Text
+    criu_version: Text
+    driver_version: Text
+
+
+class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image is of.
+
+    Attributes:
+        workload_id: The workload.
+        workload_name: What people call it.
+        root_pid: Its first process.
+        processes: All of it.
+        members: Those of them that use CUDA.
+        gpus: What it held, in its order.
+        host: Where it ran.
+    """
+
+    workload_id: Text
+    workload_name: Text
+    root_pid: int
+    processes: tuple[ImageProcess, ...]
+    members: tuple[ImageProcess, ...]
+    gpus: tuple[ImageGpu, ...]
+    host: HostFacts
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of an image.
+
+    Attributes:
+        image_id: Its id.
+        create_time: When it was finished, with its time zone.
+        files: All of its files but this one, by name.
+        subject: What it is of.
+        kind: What wrote it.
+    """
+
+    image_id: Text
+    create_time: Annotated[datetime, msgspec.Meta(tz=True)]
+    files: Annotated[tuple[ImageFile, ...], msgspec.Meta(max_length=FILES_LIMIT)]
+    subject: ImageSubject
+    kind: Text = "criu"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Pids that a restore needs."""
+        return tuple(process.pid for process in self.subject.processes)
+
+
+class UnknownFormatError(ValueError):
+    """A manifest of another release; the text is part of a sentence."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+class _File(msgspec.Struct):
+    """The file: version of its form, digest of the manifest's bytes in it, and those."""
+
+    format: int
+    sha256: str
+    manifest: msgspec.Raw
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as the text of its file."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    file = _File(FORMAT, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
+    return msgspec.json.encode(file) + b"\n"
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The manifest in its file.
+
+    Raises:
+        UnknownFormatError: It is of another release.
+        ValueError: It is damaged; the text is part of a sentence.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise UnknownFormatError(f"its manifest has format {found}, and this version reads {FORMAT}")
+        file = msgspec.json.decode(data, type=_File)
+        if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
+            raise ValueError("its manifest was altered")
+        manifest = msgspec.json.decode(file.manifest, type=Manifest)
+        if not is_tellable(manifest.create_time):
+            raise ValueError("its manifest has a time that can't be told")
+        return manifest
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"its manifest is damaged ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    value: str
+    rule: str
+    remedy: str
+
+
+def check_compatible(manifest: Manifest, here: HostFacts, models: Mapping[str, int]) -> None:
+    """Looks whether an image can be restored on a host, as far as that can be known beforehand.
+
+    Args:
+        manifest: The image's.
+        here: The host.
+        models: How many GPUs of each model it has.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, with the first rule that is broken.
+    """
+    broken = _broken_rule(manifest, here, models)
+    if broken is not None:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+            f"image {manifest.image_id} {broken.value}, and {broken.rule}: {broken.remedy}",
+            {"checkpoint_id": manifest.image_id},
+        )
+
+
+def _broken_rule(manifest: Manifest, here: HostFacts, models: Mapping[str, int]) -> _Rule | None:
+    subject, there = manifest.subject, manifest.subject.host
+    if there.architecture != here.architecture:
+        return _Rule(
+            f"is of architecture {there.architecture}",
+            f"this host is {here.architecture}",
+            f"restore it on a host like {there.hostname}",
+        )
+    if there.worker_id != here.worker_id:
+        return _Rule(
+            f"was written on {there.hostname}",
+            "the files that its processes have open are there",
+            f"restore it on {there.hostname}",
+        )
+    if there.kernel_release != here.kernel_release:
+        return _Rule(
+            f"is of kernel {there.kernel_release}",
+            f"this host runs {here.kernel_release}",
+            f"start the host with kernel {there.kernel_release}, or start the workload anew",
+        )
+    if _numbers(there.criu_version) > _numbers(here.criu_version):
+        return _Rule(
+            f"was written by CRIU {there.criu_version}",
+            f"the older {here.criu_version} is here",
+            f"install CRIU {there.criu_version} or newer",
+        )
+    if subject.members and there.driver_version != here.driver_version:
+        return _Rule(
+            f"is of driver {there.driver_version}",
+            f"this host has {here.driver_version or 'none'}",
+            f"install driver {there.driver_version}, or start the workload anew",
+        )
+    for model in sorted({gpu.model for gpu in subject.gpus}):
+        wanted = sum(gpu.model == model for gpu in subject.gpus)
+        if models.get(model, 0) < wanted:
+            return _Rule(
+                f"needs {wanted} of {model}",
+                f"this host has {models.get(model, 0)}",
+                "restore it where there are as many",
+            )
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))

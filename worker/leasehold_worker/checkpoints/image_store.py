@@ -1,0 +1,340 @@
+"""The folder of images: one is there whole and on disk, with its manifest, or not at all.
+
+An image is a folder ``<root>/<workload id>/<image id>``, and ``<image id>.partial`` until it is final. What
+is not final is locked by whoever writes it, since several workers may share the root. What applications saved
+of themselves lies beside the images, as files, and is none of ours. Everything here blocks;
+:mod:`.publishing` calls in a thread what takes long.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
+from leasehold_worker.checkpoints.folders import (
+    FOLDER_MODE,
+    WORK_SUFFIX,
+    disk_errors,
+    make_inside,
+    remove_if_empty,
+)
+from leasehold_worker.checkpoints.image_digests import corrupt, digest_files, sync, verify_files
+from leasehold_worker.checkpoints.image_manifest import (
+    MANIFEST_FILE,
+    MANIFEST_LIMIT_BYTES,
+    ImageSubject,
+    Manifest,
+    UnknownFormatError,
+    decode_manifest,
+    encode_manifest,
+)
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree, remove_tree
+from leasehold_worker.files.regular_files import open_regular
+from leasehold_worker.host.capacity import directory_bytes
+
+logger = logging.getLogger(__name__)
+
+PARTIAL_SUFFIX: Final = ".partial"
+_WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
+_IMAGE_ID: Final = re.compile(r"i-\d{8}T\d{12}Z-[0-9a-f]{8}", re.ASCII)
+
+
+def _nobody(_: int) -> None:
+    """Is told how far it is, and does not care."""
+
+
+def _never() -> None:
+    """Never gives up."""
+
+
+@dataclass(slots=True)
+class PartialImage:
+    """An image that is being written.
+
+    Attributes:
+        image_id: Its id to be.
+        path: Where its files go.
+    """
+
+    image_id: str
+    path: Path
+    _lock: int
+
+    def close(self) -> None:
+        """Lets go of it: what is not final by now may be swept. Repeating does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A final image.
+
+    Attributes:
+        path: Its folder.
+        manifest: What it says of itself.
+    """
+
+    path: Path
+    manifest: Manifest
+
+
+@final
+class ImageStore:
+    """The images below a folder.
+
+    Args:
+        root: The folder. It is made when something is kept there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._passed_over: set[Path] = set()
+
+    def begin(self, workload_id: str) -> PartialImage:
+        """Makes a folder for an image to be.
+
+        Raises:
+            OperationError: It can't be made, or the workload's id is none.
+        """
+        folder = self._folder(workload_id)
+        image_id = f"i-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z-{secrets.token_hex(4)}"
+        path = folder / f"{image_id}{PARTIAL_SUFFIX}"
+        with disk_errors(folder):
+            make_inside(folder, lambda: path.mkdir(mode=FOLDER_MODE))
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return PartialImage(image_id, path, lock)
+
+    def publish(
+        self,
+        partial: PartialImage,
+        subject: ImageSubject,
+        progress: Callable[[int], None] = _nobody,
+        check: Callable[[], None] = _never,
+    ) -> StoredImage:
+        """Makes an image final: all on disk, with its manifest.
+
+        Args:
+            partial: The image, complete.
+            subject: What it is of.
+            progress: Is told how many bytes have been read and are on disk.
+            check: Called again and again up to the rename. What it raises ends this, and the image is not
+                final.
+
+        Raises:
+            OperationError: The disk failed, and it is not final.
+        """
+        with disk_errors(partial.path.parent):
+            files = digest_files(partial.path, progress, check)
+            manifest = Manifest(
+                image_id=partial.image_id, create_time=datetime.now(UTC), files=files, subject=subject
+            )
+            (partial.path / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+            sync(partial.path / MANIFEST_FILE)
+            sync(partial.path)
+            check()
+            final_path = partial.path.with_name(partial.image_id)
+            partial.path.rename(final_path)
+            try:
+                sync(final_path.parent)
+                sync(self.root)
+            except OSError:
+                # Its processes would be ended for what a loss of power may take away.
+                final_path.rename(partial.path)
+                raise
+        partial.close()
+        return StoredImage(final_path, manifest)
+
+    def verify(
+        self,
+        image: StoredImage,
+        progress: Callable[[int], None] = _nobody,
+        check: Callable[[], None] = _never,
+    ) -> None:
+        """Looks whether an image is as it was written, byte for byte.
+
+        Args:
+            image: The image.
+            progress: Is told how many bytes were looked at.
+            check: Called again and again. What it raises ends this.
+
+        Raises:
+            OperationError: CHECKPOINT_CORRUPT; or the disk failed.
+        """
+        with disk_errors(image.path.parent):
+            verify_files(image.path, image.manifest, progress, check)
+
+    def images(self) -> list[StoredImage]:
+        """All images whose manifest can be read, the oldest first."""
+        return [image for image in self.scan() if isinstance(image, StoredImage)]
+
+    def scan(self) -> list[StoredImage | DamagedCheckpoint]:
+        """All images, the oldest first. What is of another user and closed to us is passed over."""
+        found: list[StoredImage | DamagedCheckpoint] = []
+        for path in sorted(self._paths(), key=lambda path: path.name):
+            try:
+                found.append(self._read(path))
+            except OperationError as error:
+                if _is_folder(path):  # else it has just been deleted
+                    found.append(DamagedCheckpoint(path, path.name, error))
+        return found
+
+    def find(self, image_id: str) -> StoredImage:
+        """An image by its id.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, there is none. CHECKPOINT_CORRUPT, its manifest can't be read.
+        """
+        path = self._path_of(image_id)
+        if path is None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+                f"there is no image {image_id!r} on this worker: see the list of checkpoints",
+                {"checkpoint_id": image_id},
+            )
+        return self._read(path)
+
+    def delete(self, image_id: str) -> None:
+        """Deletes an image, damaged or not. From its first step on it is none. Repeating does nothing.
+
+        Raises:
+            OperationError: The disk failed.
+        """
+        path = self._path_of(image_id)
+        if path is not None:
+            # The number keeps it apart from one that a crash has left half deleted.
+            gone = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+            with disk_errors(path.parent):
+                path.rename(gone)
+                sync(path.parent)
+                with suppress(FileNotFoundError):  # another worker's sweep may be at it, too
+                    remove_tree(gone)
+            remove_if_empty(path.parent)
+
+    def sweep(self) -> list[Path]:
+        """Removes what a crash has left: what is not final and belongs to nobody who lives.
+
+        Returns:
+            What was removed.
+        """
+        removed = []
+        for path in self._leftovers():
+            if _is_left(path):
+                discard_tree(path)
+                removed.append(path)
+        return removed
+
+    def used_bytes(self) -> int:
+        """Disk that final images take."""
+        return sum(directory_bytes(path) for path in self._paths())
+
+    def _folder(self, workload_id: str) -> Path:
+        if _WORKLOAD_ID.fullmatch(workload_id) is None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+                f"{workload_id!r} is no workload's id: give letters, digits, - and _",
+                {"field": "workload_id"},
+            )
+        return self.root / workload_id
+
+    def _entries(self, folder: Path) -> list[Path]:
+        """What is in a folder. One that can't be read is passed over, and that is logged once."""
+        try:
+            return sorted(folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if folder not in self._passed_over:
+                self._passed_over.add(folder)
+                logger.warning("%s is passed over: it can't be read (%s)", folder, error.strerror)
+            return []
+
+    def _folders(self) -> Iterator[Path]:
+        for path in self._entries(self.root):
+            if _WORKLOAD_ID.fullmatch(path.name) and _is_folder(path):
+                yield path
+
+    def _paths(self) -> Iterator[Path]:
+        for folder in self._folders():
+            for path in self._entries(folder):
+                if _IMAGE_ID.fullmatch(path.name) and _is_folder(path):
+                    yield path
+
+    def _leftovers(self) -> Iterator[Path]:
+        for folder in self._folders():
+            for path in self._entries(folder):
+                suffix = path.suffix in {PARTIAL_SUFFIX, WORK_SUFFIX}
+                if suffix and path.name.startswith("i-") and _is_folder(path):
+                    yield path
+
+    def _path_of(self, image_id: str) -> Path | None:
+        if _IMAGE_ID.fullmatch(image_id) is None:
+            return None
+        return next((path for path in self._paths() if path.name == image_id), None)
+
+    def _read(self, path: Path) -> StoredImage:
+        try:
+            manifest = decode_manifest(self._read_manifest(path))
+        except UnknownFormatError as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+                f"image {path.name} can't be used here ({error}): restore it with a worker of the "
+                "release that wrote it",
+                {"checkpoint_id": path.name},
+            ) from error
+        except ValueError as error:
+            raise corrupt(path.name, f"its manifest can't be used: {error}") from error
+        if manifest.image_id != path.name or manifest.subject.workload_id != path.parent.name:
+            raise corrupt(path.name, f"its manifest is of {manifest.image_id}")
+        return StoredImage(path, manifest)
+
+    def _read_manifest(self, path: Path) -> bytes:
+        with disk_errors(path.parent):
+            try:
+                with open_regular(path / MANIFEST_FILE) as descriptor:
+                    size = os.fstat(descriptor).st_size
+                    if size <= MANIFEST_LIMIT_BYTES:
+                        return os.pread(descriptor, MANIFEST_LIMIT_BYTES, 0)
+            except FileNotFoundError as error:
+                raise corrupt(path.name, "its manifest is gone") from error
+        raise corrupt(path.name, f"its manifest has {size} bytes")
+
+
+def _is_left(path: Path) -> bool:
+    """Whether nobody who lives has it locked; a working directory belongs with what it works for."""
+    owner = path.with_suffix("") if path.suffix == WORK_SUFFIX else path
+    try:
+        descriptor = os.open(owner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # another user's
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

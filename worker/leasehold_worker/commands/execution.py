@@ -1,0 +1,83 @@
+"""A command that is being carried out, and what carries it out."""
+
+import time
+from typing import Protocol, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command, Operation
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+
+from leasehold_worker.commands.ledger import (
+    Entry,
+)
+from leasehold_worker.commands.outcomes import _has_called
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.errors import OperationError
+from leasehold_worker.timestamps import seconds
+
+
+class CarryOut(Protocol):
+    """Carries out a command of the worker's own."""
+
+    async def __call__(
+        self, workload_id: str, operation: Operation, expected_generation: int | None = None
+    ) -> CommandUpdate:
+        """Carries it out, if the workload has not changed, and returns its outcome."""
+
+
+class Perform(Protocol):
+    """Carries out what a command says, by commands of the worker's own where it has to."""
+
+    async def __call__(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
+        """Carries it out.
+
+        Raises:
+            OperationError: It failed, or was refused.
+        """
+
+
+@final
+class Execution:
+    """A command whose operation is under way."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.scope = trio.CancelScope()
+        self._cancelled = entry.cancel_requested
+
+    def begin(self) -> None:
+        """Sets the deadline: the timeout counts from when the command may have come first."""
+        timeout_s = seconds(self.entry.command.timeout)
+        if timeout_s > 0:
+            waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)
+            self.scope.deadline = trio.current_time() + timeout_s - waited_s
+        if self._cancelled:
+            self.scope.cancel()
+
+    def cancel(self) -> None:
+        """Somebody asked for it."""
+        self._cancelled = True
+        self.scope.cancel()
+
+    def why_undone(self, progress: Progress) -> OperationError:
+        """Why an operation ended that was cancelled or timed out before its point of no return."""
+        for _, outcome in progress.outcomes:
+            if outcome.rolled_back is False and outcome.error is not None:
+                return outcome.error
+        undone = "everything was undone" if _has_called(progress) else "nothing was done"
+        if progress.warnings:
+            undone += ", but for what the warnings say"
+        if self._cancelled:
+            return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
+        return OperationError(
+            errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
+        )
+
+    def why_too_late(self) -> str | None:
+        """What to say of a cancellation or timeout that came after the point of no return."""
+        if self._cancelled:
+            return "the cancellation came after the point of no return, so it was finished"
+        if trio.current_time() > self.scope.deadline:
+            return "its timeout passed after the point of no return, so it was finished"
+        return None

@@ -1,0 +1,336 @@
+"""A command in, exactly one outcome out.
+
+What is to be done about each frame is decided in :mod:`leasehold_worker.commands.ledger`; here it is done.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Final, final
+
+import trio
+from google.protobuf.duration_pb2 import Duration
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandState, Operation
+from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+
+from leasehold_worker.commands import journal_file
+from leasehold_worker.commands.execution import Execution, Perform
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.journal import Journal
+from leasehold_worker.commands.ledger import (
+    LOCAL_PREFIX,
+    Cancel,
+    CommandLedger,
+    Effect,
+    Entry,
+    Forget,
+    Keep,
+    Refuse,
+    Start,
+    Tell,
+    is_local,
+    workload_ids,
+)
+from leasehold_worker.commands.messages import fitting, result_message
+from leasehold_worker.commands.outcomes import outcome_of
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.commands.states import (
+    ACCEPTED,
+    FAILED,
+    SUCCEEDED,
+    is_terminal,
+)
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.host.stalls import Stalls
+from leasehold_worker.log_context import log_context
+
+logger = logging.getLogger(__name__)
+
+LOCAL_TIMEOUT: Final = Duration(seconds=600)
+"""As for commands of the coordinator that move memory."""
+
+
+@final
+class Commands:
+    """The commands of one agent.
+
+    Args:
+        perform: Carries out what a command says.
+        journal: Keeps them.
+        workloads_of: The workloads with these ids as messages.
+        driver_version: Named in results.
+        nursery: Where they run.
+        observer: Told every update, once it is on disk, in order.
+    """
+
+    def __init__(
+        self,
+        perform: Perform,
+        journal: Journal,
+        workloads_of: Callable[[Iterable[str]], Iterable[workload_pb2.Workload]],
+        driver_version: str | None,
+        nursery: trio.Nursery,
+        observer: Callable[[CommandUpdate], None],
+    ) -> None:
+        self._perform = perform
+        self._journal = journal
+        self._workloads_of = workloads_of
+        self._driver_version = driver_version
+        self._nursery = nursery
+        self._observer = observer
+        self.stalls = Stalls()
+        """Sees when this process did not run, while its ``run`` runs: commands may have waited then."""
+        # An earlier version of the worker may have kept outcomes of any size.
+        entries = [replace(entry, update=fitting(entry.update)) for entry in journal.contents.entries]
+        self._ledger = CommandLedger(entries)
+        self._unwritten: set[str] = set()
+        """Ids of commands that have ended, and whose outcome is not on disk yet."""
+        self._executions: dict[str, Execution] = {}
+        self._closed = False
+        self._finished = trio.Event()
+        self._local: dict[str, Callable[[CommandUpdate], None]] = {}
+        """Who waits for the end of a command of the worker's own, by its id."""
+
+    def close(self) -> None:
+        """Refuses new commands of the coordinator from now on."""
+        self._closed = True
+
+    async def wait_finished(self) -> None:
+        """Waits until no command is unfinished."""
+        while self._ledger.open_entries:
+            await self._finished.wait()
+
+    @property
+    def open_entries(self) -> list[Entry]:
+        """Commands that have not ended."""
+        return self._ledger.open_entries
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Ids of the commands that have not ended as far as may be told: their outcome is not on disk."""
+        ids = [*(entry.command_id for entry in self._ledger.open_entries), *self._unwritten]
+        return [command_id for command_id in ids if not is_local(command_id)]
+
+    @property
+    def unacknowledged(self) -> list[CommandUpdate]:
+        """Outcomes that are on disk and that the coordinator has not acknowledged."""
+        return [
+            update
+            for update in self._ledger.unacknowledged
+            if update.command_id not in self._unwritten and not is_local(update.command_id)
+        ]
+
+    def receive(self, frame: CommandFrame, epoch: int) -> None:
+        """Takes a command or its cancellation. What was seen before is answered with where it stands."""
+        crash_point("command-received")
+        refusal = self._refusal(frame.command)
+        received_s = time.time() - self.stalls.waited_s()
+        self._carry_out(self._ledger.receive(frame, epoch, received_s, refusal))
+
+    async def carry_out(
+        self, workload_id: str, operation: Operation, expected_generation: int | None = None
+    ) -> CommandUpdate:
+        """Carries out a command of the worker's own, as one of the coordinator's, and waits for its end.
+
+        The coordinator hears of what it does to the workload, and not of the command.
+
+        Args:
+            workload_id: The workload.
+            operation: What to do.
+            expected_generation: The workload must not have changed since. None: it may.
+
+        Returns:
+            Its outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
+        """
+        command_id = f"{LOCAL_PREFIX}{uuid.uuid4().hex[:16]}"
+        command = Command(
+            command_id=command_id, workload_id=workload_id, operation=operation, timeout=LOCAL_TIMEOUT
+        )
+        if expected_generation is not None:
+            command.expected_generation = expected_generation
+        ended = trio.Event()
+        outcomes: list[CommandUpdate] = []
+
+        def note(update: CommandUpdate) -> None:
+            outcomes.append(update)
+            ended.set()
+
+        self._local[command_id] = note
+        try:
+            self.receive(CommandFrame(command=command), 0)
+            await ended.wait()
+        finally:
+            del self._local[command_id]
+        return outcomes[0]
+
+    def acknowledge(self, command_id: str) -> None:
+        """Notes that the coordinator has stored the outcome, and forgets what is old."""
+        self._carry_out(self._ledger.acknowledge(command_id, time.time()))
+        crash_point("acknowledged")
+
+    def resume(self, entry: Entry) -> None:
+        """Begins a command that an earlier start of the worker took in and had not begun."""
+        self._carry_out([Start(entry)])
+
+    def settle(self, command_id: str, error: OperationError | None, warning: str) -> None:
+        """Ends a command that an earlier start of the worker had begun, as it was found.
+
+        Args:
+            command_id: The command.
+            error: Why it did not succeed. None: it did.
+            warning: What is said beside that. Empty: nothing.
+        """
+        progress = Progress(lambda _: None, warnings=[warning] if warning else [])
+        self._carry_out(self._ledger.progress(command_id, "settle"))
+        entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
+        self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)
+
+    def _refusal(self, command: Command) -> OperationError | None:
+        if self._closed and not is_local(command.command_id):
+            return OperationError(
+                errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
+            )
+        if self._journal.refusal is not None:
+            return self._journal.refusal
+        generations = [w.status.generation for w in self._workloads_of([command.workload_id])]
+        if command.HasField("expected_generation") and generations != [command.expected_generation]:
+            return OperationError(
+                errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
+                f"workload {command.workload_id} has changed since generation {command.expected_generation}: "
+                "read it again",
+            )
+        return None
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        """Does what the ledger says, in its order, and what follows a Keep only once that is on disk."""
+        if not effects:
+            return
+        if isinstance(effects[0], Refuse):
+            self._do(effects)
+            return
+        if not isinstance(effects[0], Keep):
+            self._journal.after_all(partial(self._do, effects))
+            return
+        entry, following = effects[0].entry, effects[1:]
+        begins = any(isinstance(effect, Start) for effect in following)
+        if any(isinstance(effect, Tell) and is_terminal(effect.update.state) for effect in following):
+            self._unwritten.add(entry.command_id)
+        self._journal.put(
+            ("commands", entry.command_id),
+            journal_file.keep_command(entry),
+            partial(self._do, following),
+            refused=partial(self._refuse, entry.command_id) if begins else None,
+            later=entry.acknowledged_s is not None,  # an outcome that is told twice is acknowledged twice
+        )
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep():
+                    raise ValueError("a Keep comes first")
+                case Tell(update) | Refuse(update):
+                    self._tell(update)
+                case Start(entry):
+                    self._executions[entry.command_id] = execution = Execution(entry)
+                    self._nursery.start_soon(self._execute, execution)
+                case Cancel(command_id):
+                    if command_id in self._executions:
+                        self._executions[command_id].cancel()
+                case Forget(command_ids):
+                    for command_id in command_ids:
+                        statements = journal_file.forget_command(command_id)
+                        self._journal.put(("commands", command_id), statements, later=True)
+
+    def _tell(self, update: CommandUpdate) -> None:
+        ended = is_terminal(update.state)
+        if ended:
+            self._unwritten.discard(update.command_id)
+        if ended or update.state == ACCEPTED:
+            crash_point("outcome-journaled" if ended else "command-journaled")
+        if is_local(update.command_id):
+            self._tell_locally(update)
+            return
+        self._observer(update)
+        if ended:
+            crash_point("outcome-told")
+
+    def _tell_locally(self, update: CommandUpdate) -> None:
+        if is_terminal(update.state):
+            self.acknowledge(update.command_id)
+            if update.command_id in self._local:
+                self._local[update.command_id](update)
+
+    def _refuse(self, command_id: str, error: OperationError) -> None:
+        self._do(self._ledger.refuse(command_id, error))
+
+    async def _execute(self, execution: Execution) -> None:
+        entry = execution.entry
+        workloads = ",".join(workload_ids(entry.command))
+        with log_context(epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads):
+            await self._perform_and_finish(execution)
+
+    async def _perform_and_finish(self, execution: Execution) -> None:
+        command = execution.entry.command
+        started = time.monotonic()
+        progress = Progress(partial(self._enter, command), partial(self._intend, command))
+        error: OperationError | None = None
+        execution.begin()
+        with execution.scope:
+            self._carry_out(self._ledger.progress(command.command_id, ""))
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                await self._perform(command, progress, self.carry_out)
+            except OperationError as raised:
+                error = raised
+            except Exception:
+                logger.exception("the command failed by a defect")
+                error = defect()
+        crash_point("operation-ended")
+        if execution.scope.cancelled_caught:
+            error = execution.why_undone(progress)
+        elif error is None and (too_late := execution.why_too_late()):
+            progress.warnings.append(too_late)
+        progress.close(failed=error is not None)
+        del self._executions[command.command_id]
+        self._finish(command, outcome_of(error, progress), error, progress, time.monotonic() - started)
+
+    def _enter(self, command: Command, phase: str) -> None:
+        self._carry_out(self._ledger.progress(command.command_id, phase))
+        crash_point(f"phase-{phase}")
+
+    async def _intend(self, command: Command, intent: Intent) -> None:
+        await self._journal.write(
+            ("intents", command.command_id), journal_file.keep_intent(command.command_id, intent)
+        )
+        crash_point(f"intent-{intent.phase}")
+
+    def _finish(
+        self,
+        command: Command,
+        state: CommandState.ValueType,
+        error: OperationError | None,
+        progress: Progress,
+        duration_s: float,
+    ) -> None:
+        update = CommandUpdate(
+            command_id=command.command_id,
+            state=state,
+            result=result_message(progress, duration_s, self._driver_version),
+            error=error.to_proto() if error else None,
+            workloads=self._workloads_of(workload_ids(command)),
+        )
+        logger.info(
+            "%s %s after %.3f s%s",
+            command.operation.WhichOneof("kind") or "unknown operation",
+            CommandState.Name(state).removeprefix("COMMAND_STATE_"),
+            duration_s,
+            f": {error.message}" if error else "",
+        )
+        self._carry_out(self._ledger.finish(fitting(update)))
+        self._finished.set()
+        self._finished = trio.Event()

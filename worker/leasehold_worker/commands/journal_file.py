@@ -1,0 +1,316 @@
+"""The journal's file: SQLite, and what is in it. Everything here blocks, and is called in a thread.
+
+Damage is noticed before anything is changed. Each row has a digest of its own, since SQLite has none for the
+content of its pages; commits are counted, in :mod:`leasehold_worker.commands.journal_seal` too.
+"""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+import msgspec
+from google.protobuf.message import DecodeError
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.journal_records import (
+    WorkloadRecord,
+    decode_intent,
+    decode_standing,
+    decode_workload,
+    encode,
+)
+from leasehold_worker.commands.journal_seal import JournalSeal
+from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.errors import StartError
+from leasehold_worker.leasing.leases import Standing
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 3
+"""Version of what is in the file, kept in SQLite's ``user_version``."""
+
+BUSY_TIMEOUT_S: Final = 5.0
+
+_TABLES: Final = """
+CREATE TABLE commands (
+    command_id TEXT PRIMARY KEY,
+    command BLOB NOT NULL,
+    epoch INTEGER NOT NULL,
+    received_s REAL NOT NULL,
+    command_update BLOB NOT NULL,
+    cancel_requested INTEGER NOT NULL,
+    acknowledged_s REAL
+) WITHOUT ROWID;
+CREATE TABLE intents (command_id TEXT PRIMARY KEY, intent BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE workloads (workload_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE probes (probe_id TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID;
+"""
+
+_STANDINGS: Final = """
+CREATE TABLE standings (gpu_uuid TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
+"""
+"""Came with format 2."""
+
+_COMMITS: Final = """
+CREATE TABLE commits (commit_id INTEGER PRIMARY KEY CHECK (commit_id = 0), number INTEGER NOT NULL);
+INSERT INTO commits VALUES (0, 0);
+"""
+"""Came with format 3, as did the digests."""
+
+_COLUMNS: Final = {
+    "commands": "command_id, command, epoch, received_s, command_update, cancel_requested, acknowledged_s",
+    "intents": "command_id, intent",
+    "workloads": "workload_id, record",
+    "standings": "gpu_uuid, standing",
+}
+"""What the digest of a row is of, by table."""
+
+_DIGESTS: Final = "".join(
+    f"ALTER TABLE {table} ADD COLUMN digest BLOB; UPDATE {table} SET digest = row_digest({columns});"  # noqa: S608 - ours
+    for table, columns in _COLUMNS.items()
+)
+
+Statement: TypeAlias = tuple[str, tuple[object, ...]]
+"""SQL, and the values of its parameters."""
+
+
+PROBE: Final[list[Statement]] = [("INSERT OR REPLACE INTO probes VALUES ('', randomblob(8))", ())]
+"""Writes something that nobody needs, to see whether the disk takes it."""
+
+
+def keep_command(entry: Entry) -> list[Statement]:
+    """Keeps a command. Once it has ended, what it meant to do no longer matters."""
+    values = (
+        entry.command_id,
+        entry.command.SerializeToString(),
+        entry.epoch,
+        entry.received_s,
+        entry.update.SerializeToString(),
+        int(entry.cancel_requested),
+        entry.acknowledged_s,
+    )
+    statements = [_keep("commands", *values)]
+    if not entry.is_open:
+        statements.append(("DELETE FROM intents WHERE command_id = ?", (entry.command_id,)))
+    return statements
+
+
+def keep_intent(command_id: str, intent: Intent) -> list[Statement]:
+    """Keeps what a command is about to do, in the place of what it did before."""
+    return [_keep("intents", command_id, encode(intent))]
+
+
+def keep_workload(record: WorkloadRecord) -> list[Statement]:
+    """Keeps a workload."""
+    return [_keep("workloads", record.workload_id, encode(record))]
+
+
+def forget_command(command_id: str) -> list[Statement]:
+    """Takes a command out."""
+    return [("DELETE FROM commands WHERE command_id = ?", (command_id,))]
+
+
+def forget_workload(workload_id: str) -> list[Statement]:
+    """Takes a workload out."""
+    return [("DELETE FROM workloads WHERE workload_id = ?", (workload_id,))]
+
+
+def keep_standing(gpu_uuid: str, standing: Standing) -> list[Statement]:
+    """Keeps what is held against a GPU, or under "" against the worker."""
+    return [_keep("standings", gpu_uuid, encode(standing))]
+
+
+def _keep(table: str, *values: object) -> Statement:
+    """Writes a row with its digest."""
+    numbers = ", ".join(f"?{number}" for number in range(1, len(values) + 1))
+    sql = f"INSERT OR REPLACE INTO {table} VALUES ({numbers}, row_digest({numbers}))"  # noqa: S608 - ours
+    return sql, values
+
+
+def row_digest(*values: object) -> bytes:
+    """The digest of a row, also a function of SQL. Truth values are numbers there."""
+    return blake2b(msgspec.msgpack.encode(values), digest_size=16).digest()
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """The state that an earlier start of the worker kept.
+
+    Attributes:
+        entries: Its commands.
+        intents: What open ones were about to do.
+        workloads: Its workloads.
+        standings: What was held against its GPUs, and under "" against itself.
+    """
+
+    entries: list[Entry]
+    intents: dict[str, Intent]
+    workloads: list[WorkloadRecord]
+    standings: dict[str, Standing]
+
+
+@final
+class JournalFile:
+    """The open file, of which the state directory's lock makes us the only user.
+
+    Raises:
+        StartError: It can't be read or written. It is left as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with ExitStack() as undone:
+            try:
+                self._seal = undone.enter_context(closing(JournalSeal(path.with_name(f"{path.name}-seal"))))
+                if path.exists():
+                    _verify(path, self._seal)
+                elif self._seal.number:
+                    raise sqlite3.DatabaseError(f"it is gone, and had {self._seal.number} commits")
+                self._connection = undone.enter_context(closing(connect(path)))
+                self._connection.execute("PRAGMA journal_mode = WAL").close()
+                self._connection.execute("PRAGMA synchronous = FULL").close()
+                self.contents = self._read()
+            except (OSError, sqlite3.Error, msgspec.DecodeError, DecodeError, ValueError) as error:
+                raise StartError(
+                    f"the journal {path} can't be used ({error}): it holds who has which GPU. Mend "
+                    f"its disk, or move {path}* away: then the next start takes back the programs that it "
+                    "finds, and forgets commands"
+                ) from error
+            undone.pop_all()
+        self._files = self._identify()
+
+    def _read(self) -> Contents:
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if found < FORMAT:
+            older = {0: _TABLES + _STANDINGS, 1: _STANDINGS, 2: ""}[found]
+            self._seal.write(0)
+            self._connection.executescript(
+                f"BEGIN; {older} {_DIGESTS} {_COMMITS} PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
+        select = self._connection.execute
+        (self._number,) = select("SELECT number FROM commits").fetchone()
+        return Contents(
+            entries=[_entry(row) for row in select("SELECT * FROM commands ORDER BY received_s, command_id")],
+            intents={
+                command_id: decode_intent(data)
+                for command_id, data in select("SELECT command_id, intent FROM intents")
+            },
+            workloads=sorted(
+                (decode_workload(data) for (data,) in select("SELECT record FROM workloads")),
+                key=lambda record: record.start_time,
+            ),
+            standings={
+                uuid: decode_standing(data)
+                for uuid, data in select("SELECT gpu_uuid, standing FROM standings")
+            },
+        )
+
+    def _identify(self) -> list[tuple[int, int]]:
+        """Which files bear the journal's names now.
+
+        Raises:
+            OSError: One of them is gone.
+        """
+        found = [os.stat(f"{self._path}{suffix}") for suffix in ("", "-wal", "-seal")]
+        return [(file.st_dev, file.st_ino) for file in found]
+
+    def commit(self, statements: Iterable[Statement]) -> None:
+        """Carries out the statements in one transaction, on disk before this returns.
+
+        Raises:
+            sqlite3.Error: Nothing was changed.
+        """
+        self._require_in_place()
+        self._catch_up()
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for sql, values in statements:
+                self._connection.execute(sql, values)
+            self._connection.execute("UPDATE commits SET number = ?", (self._number + 1,))
+        self._number += 1
+        try:
+            self._seal.write(self._number)
+        except OSError as error:  # what is committed holds, and the next commit waits for the seal
+            logger.error("the number of a commit can't be kept beside the journal: %s", error.strerror)
+
+    def _require_in_place(self) -> None:
+        """Refuses to write into files that the next start would not find."""
+        try:
+            moved = self._identify() != self._files
+        except OSError:
+            moved = True
+        if moved:
+            raise sqlite3.OperationalError(f"{self._path.name} or a file beside it was deleted or replaced")
+
+    def _catch_up(self) -> None:
+        """Brings the seal to the last commit, if the disk refused that before."""
+        if self._seal.number != self._number:
+            try:
+                self._seal.write(self._number)
+            except OSError as error:
+                raise sqlite3.OperationalError(f"{self._path.name}-seal: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._connection.close()
+        self._seal.close()
+
+
+def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
+    """A connection that knows ``row_digest``."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.create_function("row_digest", -1, row_digest, deterministic=True)
+    return connection
+
+
+def _verify(path: Path, seal: JournalSeal) -> None:
+    """Looks for damage, and changes nothing: a connection that may write would drop a damaged log at its end.
+
+    Raises:
+        sqlite3.Error: Something is damaged or missing.
+    """
+    with closing(connect(path, "ro")) as connection:
+        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if not 0 <= found <= FORMAT:
+            raise sqlite3.DatabaseError(f"its format is {found}, and this version reads {FORMAT}")
+        connection.execute("PRAGMA cell_size_check = ON").close()
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        numbers = connection.execute("SELECT number FROM commits").fetchall() if found == FORMAT else [(0,)]
+        number = numbers[0][0] if numbers else None
+        agrees = number is not None and seal.number is not None and number >= seal.number
+        if not agrees and (found == FORMAT or seal.number):
+            raise sqlite3.DatabaseError(
+                f"its last commit is number {number}, and {path.name}-seal says {seal.number}"
+            )
+        for table, columns in _COLUMNS.items() if found == FORMAT else ():
+            wrong = connection.execute(
+                f"SELECT count(*) FROM {table} WHERE digest IS NOT row_digest({columns})"  # noqa: S608 - ours
+            )
+            if damaged := wrong.fetchone()[0]:
+                raise sqlite3.DatabaseError(f"{damaged} rows of {table} are damaged")
+
+
+def _entry(row: tuple[str, bytes, int, float, bytes, int, float | None, bytes]) -> Entry:
+    _, command, epoch, received_s, update, cancel_requested, acknowledged_s, _ = row
+    return Entry(
+        Command.FromString(command),
+        epoch,
+        received_s,
+        CommandUpdate.FromString(update),
+        bool(cancel_requested),
+        acknowledged_s,
+    )

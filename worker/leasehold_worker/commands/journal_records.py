@@ -1,0 +1,124 @@
+"""What the journal keeps of workloads and operations, and its form on disk."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
+
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.driver.members import Member
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.leasing.leases import Lease, Standing
+from leasehold_worker.workloads.workload import Hooked, Parked, Workload
+
+_MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, errors_pb2.Error)
+
+
+class WorkloadRecord(msgspec.Struct, frozen=True):
+    """A workload as last reported, with the fields of :class:`~leasehold_worker.workloads.workload.Workload`.
+
+    ``boot_id`` is the kernel's at its start: without it, its process ids mean nothing.
+    """
+
+    workload_id: str
+    name: str
+    spec: workload_pb2.WorkloadSpec
+    root: ProcessIdentity
+    boot_id: str
+    start_time: datetime
+    lease: Lease | None
+    state: WorkloadState.ValueType
+    generation: int
+    members: tuple[Member, ...]
+    parked: Parked | None
+    end_time: datetime | None
+    returncode: int | None
+    error: errors_pb2.Error | None
+    restored: bool
+    origin: WorkloadOrigin.ValueType = workload_pb2.WORKLOAD_ORIGIN_RUN
+    user: str = ""
+    uid: int | None = None
+    mark: str = ""
+    yielded: bool = False
+    absent: bool = False
+    hooked: Hooked | None = None
+    home: tuple[str, ...] = ()
+    ready_time: datetime | None = None
+
+
+def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
+    """The record of a workload as it is now."""
+    return WorkloadRecord(
+        workload_id=workload.workload_id,
+        name=workload.name,
+        spec=workload.spec,
+        root=workload.root,
+        boot_id=boot_id,
+        start_time=workload.start_time,
+        lease=workload.lease,
+        state=workload.state,
+        generation=workload.generation,
+        members=workload.members,
+        parked=workload.parked,
+        end_time=workload.end_time,
+        returncode=workload.returncode,
+        error=workload.error.to_proto() if workload.error else None,
+        restored=workload.restored,
+        origin=workload.origin,
+        user=workload.user,
+        uid=workload.uid,
+        mark=workload.mark,
+        yielded=workload.yielded,
+        absent=workload.absent,
+        hooked=workload.hooked,
+        home=workload.home,
+        ready_time=workload.ready_time,
+    )
+
+
+def encode(record: WorkloadRecord | Intent | Standing) -> bytes:
+    """A record as it is kept."""
+    return msgspec.json.encode(record, enc_hook=_encode_message)
+
+
+def decode_workload(data: bytes) -> WorkloadRecord:
+    """A workload's record.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=WorkloadRecord, dec_hook=_decode_message)
+
+
+def decode_standing(data: bytes) -> Standing:
+    """What was held against a GPU.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=Standing)
+
+
+def decode_intent(data: bytes) -> Intent:
+    """An intent.
+
+    Raises:
+        msgspec.DecodeError: It is none.
+    """
+    return msgspec.json.decode(data, type=Intent, dec_hook=_decode_message)
+
+
+def _encode_message(value: object) -> str:
+    if isinstance(value, Message):
+        return value.SerializeToString().hex()
+    raise NotImplementedError(f"{type(value)} has no form on disk")
+
+
+def _decode_message(wanted: type, value: Any) -> Message:
+    for message in _MESSAGES:
+        if wanted is message:
+            return message.FromString(bytes.fromhex(value))
+    raise NotImplementedError(f"{wanted} has no form on disk")

@@ -1,0 +1,113 @@
+"""Results of commands as messages of the protos, within the size of a frame."""
+
+from collections.abc import Callable
+from typing import Final
+
+from leasehold.v1 import command_pb2, worker_session_pb2
+
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.members import MemberOutcome
+from leasehold_worker.driver.messages import pair_messages
+from leasehold_worker.timestamps import duration
+
+UPDATE_LIMIT_BYTES: Final = 131_072
+"""Half a frame, as for hello."""
+
+MESSAGE_LIMIT: Final = 1024
+"""Characters that are left of an error's sentence where nothing else fits."""
+
+
+def result_message(
+    progress: Progress, duration_s: float, driver_version: str | None
+) -> command_pb2.CommandResult:
+    """What a command did."""
+    return command_pb2.CommandResult(
+        already_there=progress.already_there,
+        members=[_outcome(workload_id, outcome) for workload_id, outcome in progress.outcomes],
+        applied_pairs=pair_messages(progress.applied_pairs),
+        released_gpu_uuids=progress.released_gpu_uuids,
+        claimed_gpu_uuids=progress.claimed_gpu_uuids,
+        driver_version=driver_version,
+        duration=duration(duration_s),
+        warnings=progress.warnings,
+        phases=[
+            command_pb2.PhaseTiming(
+                phase=phase.name,
+                duration=duration(phase.duration_s),
+                failed=phase.failed,
+                rollback=phase.rollback,
+            )
+            for phase in progress.phases
+        ],
+        policy=progress.policy,
+        checkpoint_id=progress.checkpoint_id or None,
+        disk_bytes=progress.disk_bytes or None,
+    )
+
+
+def _outcome(workload_id: str, outcome: MemberOutcome) -> command_pb2.MemberOutcome:
+    return command_pb2.MemberOutcome(
+        workload_id=workload_id,
+        pid=outcome.member.identity.pid,
+        start_time_ticks=outcome.member.identity.start_time_ticks,
+        state_before=outcome.state_before,
+        state_after=outcome.state_after,
+        phases=[
+            command_pb2.PhaseTiming(
+                phase=str(phase.call),
+                duration=duration(phase.duration_s),
+                moved_bytes=phase.moved_bytes,
+                failed=phase.failed,
+                rollback=phase.rollback,
+            )
+            for phase in outcome.phases
+        ],
+        error=outcome.error.to_proto() if outcome.error else None,
+        rolled_back=outcome.rolled_back,
+    )
+
+
+def fitting(update: worker_session_pb2.CommandUpdate) -> worker_session_pb2.CommandUpdate:
+    """The update, or what of it goes into a frame.
+
+    A larger frame ends the stream, and the next one, on which it is told again. Specs go first, which the
+    coordinator has; then workloads' members, which hello tells; then what was done with each member.
+    """
+    fitted = worker_session_pb2.CommandUpdate()
+    fitted.CopyFrom(update)
+    for trim in _TRIMS:
+        if fitted.ByteSize() <= UPDATE_LIMIT_BYTES:
+            break
+        trim(fitted)
+    return fitted
+
+
+def _leave_out_specs(update: worker_session_pb2.CommandUpdate) -> None:
+    for told in update.workloads:
+        told.ClearField("spec")
+
+
+def _leave_out_members(update: worker_session_pb2.CommandUpdate) -> None:
+    for told in update.workloads:
+        told.status.ClearField("members")
+
+
+def _leave_out_member_outcomes(update: worker_session_pb2.CommandUpdate) -> None:
+    update.result.ClearField("members")
+    update.result.warnings.append("what was done with each member is more than can be told")
+
+
+def _leave_out_all_but_the_outcome(update: worker_session_pb2.CommandUpdate) -> None:
+    update.ClearField("workloads")
+    update.ClearField("result")
+    if update.HasField("error"):
+        update.error.ClearField("metadata")
+        update.error.message = update.error.message[:MESSAGE_LIMIT]
+
+
+_TRIMS: Final[tuple[Callable[[worker_session_pb2.CommandUpdate], None], ...]] = (
+    _leave_out_specs,
+    _leave_out_members,
+    _leave_out_member_outcomes,
+    _leave_out_all_but_the_outcome,
+)

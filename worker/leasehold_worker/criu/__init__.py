@@ -1,0 +1,1 @@
+"""Process images by CRIU."""

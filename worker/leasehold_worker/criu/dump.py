@@ -1,0 +1,224 @@
+"""Writing an image of a process tree, up to a point of no return that the caller sets.
+
+CRIU stops the processes, writes the image, and waits: that is where the caller makes the image final. Only
+when that has succeeded are the processes ended. Whatever goes wrong before lets them go on as if nothing had
+been.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, final
+
+import trio
+from leasehold.v1 import criu_pb2, errors_pb2
+from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest, CriuResponse
+
+from leasehold_worker.criu import rpc
+from leasehold_worker.criu.installation import CriuFacts, read_errors
+from leasehold_worker.criu.rpc import Swrk, SwrkError
+from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree
+
+DUMP_TIMEOUT_S: Final = 1800.0
+UNDO_TIMEOUT_S: Final = 60.0
+"""How long CRIU may take to let the processes go on after it was told to fail."""
+
+FINISH_TIMEOUT_S: Final = 60.0
+"""How long CRIU may take to end the processes of a finished image."""
+
+END_TIMEOUT_S: Final = 10.0
+"""How long CRIU may take to end after its last word, or after the last that it could have had."""
+
+FREEZE_TIMEOUT_S: Final = 30
+"""How long CRIU may take to stop the processes."""
+
+PROGRESS_INTERVAL_S: Final = 0.25
+GHOST_BYTES: Final = 64 << 20
+"""Up to which size the content of deleted files that are open goes into the image."""
+
+COMMITTED: Final = "committed"
+"""Metadata "phase" of a failure after the point of no return."""
+
+_LOG: Final = "dump.log"
+_LOG_LEVEL: Final = 2
+_POST_DUMP: Final = "post-dump"
+_NETWORK_UNLOCK: Final = "network-unlock"
+
+
+async def dump(
+    facts: CriuFacts,
+    root_pid: int,
+    directory: Path,
+    commit: Callable[[], Awaitable[None]],
+    *,
+    progress: Callable[[int], None] | None = None,
+    timeout_s: float = DUMP_TIMEOUT_S,
+) -> None:
+    """Writes an image of a process and all below it, and ends them.
+
+    When it is cancelled before ``commit`` has returned, the processes go on running and the directory is
+    gone. Afterwards it is finished before a cancellation is noticed.
+
+    Args:
+        facts: The CRIU.
+        root_pid: First process of the tree, at the head of its session.
+        directory: Where the image goes; it is there and empty. ``<directory>.work`` beside it is CRIU's for
+            the time of the call.
+        commit: Called once the image is complete and the processes are stopped: makes it final. Where it
+            raises, the processes go on, and what it raised is raised.
+        progress: Is told the bytes of the image so far, again and again.
+        timeout_s: For everything up to the end of ``commit``.
+
+    Raises:
+        OperationError: CRIU_FAILED. The processes go on running, and the directory is gone; but with metadata
+            "phase" :data:`COMMITTED` the image is final, and the processes may have ended or not: look.
+    """
+    work = working_directory(directory)
+    running = _Dump(root_pid, commit, timeout_s)
+    try:
+        with open_directories(directory, work) as (images, logs, errors):
+            request = CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_DUMP, opts=_options(root_pid, images, logs))
+            # No plugin is there, so none is loaded: the members were suspended before, and hold no GPU.
+            environment = {rpc.PLUGIN_VARIABLE: str(work)}
+            async with rpc.start(
+                facts.path, errors=errors, environment=environment, end_timeout_s=END_TIMEOUT_S
+            ) as criu:
+                await _while_reporting(directory, progress, lambda: running.run(criu, request))
+    except SwrkError as error:
+        said = read_errors(work / _LOG, work / ERRORS_FILE)
+        raise running.error(f"{error}{': ' if said else ''}{said}") from error
+    finally:
+        with trio.CancelScope(shield=True):
+            leftovers = [work] if running.committed else [work, directory]
+            for leftover in leftovers:
+                await trio.to_thread.run_sync(discard_tree, leftover)
+
+
+def _options(root_pid: int, images: int, logs: int) -> CriuOptions:
+    return CriuOptions(
+        images_dir_fd=images,
+        work_dir_fd=logs,
+        pid=root_pid,
+        log_level=_LOG_LEVEL,
+        log_file=_LOG,
+        notify_scripts=True,
+        file_locks=True,
+        link_remap=True,
+        # Of connections with both ends in the tree: obstacles.py refuses others, also of a stopped tree. So
+        # nobody sends during the dump, and no firewall rule is needed, which would outlive the dump.
+        tcp_established=True,
+        network_lock=criu_pb2.CRIU_NETWORK_LOCK_SKIP,
+        ghost_limit=GHOST_BYTES,
+        # The worker puts a restored tree into its group, as it does with a program that it starts.
+        manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,
+        timeout=FREEZE_TIMEOUT_S,
+    )
+
+
+@final
+class _Dump:
+    """One dump, and whether it is past its point of no return."""
+
+    def __init__(self, root_pid: int, commit: Callable[[], Awaitable[None]], timeout_s: float) -> None:
+        self._root_pid = root_pid
+        self._commit = commit
+        self._timeout_s = timeout_s
+        self.committed = False
+
+    def error(self, why: str) -> OperationError:
+        """The failure, for the reason that is said."""
+        if self.committed:
+            return OperationError(
+                errors_pb2.ERROR_REASON_CRIU_FAILED,
+                f"CRIU wrote an image of process {self._root_pid} and did not end the processes ({why}): "
+                "stop the workload, or delete the image",
+                {"pid": str(self._root_pid), "phase": COMMITTED},
+            )
+        return OperationError(
+            errors_pb2.ERROR_REASON_CRIU_FAILED,
+            f"CRIU could not write an image of process {self._root_pid} ({why}): it goes on running, and "
+            "docs/criu.md says what an image can't hold",
+            {"pid": str(self._root_pid)},
+        )
+
+    async def run(self, criu: Swrk, request: CriuRequest) -> None:
+        with trio.move_on_after(self._timeout_s) as deadline:
+            try:
+                answer = await self._talk(criu, request)
+            except SwrkError:
+                raise
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await _undo(criu)
+                raise
+        if deadline.cancelled_caught:
+            raise SwrkError(f"it was not done within {self._timeout_s:g} s")
+        if not answer.success:
+            raise SwrkError("it failed")
+        if not self.committed:
+            raise SwrkError("it ended without saying that the image was complete")
+
+    async def _talk(self, criu: Swrk, request: CriuRequest) -> CriuResponse:
+        await criu.send(request)
+        while True:
+            answer = await criu.receive()
+            if answer.type != criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
+                return answer
+            if answer.notify.script == _POST_DUMP:
+                await self._commit()
+                self.committed = True
+                return await _finish(criu)
+            await criu.go_on(True)
+
+
+async def _finish(criu: Swrk) -> CriuResponse:
+    """Lets CRIU end the processes, and returns its last word."""
+    with trio.CancelScope(shield=True), trio.move_on_after(FINISH_TIMEOUT_S):
+        await criu.go_on(True)
+        while (answer := await criu.receive()).type == criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
+            await criu.go_on(True)
+        return answer
+    raise SwrkError(f"it did not end within {FINISH_TIMEOUT_S:g} s")
+
+
+async def _undo(criu: Swrk) -> None:
+    """Makes CRIU fail, and waits until it has let the processes go on."""
+    criu.forbid_writing()
+    with trio.move_on_after(UNDO_TIMEOUT_S):
+        try:
+            # It may wait for an answer to the notification at which we were interrupted. One too many does
+            # no harm.
+            await criu.go_on(False)
+            while (answer := await criu.receive()).type == criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
+                await criu.go_on(answer.notify.script == _NETWORK_UNLOCK)
+        except SwrkError:
+            return
+
+
+async def _while_reporting(
+    directory: Path, progress: Callable[[int], None] | None, work: Callable[[], Awaitable[None]]
+) -> None:
+    """Does the work, and tells meanwhile how the directory grows."""
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        if progress is not None:
+            nursery.start_soon(_progress, directory, progress)
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _progress(directory: Path, progress: Callable[[int], None]) -> None:
+    while True:
+        try:
+            with os.scandir(directory) as entries:
+                progress(sum(entry.stat(follow_symlinks=False).st_size for entry in entries))
+        except FileNotFoundError:
+            return  # it is final, and has another name
+        await trio.sleep(PROGRESS_INTERVAL_S)

@@ -1,0 +1,31 @@
+"""How large an image will be, before it is written."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from leasehold_worker.host.processes import ProcessIdentity
+
+OVERHEAD_BYTES: Final = 1 << 20
+"""For each process: what CRIU says of its descriptors, mappings and threads."""
+
+_FIELDS: Final = frozenset({"Anonymous", "Pss_Shmem", "Swap"})
+"""Of smaps_rollup (proc_pid_smaps_rollup(5)): what is not in a file, and so is in the image."""
+
+
+def image_bytes(processes: Iterable[ProcessIdentity]) -> int:
+    """An upper bound of the size of an image of processes, as they are now.
+
+    Ask while members are CHECKPOINTED: what they had on GPUs is host memory then. Reading takes some
+    milliseconds for each GiB that a process has.
+    """
+    return sum(_memory_bytes(process.pid) + OVERHEAD_BYTES for process in processes)
+
+
+def _memory_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    pairs = (line.partition(":") for line in lines)
+    return sum(int(value.split()[0]) * 1024 for name, _, value in pairs if name in _FIELDS)

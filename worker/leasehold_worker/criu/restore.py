@@ -1,0 +1,142 @@
+"""Bringing a process tree back from its image, behind a launcher that outlives the worker."""
+
+import fcntl
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+import trio
+from leasehold.v1 import criu_pb2, errors_pb2
+from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest
+
+from leasehold_worker.criu import rpc
+from leasehold_worker.criu.installation import CriuFacts, read_errors
+from leasehold_worker.criu.rpc import SwrkError
+from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_zombie
+from leasehold_worker.programs.programs import LaunchError, relaunch
+
+RESTORE_TIMEOUT_S: Final = 1800.0
+
+_LOG: Final = "restore.log"
+_LOG_LEVEL: Final = 2
+
+
+def taken_pids(pids: Iterable[int]) -> list[int]:
+    """Which of these pids somebody has now, be it as a thread's id."""
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def check_pids_free(pids: Iterable[int]) -> None:
+    """Looks whether the processes of an image can have their pids again.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, they can't for now.
+    """
+    if taken := taken_pids(pids):
+        pid = taken[0]
+        if is_zombie(pid):
+            why = "is a zombie's, and nobody reaps it"
+            remedy = "start the container of the worker with an init that reaps (docker run --init)"
+        else:
+            why, remedy = "belongs to another process now", "try again when that has ended"
+        raise OperationError(
+            errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
+            f"pid {pid} of the image {why}, and CRIU restores processes with their pids: {remedy}",
+            {"pid": str(pid)},
+        )
+
+
+async def restore(
+    facts: CriuFacts,
+    image: Path,
+    root_pid: int,
+    pids: Collection[int],
+    folder: Path,
+    *,
+    group: Path | None,
+    nursery: trio.Nursery,
+    timeout_s: float = RESTORE_TIMEOUT_S,
+) -> ProcessIdentity:
+    """Brings a process tree back, under its former pids. The image stays as it is, members are CHECKPOINTED.
+
+    When it is cancelled nothing of the tree runs, and nothing will; but if it was done by then, this returns
+    as if it had not been cancelled.
+
+    Args:
+        facts: The CRIU.
+        image: A verified image.
+        root_pid: The pid of its first process.
+        pids: Those of all its processes.
+        folder: Where the launcher writes. What it wrote there about the former life must be gone.
+        group: Control group that the tree runs in. None: the worker's.
+        nursery: Where the launcher is waited for.
+        timeout_s: How long it may take.
+
+    Returns:
+        Who the first process is now: the same pid, with another start time.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is taken. CRIU_FAILED: nothing of the tree runs.
+    """
+    check_pids_free(pids)
+    work = working_directory(image)
+    await _remove(work)  # left by a worker that was killed
+    try:
+        with open_directories(image, work) as (images, logs, errors):
+            # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
+            fcntl.flock(images, fcntl.LOCK_SH)
+            return await relaunch(
+                folder,
+                facts.path,
+                _request(images, logs),
+                root_pid,
+                descriptors=(images, logs),
+                # No plugin is there, so none is loaded.
+                environment={**os.environ, rpc.PLUGIN_VARIABLE: str(work)},
+                errors=errors,
+                group=group,
+                timeout_s=timeout_s,
+                nursery=nursery,
+            )
+    except (LaunchError, SwrkError) as error:
+        said = read_errors(work / _LOG, work / ERRORS_FILE)
+        why = f"{error}{': ' if said else ''}{said}"
+        raise OperationError(
+            errors_pb2.ERROR_REASON_CRIU_FAILED,
+            f"CRIU could not bring back what is in {image.name} ({why}): nothing of it runs, the image is as "
+            "it was, and docs/criu.md says what a restore needs",
+            {"image": image.name},
+        ) from error
+    finally:
+        with trio.CancelScope(shield=True):
+            await _remove(work)
+
+
+def new_identities(members: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, ProcessIdentity]:
+    """Who the members of a restored tree are now. Those that have ended since are missing."""
+    found = {member: identify(member.pid) for member in members}
+    return {member: now for member, now in found.items() if now is not None}
+
+
+def _request(images: int, logs: int) -> bytes:
+    options = CriuOptions(
+        images_dir_fd=images,
+        work_dir_fd=logs,
+        log_level=_LOG_LEVEL,
+        log_file=_LOG,
+        notify_scripts=True,
+        file_locks=True,
+        tcp_established=True,
+        network_lock=criu_pb2.CRIU_NETWORK_LOCK_SKIP,
+        rst_sibling=True,
+        manage_cgroups_mode=criu_pb2.CRIU_CGROUP_MODE_UNSPECIFIED,
+    )
+    return CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_RESTORE, opts=options).SerializeToString()
+
+
+async def _remove(directory: Path) -> None:
+    await trio.to_thread.run_sync(discard_tree, directory)

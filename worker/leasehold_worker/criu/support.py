@@ -1,0 +1,100 @@
+"""Whether CRIU can write and restore processes of this host, and what stands in its way."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.checkpoints.image_store import ImageStore
+from leasehold_worker.criu.compatibility import ImageHost
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.obstacles import obstacles
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.leasing.suspend_memory import MemoryNeed, SuspendMemory
+from leasehold_worker.workloads.workload import Workload
+
+PASSING_S: Final = 2.0
+"""How long what stands against an image may take to pass, such as a connection that is closing."""
+
+PASSING_INTERVAL_S: Final = 0.05
+
+
+@final
+class CriuSupport:
+    """The CRIU of one host, as plans and image checkpoints see it.
+
+    Args:
+        criu: The CRIU that works here, or why there is none.
+        store: The images.
+        host_memory: The ledger of promised host memory.
+        host: The facts of this host that an image must fit.
+    """
+
+    def __init__(
+        self, criu: CriuFacts | str, store: ImageStore, host_memory: SuspendMemory, host: ImageHost
+    ) -> None:
+        self._criu = criu
+        self._store = store
+        self._host_memory = host_memory
+        self._host = host
+
+    @property
+    def unavailable_reason(self) -> str:
+        """Why this worker writes no images. Empty: it does."""
+        return self._criu if isinstance(self._criu, str) else ""
+
+    def require_criu(self) -> CriuFacts:
+        """The CRIU that works here.
+
+        Raises:
+            OperationError: UNSUPPORTED_CAPABILITY: there is none.
+        """
+        if isinstance(self._criu, str):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"this worker writes no images of processes: {self._criu}",
+                {"capability": "checkpoint_image"},
+            )
+        return self._criu
+
+    async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
+        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
+
+        What is passing has time to pass: a server closes a connection a moment after it has answered.
+
+        Raises:
+            OperationError: TARGET_NOT_RUNNABLE: they can't be read.
+        """
+        if not processes:
+            await trio.lowlevel.checkpoint()
+            return []
+        look = partial(obstacles, processes, suspended=suspended)
+        deadline = trio.current_time() + PASSING_S
+        while True:
+            found = await read_process(processes[0].pid, look, is_long=True)
+            if not found or trio.current_time() > deadline:
+                return found
+            await trio.sleep(PASSING_INTERVAL_S)
+
+    async def check_kept(self, image_id: str) -> None:
+        """Refuses an image that is gone or for another host. Its bytes are not read.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
+        """
+        image = await trio.to_thread.run_sync(self._store.find, image_id)
+        self._host.check(image.manifest, self.require_criu())
+
+    def need(self, workload: Workload) -> MemoryNeed:
+        """What bringing a workload back takes of the host's memory: all of its image, until it is awake."""
+        return self._host_memory.need(image_memory(workload), parks=False)
+
+
+def image_memory(workload: Workload) -> dict[int, int]:
+    """What an image takes of the host's memory, as if by this process: its control group is there already."""
+    return {os.getpid(): workload.parked.disk_bytes if workload.parked else 0}

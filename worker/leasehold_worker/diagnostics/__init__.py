@@ -1,0 +1,1 @@
+"""``leasehold doctor`` and ``leasehold validate``."""

@@ -1,0 +1,138 @@
+"""``leasehold doctor``: looks at every precondition of this GPU host."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+import trio
+from leasehold.v1.plan_pb2 import CheckResult
+
+from leasehold_worker.agent.config import WorkerConfig, load_config
+from leasehold_worker.criu.installation import probe
+from leasehold_worker.diagnostics.checks import CHECKS
+from leasehold_worker.diagnostics.examination import Examination, Look, NotOkError
+from leasehold_worker.driver.errors import DriverError
+from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.driver.process import CheckpointProcess
+from leasehold_worker.errors import StartError
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.planning.findings import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
+
+EXIT_FAILED: Final = 1
+
+WORDS: Final = {PASSED: "ok", WARNING: "warning", REFUSED: "FAILED", NOT_CHECKED: "not checked"}
+
+Found = TypeVar("Found")
+
+
+def run(
+    config_path: Path | None, coordinator: str | None, state_dir: Path | None, timeout_s: float, output: str
+) -> None:
+    """Looks at the host, and prints what it found. Exits with 1 if something failed.
+
+    Args:
+        config_path: The worker's settings file. None: the system's, if there is one.
+        coordinator: Address of the coordinator. None: as the settings say.
+        state_dir: The worker's state directory. None: as the settings say.
+        timeout_s: How long any one look may take.
+        output: How to print: ``table`` or ``json``.
+    """
+    logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
+    error: str | None = None
+    try:
+        config = load_config(config_path, coordinator=coordinator, state_dir=state_dir)
+    except StartError as raised:
+        config, error = WorkerConfig(), str(raised)
+    checks = trio.run(examine, config, error, timeout_s, strict_exception_groups=True)
+    click.echo(_document(checks) if output == "json" else "\n".join(_lines(checks)))
+    if any(check.result == REFUSED for check in checks):
+        sys.exit(EXIT_FAILED)
+
+
+async def examine(config: WorkerConfig, config_error: str | None, timeout_s: float) -> list[Check]:
+    """Looks at the host. What does not come back in time is left behind in its thread, and said so."""
+    inventory = await _within(timeout_s, Inventory)
+    driver = Driver(timeout_s)
+    try:
+        await _probe(driver, timeout_s)
+        asked, obstacle = await _trace_obstacle(driver)
+        criu = await probe(config.criu or None, timeout_s=timeout_s)
+        patient = Examination(config, config_error, driver, inventory, asked, obstacle, criu)
+        return [await _look(name, look, patient, timeout_s) for name, look in CHECKS.items()]
+    finally:
+        await driver.close()
+
+
+async def _probe(driver: Driver, timeout_s: float) -> None:
+    try:
+        with trio.move_on_after(timeout_s) as scope:
+            await driver.probe()
+    except OSError as error:
+        driver.unavailable_reason = f"the driver helper can't be started: {error}"
+    if scope.cancelled_caught:
+        driver.unavailable_reason = f"cuInit did not return within {timeout_s:g} s"
+
+
+async def _look(name: str, look: Look, patient: Examination, timeout_s: float) -> Check:
+    def outcome() -> Check:
+        try:
+            return Check(name, PASSED, look(patient))
+        except NotOkError as error:
+            return Check(name, error.result, str(error))
+        except (OSError, ValueError) as error:  # a host may be broken in ways that no check thinks of
+            return Check(name, NOT_CHECKED, f"can't be looked at: {error}")
+
+    late = Check(name, REFUSED, f"no answer within {timeout_s:g} s: look for hung tasks and Xid in dmesg")
+    return await _within(timeout_s, outcome) or late
+
+
+async def _within(timeout_s: float, function: Callable[[], Found]) -> Found | None:
+    """What the function returns, called in a thread. None: it did not return in time."""
+    with trio.move_on_after(timeout_s):
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+    return None
+
+
+async def _trace_obstacle(driver: Driver) -> tuple[bool, str | None]:
+    """Whether the driver helper could be asked about a child of ours, and what is in its way there.
+
+    A child of this process is to the helper what a workload is. It ends with this process.
+    """
+    wait_for_end = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    try:
+        child = await trio.lowlevel.open_process(wait_for_end, stdin=subprocess.PIPE)
+    except OSError:
+        return False, None
+    try:
+        return True, await CheckpointProcess(driver, child.pid).trace_obstacle()
+    except (DriverError, DriverCallUnansweredError, DriverUnavailableError):
+        return False, None
+    finally:
+        with trio.CancelScope(shield=True):
+            child.kill()
+            await child.wait()
+
+
+def _document(checks: list[Check]) -> str:
+    return json.dumps(
+        {
+            "checks": [
+                {"name": check.name, "result": CheckResult.Name(check.result), "detail": check.detail}
+                for check in checks
+            ]
+        },
+        indent=2,
+    )
+
+
+def _lines(checks: list[Check]) -> list[str]:
+    width = max(len(check.name) for check in checks)
+    lines = [f"{check.name:<{width}}  {WORDS[check.result]:<11}  {check.detail}" for check in checks]
+    failed = sum(check.result == REFUSED for check in checks)
+    warnings = sum(check.result == WARNING for check in checks)
+    return [*lines, f"{len(checks)} checks: {failed} failed, {warnings} warnings"]

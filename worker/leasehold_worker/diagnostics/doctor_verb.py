@@ -1,0 +1,61 @@
+"""The options of ``leasehold doctor``. Its help needs nothing of the worker."""
+
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+
+TIMEOUT_S: Final = 30.0
+"""On a host with many GPUs and no persistence mode, the first call of NVML and cuInit take many seconds."""
+
+
+@click.command(name="doctor")
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_COORDINATOR",
+    help="Coordinator that the worker is to connect to.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_STATE_DIR",
+    help="The worker's state directory.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_WORKER_CONFIG",
+    help="The worker's TOML file.  [default: /etc/leasehold/worker.toml, if it exists]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True, max=3600),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="How long any one look may take.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print.",
+)
+def command(
+    coordinator: str | None, state_dir: Path | None, config_path: Path | None, timeout_s: float, output: str
+) -> None:
+    """Check this GPU host: every precondition, each ok or with its remedy.
+
+    It changes nothing, and a worker may run meanwhile. It exits with 1 if something failed; warnings are not
+    failures.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it changes nothing, and its children end with it
+    from leasehold_worker.diagnostics import doctor  # late: see above
+
+    doctor.run(config_path, coordinator, state_dir, timeout_s, output)

@@ -1,0 +1,199 @@
+"""Checks of ``leasehold doctor``: the host, and the worker on it. None changes anything."""
+
+import fcntl
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Final
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.diagnostics.examination import Examination, failed, not_checked, warning
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.private_directories import require_private
+from leasehold_worker.host import cgroups, processes
+from leasehold_worker.planning.driver_checks import PROVEN_ARCHITECTURE
+
+CONNECT_TIMEOUT_S: Final = 2.0
+CAP_SYS_PTRACE: Final = 19
+_YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def kernel(patient: Examination) -> str:
+    """Linux with pidfds."""
+    name = f"{platform.system()} {platform.release()}"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        raise failed(f"{name} has no pidfd ({error}): Linux 5.3 or newer is needed") from error
+    return name
+
+
+def proc(patient: Examination) -> str:
+    """A /proc that shows the processes of others."""
+    try:
+        Path("/proc/1/stat").read_bytes()
+    except OSError as error:
+        raise failed(
+            f"/proc hides the processes of others ({error.strerror}): mount it without hidepid, or run the "
+            "worker as root"
+        ) from error
+    return "shows the processes of all users"
+
+
+def architecture(patient: Examination) -> str:
+    """The processor."""
+    machine = platform.machine()
+    if machine != PROVEN_ARCHITECTURE:
+        raise warning(
+            f"checkpoints are proven on {PROVEN_ARCHITECTURE} only, and this is {machine}: validate"
+        )
+    return machine
+
+
+def trace_permission(patient: Examination) -> str:
+    """Whether the driver's calls may reach into a workload, as measured on a child of the doctor's."""
+    scope = _first_line(_YAMA) or "none"
+    capability = "with" if _has_capability(CAP_SYS_PTRACE) else "without"
+    who = f"uid {os.geteuid()}, {capability} CAP_SYS_PTRACE, kernel.yama.ptrace_scope {scope}"
+    if not patient.child_can_be_asked:
+        raise not_checked(f"the driver helper could not be asked ({who})")
+    if patient.trace_obstacle is not None:
+        raise failed(
+            f"the worker may not trace its workloads ({patient.trace_obstacle}; {who}): run it as root or "
+            "with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
+        )
+    return f"granted ({who})"
+
+
+def _has_capability(number: int) -> bool:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> number & 1)
+    return False
+
+
+def host_memory(patient: Examination) -> str:
+    """Whether the host could hold what a full GPU holds."""
+    available = processes.memory_bytes("MemAvailable")
+    if available is None:
+        raise not_checked("the kernel does not tell MemAvailable")
+    left = max(0, available - patient.config.host_memory_reserve_bytes)
+    largest = _largest_gpu_bytes(patient)
+    if left < largest:
+        raise warning(
+            f"{size_text(left)} are free beyond the reserve, and one GPU has {size_text(largest)}: a full "
+            "one can't be parked before memory is freed or added"
+        )
+    return f"{size_text(left)} free beyond the reserve"
+
+
+def cgroup_memory(patient: Examination) -> str:
+    """Whether the control group that workloads are started in could hold what a full GPU holds."""
+    limits = cgroups.memory_limits(cgroups.memory_groups(os.getpid()))
+    if not limits:
+        return "no limit"
+    tightest = min(limits, key=lambda limit: limit.available_bytes)
+    left, largest = tightest.available_bytes, _largest_gpu_bytes(patient)
+    if left < largest:
+        raise warning(
+            f"{tightest.path} has {size_text(left)} left, and one GPU has {size_text(largest)}: raise "
+            "memory.max of the worker's unit or container"
+        )
+    return f"{size_text(left)} left in {tightest.path}"
+
+
+def _largest_gpu_bytes(patient: Examination) -> int:
+    """The memory of the largest GPU, of those whose memory NVML tells."""
+    gpus = patient.gpus()
+    known = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
+    if gpus and not known:
+        raise not_checked("NVML does not tell the memory of any GPU")
+    return max(known, default=0)
+
+
+def swap(patient: Examination) -> str:
+    """That no memory is swapped out, since parked memory would be next."""
+    total, free = processes.memory_bytes("SwapTotal") or 0, processes.memory_bytes("SwapFree") or 0
+    if total > free:
+        raise warning(
+            f"{size_text(total - free)} in use, and parked memory that is swapped wakes slowly: free host "
+            "memory, then swapoff -a"
+        )
+    return "not in use" if total else "none"
+
+
+def huge_pages(patient: Examination) -> str:
+    """How transparent huge pages are set, which parking is quicker with."""
+    setting = _first_line(_HUGE_PAGES)
+    if setting is None:
+        raise not_checked("this kernel has no transparent huge pages")
+    return setting.partition("[")[2].partition("]")[0] or setting
+
+
+def criu(patient: Examination) -> str:
+    """Whether processes can be written to disk, which is optional."""
+    if isinstance(patient.criu, str):
+        raise warning(f"no images of processes can be written, and all else works: {patient.criu}")
+    return f"{patient.criu.path} {patient.criu.version}"
+
+
+def configuration(patient: Examination) -> str:
+    """Whether the worker's configuration is valid."""
+    if patient.config_error is not None:
+        raise failed(patient.config_error)
+    return f"worker {patient.config.name}"
+
+
+def state_directory(patient: Examination) -> str:
+    """Whether the worker can keep its state. Nothing is made, and a lock is not kept."""
+    if patient.config_error is not None:
+        raise not_checked("the configuration is not valid")
+    path = patient.config.state_dir.absolute()
+    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise failed(
+            f"{nearest} is no directory that uid {os.geteuid()} can write: choose another for {path}"
+        )
+    if nearest != path:
+        return f"{path} will be made at the first start"
+    try:
+        require_private(path, "state directory")
+    except StartError as error:
+        raise failed(str(error)) from error
+    if not os.path.exists(path / "lock"):
+        return f"{path}, writable"
+    try:
+        with (path / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"{path}, and a worker uses it"
+    except OSError as error:
+        raise failed(
+            f"{path / 'lock'} can't be opened ({error.strerror}): run as the worker's user"
+        ) from error
+    return f"{path}, writable, and no worker uses it now"
+
+
+def coordinator(patient: Examination) -> str:
+    """Whether something accepts connections at the coordinator's address."""
+    if patient.config_error is not None:
+        raise not_checked("the configuration is not valid")
+    address = patient.config.coordinator
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise warning(
+            f"{address} does not answer ({error}): start it, or set coordinator in worker.toml"
+        ) from error
+    return f"{address} answers"
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None

@@ -1,0 +1,186 @@
+"""What can be seen of the program that ``leasehold validate`` moves: by itself, by the driver and by NVML."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+import msgspec
+import trio
+
+from leasehold_worker.agent.assembly import Parts
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.diagnostics.target_program import Sighting
+from leasehold_worker.driver.errors import DriverError
+from leasehold_worker.driver.helper_pool import DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.driver.process import CheckpointProcess, ProcessState
+from leasehold_worker.gpus.inventory import GpuUsage
+from leasehold_worker.workloads.workload import Workload
+
+ROUNDS: Final = 2
+"""The second round after something has happened began after it, so all that it read was read after it."""
+
+WAIT_S: Final = 60.0
+SLOWEST_BYTES_PER_S: Final = 2e8
+"""A round takes no longer than both say together: the wait, and the buffer at this speed."""
+
+NVML_WAIT_S: Final = 5.0
+"""How far NVML may lag behind the driver."""
+
+STILL_S: Final = 0.1
+POLL_S: Final = 0.02
+
+Usage: TypeAlias = Mapping[str, GpuUsage]
+
+
+class ValidationError(Exception):
+    """Something did not hold; the text says what was expected, and what was seen."""
+
+
+@final
+class Observer:
+    """Looks at the program of one validation.
+
+    Args:
+        parts: The worker's parts.
+        file: Where the program tells what it sees.
+        size_bytes: What it holds.
+        note: Told what could not be looked at.
+    """
+
+    def __init__(self, parts: Parts, file: Path, size_bytes: int, note: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._file = file
+        self._size_bytes = size_bytes
+        self._note = note
+        self._is_listed = True
+
+    def rounds(self) -> int:
+        """How many rounds it has finished."""
+        return self._sighting().rounds
+
+    def _sighting(self) -> Sighting:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=Sighting)
+        except FileNotFoundError:
+            return Sighting(0, intact=True, gpu_uuid="")
+
+    async def see_running(self, workload: Workload, gpu_uuid: str) -> None:
+        """Waits until it has finished rounds that began from now on, and looks at what it saw on which GPU.
+
+        Raises:
+            ValidationError: It stands still, ended, read other bytes, or is somewhere else.
+        """
+        wait_s = ROUNDS * (WAIT_S + self._size_bytes / SLOWEST_BYTES_PER_S)
+        before = self.rounds()
+        with trio.move_on_after(wait_s) as scope:
+            while self.rounds() < before + ROUNDS:
+                if workload.ended.is_set():
+                    said = workload.output_path.read_text(errors="replace").strip().splitlines()
+                    raise ValidationError(f"the program ended: {said[-1] if said else 'without a word'}")
+                await trio.sleep(POLL_S)
+        if scope.cancelled_caught:
+            raise ValidationError(f"the program stands still for {wait_s:.0f} s, and should count on")
+        seen = self._sighting()
+        if not seen.intact:
+            raise ValidationError("the program read other bytes from the GPU than it had written")
+        if seen.gpu_uuid != gpu_uuid:
+            raise ValidationError(f"the program sees itself on {seen.gpu_uuid}, and not on {gpu_uuid}")
+        await self._see_state(workload, ProcessState.RUNNING)
+
+    async def see_parked(self, workload: Workload) -> None:
+        """Sees that it stands still, and what the driver says.
+
+        Raises:
+            ValidationError: It runs, or is in another state.
+        """
+        await self._see_state(workload, ProcessState.CHECKPOINTED)
+        before = self.rounds()
+        await trio.sleep(STILL_S)
+        if self.rounds() > before + 1:  # what was counted before the lock may be told after it
+            raise ValidationError("the program counts on, and should stand still while it is parked")
+
+    async def _see_state(self, workload: Workload, wanted: ProcessState) -> None:
+        pid = workload.root.pid
+        try:
+            state = await CheckpointProcess(self._parts.driver, pid).state()
+        except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
+            raise ValidationError(f"the driver does not tell the state of process {pid}: {error}") from error
+        if state is not wanted:
+            raise ValidationError(
+                f"the driver says that process {pid} is {state.name}, and not {wanted.name}"
+            )
+
+    async def usage(self) -> Usage:
+        """Who uses the memory of each GPU now, by NVML."""
+        return await trio.to_thread.run_sync(self._parts.inventory.usage)
+
+    async def see_listed_at_all(self, pid: int) -> None:
+        """Finds out whether NVML lists the process, which is on a GPU. Where not, its list proves nothing."""
+        with trio.move_on_after(NVML_WAIT_S):
+            while not _places(await self.usage(), pid):  # noqa: ASYNC110 - nothing else tells
+                await trio.sleep(POLL_S)
+            return
+        self._is_listed = False
+        self._note(
+            f"NVML does not list the program's process {pid}, as in a container without the process ids of "
+            "the host, so its list of processes was not compared"
+        )
+
+    async def see_memory(
+        self, pid: int, before: Usage, *, left: str | None = None, entered: str | None = None
+    ) -> int | None:
+        """Waits until NVML agrees that the program left one GPU, entered another, or both.
+
+        Returns:
+            The memory that was taken, or else that became free. None: NVML can't tell.
+
+        Raises:
+            ValidationError: It lists the process elsewhere, or too little memory changed hands.
+        """
+        deadline = trio.current_time() + NVML_WAIT_S
+        while True:
+            now = await self.usage()
+            wrong = self._misplaced(now, pid, entered)
+            moved: int | None = None
+            for gpu_uuid, verb, direction in ((left, "freed", -1), (entered, "taken", 1)):
+                if gpu_uuid is None:
+                    continue
+                then_bytes, now_bytes = _own_bytes(before, gpu_uuid, pid), _own_bytes(now, gpu_uuid, pid)
+                if then_bytes is None or now_bytes is None:
+                    self._note(
+                        f"what is the program's memory on {gpu_uuid} can't be told from that of others"
+                    )
+                    continue
+                moved = direction * (now_bytes - then_bytes)
+                if moved < self._size_bytes and wrong is None:
+                    wrong = (
+                        f"{size_text(max(0, moved))} of {gpu_uuid} were {verb}, and the program holds "
+                        f"{size_text(self._size_bytes)}"
+                    )
+            if wrong is None:
+                return moved
+            if trio.current_time() >= deadline:
+                raise ValidationError(wrong)
+            await trio.sleep(POLL_S)
+
+    def _misplaced(self, now: Usage, pid: int, wanted: str | None) -> str | None:
+        places = _places(now, pid)
+        if not self._is_listed or places == ({wanted} if wanted else set()):
+            return None
+        return (
+            f"NVML lists process {pid} on {', '.join(sorted(places)) or 'no GPU'}, and not on "
+            f"{wanted or 'none'}"
+        )
+
+
+def _places(usage: Usage, pid: int) -> set[str]:
+    return {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}
+
+
+def _own_bytes(usage: Usage, gpu_uuid: str, pid: int) -> int | None:
+    """The memory in use on a GPU less what NVML says that others have. None: it doesn't say."""
+    gpu = usage.get(gpu_uuid)
+    if gpu is None or gpu.used_bytes is None:
+        return None
+    others = [size for other, size in gpu.processes.items() if other != pid]
+    return None if None in others else gpu.used_bytes - sum(size for size in others if size is not None)

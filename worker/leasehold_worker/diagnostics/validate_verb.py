@@ -1,0 +1,51 @@
+"""The options of ``leasehold validate``. Its help needs nothing of the worker."""
+
+import re
+import signal
+from typing import Any, Final
+
+import click
+
+LEAST_BYTES: Final = 4096
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(|[KMGT]i?B?)", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at run time in click 8
+    """A size in bytes, such as 256MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Reads the size, or fails with the rule."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value).strip())
+        size = round(float(match[1]) * 1024 ** _POWERS[match[2][:1].lower()]) if match else 0
+        if size < LEAST_BYTES:
+            self.fail(f"{value!r} is no size of 4 KiB or more: write it like 256MiB", param, ctx)
+        return size
+
+
+@click.command(name="validate")
+@click.option("--gpu", "gpu_uuid", metavar="UUID", help="GPU to use.  [default: most free memory]")
+@click.option(
+    "--bytes", "size_bytes", type=Size(), default="256MiB", show_default=True, help="What the program holds."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print.",
+)
+def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
+    """Suspend, restore and move a built-in program on this host's GPUs, and prove each step.
+
+    It needs no coordinator and no worker; GPUs that others use are shared with them for as long as it takes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the validation listens
+    from leasehold_worker.diagnostics import validate  # late: see above
+
+    validate.run(gpu_uuid, size_bytes, output)

@@ -1,0 +1,1 @@
+"""The CUDA driver's checkpoint calls, made by helper processes."""

@@ -1,0 +1,56 @@
+"""Whether the content of a GPU fits on another. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.facts import FreeMemory
+
+
+def check_memory(pairs: Sequence[GpuPair], room: FreeMemory, needed_bytes: Mapping[str, int]) -> None:
+    """Refuses destinations with too little free memory, or where that is unknown and others may use them.
+
+    A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
+
+    Args:
+        pairs: Where content is, and where it is to go.
+        room: What NVML says of device memory. An empty GPU does where the need is unknown.
+        needed_bytes: Memory that the content of each GPU needs; missing where it is unknown.
+
+    Raises:
+        OperationError: INSUFFICIENT_DEVICE_MEMORY.
+    """
+    for pair in pairs:
+        if fits(pair, room, needed_bytes):
+            continue
+        if pair.old_uuid not in needed_bytes:
+            what = (
+                f"NVML does not tell how much memory the workload needs on {pair.new_uuid}, and does not "
+                "show that nobody uses that GPU: choose an empty GPU, or free that one"
+            )
+        elif pair.new_uuid in room.free_bytes:
+            what = (
+                f"{pair.new_uuid} has {size_text(room.free_bytes[pair.new_uuid])} free and the workload "
+                f"needs {size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it"
+            )
+        else:
+            what = (
+                f"NVML does not tell how much memory {pair.new_uuid} has free, and lists processes of others "
+                "on it: choose another GPU, or end those processes"
+            )
+        raise OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY, what, {"gpu_uuid": pair.new_uuid}
+        )
+
+
+def fits(pair: GpuPair, room: FreeMemory, needed_bytes: Mapping[str, int]) -> bool:
+    """Whether the content of the old GPU fits on the new one. An unknown need fits on an empty GPU only."""
+    needed = needed_bytes.get(pair.old_uuid)
+    if needed is None:
+        return pair.new_uuid in room.empty
+    if pair.new_uuid not in room.free_bytes:
+        return pair.new_uuid not in room.shared
+    return room.free_bytes[pair.new_uuid] >= needed

@@ -1,0 +1,114 @@
+"""What the driver's errors mean. docs/driver.md has the evidence for each."""
+
+from typing import Final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.errors_pb2 import ErrorReason
+
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.errors import OperationError
+
+SUCCESS: Final = 0
+INVALID_VALUE: Final = 1
+OUT_OF_MEMORY: Final = 2
+NOT_INITIALIZED: Final = 3
+OPERATING_SYSTEM: Final = 304
+ILLEGAL_STATE: Final = 401
+NOT_FOUND: Final = 500
+NOT_READY: Final = 600
+NOT_PERMITTED: Final = 800
+NOT_SUPPORTED: Final = 801
+
+NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
+"""A query's answers for a process that has no CUDA state: alive without it, or not there."""
+
+_REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
+    (DriverCall.LOCK, NOT_READY): (
+        errors_pb2.ERROR_REASON_LOCK_TIMEOUT,
+        "its submitted work did not drain in time; it runs on, so try again when it is less busy",
+    ),
+    (DriverCall.CHECKPOINT, OUT_OF_MEMORY): (
+        errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
+        "the driver could not get host memory for the copy; free some, or raise the cgroup's limit",
+    ),
+    (DriverCall.RESTORE, OUT_OF_MEMORY): (
+        errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+        "the destination had too little memory, and the driver can't restore the process any more; stop it",
+    ),
+    (DriverCall.RESTORE, INVALID_VALUE): (
+        errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
+        "the driver refused the GPU pairs; the process stays checkpointed, so restore it elsewhere",
+    ),
+    (None, NOT_INITIALIZED): (
+        errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
+        "it has not initialised CUDA: try again once it has",
+    ),
+    (None, ILLEGAL_STATE): (
+        errors_pb2.ERROR_REASON_WRONG_STATE,
+        "it is not in the state that this call needs: look at its state, then try again",
+    ),
+    (DriverCall.RESTORE, OPERATING_SYSTEM): (
+        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+        "an earlier restore failed, or the worker may not trace it: see `leasehold doctor`, or stop it",
+    ),
+    (None, OPERATING_SYSTEM): (
+        errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+        "most often the worker may not trace it: see `leasehold doctor`, or else update the driver",
+    ),
+    (None, NOT_PERMITTED): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        "its container lacks GPUs of the host, or persistence mode is off: see `leasehold doctor`",
+    ),
+    (None, NOT_SUPPORTED): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        "the driver can't checkpoint what it uses (managed memory, IPC or MIG): run it without",
+    ),
+    (None, NOT_FOUND): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
+        "this driver has no checkpoint API: it needs CUDA 12.8 (driver 570) or newer",
+    ),
+}
+
+
+class DriverError(Exception):
+    """The driver answered an error.
+
+    Attributes:
+        call: What was called.
+        pid: The target.
+        result: The CUresult; None where the bindings couldn't decode the answer.
+        result_name: Its name.
+    """
+
+    def __init__(self, call: DriverCall, pid: int, result: int | None, result_name: str) -> None:
+        super().__init__(f"{call} of process {pid}: {result_name}")
+        self.call = call
+        self.pid = pid
+        self.result = result
+        self.result_name = result_name
+
+    def to_operation_error(self, *, observed_state: str, alive: bool) -> OperationError:
+        """The error as the wire carries it, seen together with what became of the target."""
+        metadata = {
+            "phase": str(self.call),
+            "pid": str(self.pid),
+            "cuda_result": self.result_name,
+            "observed_state": observed_state,
+        }
+        if self.result is not None:
+            metadata["cuda_result_number"] = str(self.result)
+        reason, meaning = self._meaning(alive=alive)
+        return OperationError(
+            reason, f"{self.call} of process {self.pid} failed ({self.result_name}): {meaning}", metadata
+        )
+
+    def _meaning(self, *, alive: bool) -> tuple[ErrorReason.ValueType, str]:
+        if not alive:
+            return errors_pb2.ERROR_REASON_TARGET_CRASHED, "the process has ended: look at its output"
+        if self.result is None:
+            return (
+                errors_pb2.ERROR_REASON_DRIVER_ERROR,
+                "the driver is newer than the worker's cuda-bindings; update them",
+            )
+        known = _REASONS.get((self.call, self.result)) or _REASONS.get((None, self.result))
+        return known or (errors_pb2.ERROR_REASON_DRIVER_ERROR, "the driver's reference says what it means")

@@ -1,0 +1,297 @@
+"""Driver calls with deadlines, made by warm helper processes.
+
+A call that is under way is never cancelled: killing the caller in the middle can leave the target out of
+step with the driver (criu pull request 2547). Cancellation is delivered after the call, or after its
+deadline, whichever comes first. A helper whose call expired is killed and never used again.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, final
+
+import msgspec
+import trio
+
+from leasehold_worker.driver.helper_protocol import (
+    PROTOCOL_ENCODER,
+    DriverCall,
+    Greeting,
+    Reply,
+    Request,
+)
+from leasehold_worker.host.shared_libraries import LoadedLibrary
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S: Final = 60.0
+"""Loading libcuda and cuInit take up to 3 s on a host with eight GPUs."""
+
+RETURN_TIMEOUT_S: Final = 0.02
+"""How long a call waits for a helper that others use, before another one is started."""
+
+REAP_TIMEOUT_S: Final = 2.0
+"""A killed helper may be stuck in the kernel; it is then left to the kernel."""
+
+CALL_FLOOR_S: Final = 30.0
+"""Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
+
+HELPER_LIMIT: Final = 72
+"""Calls at once, which is also the number of helpers: so many that every command that may run, and a plan
+beside them, has as many as a group uses. Calls that hang in one workload hold up no other."""
+
+WARM_LIMIT: Final = 8
+"""Helpers that are kept however long nobody calls."""
+
+IDLE_LIMIT_S: Final = 60.0
+"""How long the others are kept: starting one takes seconds on a host with many GPUs."""
+
+REPLY_LIMIT_BYTES: Final = 65536
+
+
+class DriverCallUnansweredError(Exception):
+    """A driver call did not return; what the driver did is not known.
+
+    Attributes:
+        expired: Its deadline passed. Otherwise the helper that made it died.
+    """
+
+    def __init__(self, message: str, *, expired: bool) -> None:
+        super().__init__(message)
+        self.expired = expired
+
+
+class DriverUnavailableError(Exception):
+    """There is no usable driver; the text says why."""
+
+
+@final
+class _Helper:
+    """One helper process, with at most one call under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("a driver helper needs both its pipes")
+        self._process = process
+        self._requests = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
+        self._replies = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
+        process.stdin.close()
+        process.stdout.close()
+        self._received = b""
+        self.idle_since = 0.0
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended, by itself or by somebody's signal."""
+        return self._process.poll() is None
+
+    async def read_line(self) -> bytes:
+        while b"\n" not in self._received:
+            more = await self._replies.receive_some(REPLY_LIMIT_BYTES)
+            if not more:
+                raise EOFError("the driver helper ended")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    async def ask(self, request: Request) -> Reply:
+        try:
+            await self._requests.send_all(PROTOCOL_ENCODER.encode(request) + b"\n")
+            return msgspec.json.decode(await self.read_line(), type=Reply)
+        except (trio.BrokenResourceError, EOFError) as error:
+            raise DriverCallUnansweredError(
+                f"the driver helper ended during {request.call} of process {request.pid}", expired=False
+            ) from error
+
+    async def close(self) -> None:
+        """Ends the process at once and reaps it, in bounded time even under cancellation."""
+        with trio.CancelScope(shield=True):
+            await self._requests.aclose()
+            await self._replies.aclose()
+            self._process.send_signal(signal.SIGKILL)
+            with trio.move_on_after(REAP_TIMEOUT_S) as scope:
+                while self._process.poll() is None:  # noqa: ASYNC110 - nothing else tells
+                    await trio.sleep(0.005)
+        if scope.cancelled_caught:
+            logger.error("driver helper %d does not die: it is stuck in the kernel", self._process.pid)
+
+
+async def _start_helper() -> tuple[_Helper, Greeting]:
+    # Started from the main thread, not from one of trio's: the kernel ends the helper with the thread
+    # that started it. The worker's own mask would hide GPUs from the driver that a map must name.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    try:
+        process = subprocess.Popen(  # noqa: ASYNC220 - see above
+            [sys.executable, "-m", "leasehold_worker.driver.helper", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _not_started(error) from error
+    try:
+        helper = _Helper(process)
+    except OSError as error:
+        with process:  # which closes its pipes and reaps it
+            process.kill()
+        raise _not_started(error) from error
+    try:
+        with trio.fail_after(START_TIMEOUT_S):
+            return helper, msgspec.json.decode(await helper.read_line(), type=Greeting)
+    except BaseException as error:
+        await helper.close()
+        if isinstance(error, trio.TooSlowError):
+            raise DriverUnavailableError(f"cuInit did not return within {START_TIMEOUT_S:g} s") from error
+        if isinstance(error, EOFError):
+            raise DriverUnavailableError("the driver helper ended; its last words are in the log") from error
+        raise
+
+
+def _not_started(error: OSError) -> DriverUnavailableError:
+    return DriverUnavailableError(f"no driver helper can be started ({error.strerror}): try again later")
+
+
+@final
+class Driver:
+    """The driver's checkpoint API, reached through helper processes. Made by :func:`open_driver`."""
+
+    def __init__(self, call_floor_s: float = CALL_FLOOR_S) -> None:
+        self.call_floor_s = call_floor_s
+        """Least deadline of any call."""
+        self._idle: deque[_Helper] = deque()
+        self._returned = trio.Event()
+        """Set when a helper has become idle."""
+        self._started: set[_Helper] = set()
+        self._limit = trio.CapacityLimiter(HELPER_LIMIT)
+        self._pid_locks: dict[int, trio.Lock] = {}
+        self.cuda_version: int | None = None
+        """CUDA version of the driver: 13000 is 13.0. None without a driver."""
+        self.libcuda: LoadedLibrary | None = None
+        """The user-mode driver that the helpers call. None without one."""
+        self.bindings_version = ""
+        """Version of cuda-bindings."""
+        self.unavailable_reason: str | None = None
+        """Why no call can work. None: they can."""
+
+    async def probe(self) -> None:
+        """Starts the first helper and learns whether there is a driver."""
+        async with self._limit:
+            try:
+                helper, greeting = await _start_helper()
+            except DriverUnavailableError as error:
+                self.unavailable_reason = str(error)
+                return
+            self._started.add(helper)
+            self.cuda_version = greeting.cuda_version
+            self.libcuda = greeting.libcuda
+            self.bindings_version = greeting.bindings_version
+            if greeting.init_result != 0:
+                self.unavailable_reason = f"cuInit: {greeting.init_result_name}"
+            self._idle.append(helper)
+
+    async def call(self, request: Request, extra_s: float = 0.0) -> Reply:
+        """Makes one call. Calls on the same pid wait for each other.
+
+        Once the call is under way, cancellation waits for it or for its deadline.
+
+        Args:
+            request: What to call.
+            extra_s: What it may take beyond the floor; waiting for a helper doesn't count.
+
+        Raises:
+            DriverCallUnansweredError: The deadline passed and the helper was killed, or it died by itself.
+            DriverUnavailableError: There is no driver.
+        """
+        lock = self._pid_locks.setdefault(request.pid, trio.Lock())
+        try:
+            async with lock, self._limit:
+                return await self._call_now(request, self.call_floor_s + extra_s)
+        finally:
+            if not lock.locked() and self._pid_locks.get(request.pid) is lock:
+                del self._pid_locks[request.pid]
+
+    async def _call_now(self, request: Request, timeout_s: float) -> Reply:
+        helper = await self._take_helper()
+        healthy = False
+        try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout_s) as scope:
+                reply = await helper.ask(request)
+                healthy = True
+            if scope.cancelled_caught:
+                raise DriverCallUnansweredError(
+                    f"{request.call} of process {request.pid} did not return within {timeout_s:g} s",
+                    expired=True,
+                )
+            return reply
+        finally:
+            if healthy:
+                helper.idle_since = trio.current_time()
+                self._idle.append(helper)
+                self._returned.set()
+                self._returned = trio.Event()
+                await self._trim()
+            else:
+                self._started.discard(helper)
+                await helper.close()
+
+    async def _trim(self) -> None:
+        """Ends the helper that has been idle for longest, if it is one too many and was idle for long."""
+        longest = self._idle[0]
+        if len(self._idle) > WARM_LIMIT and trio.current_time() - longest.idle_since > IDLE_LIMIT_S:
+            self._idle.popleft()
+            self._started.discard(longest)
+            await longest.close()
+
+    async def _take_helper(self) -> _Helper:
+        """A warm helper, or a new one where none becomes idle soon: most calls are shorter than its start."""
+        with trio.move_on_after(RETURN_TIMEOUT_S):
+            while self._started and not self._idle:
+                await self._returned.wait()
+        while self._idle:
+            helper = self._idle.pop()
+            if helper.lives:
+                return helper
+            self._started.discard(helper)
+            await helper.close()
+        if self.unavailable_reason is not None:
+            raise DriverUnavailableError(self.unavailable_reason)
+        helper, greeting = await _start_helper()
+        self._started.add(helper)
+        if greeting.init_result != 0:
+            self._started.discard(helper)
+            await helper.close()
+            raise DriverUnavailableError(f"cuInit: {greeting.init_result_name}")
+        return helper
+
+    async def close(self) -> None:
+        """Ends every helper. No call is under way any more."""
+        while self._started:
+            await self._started.pop().close()
+        self._idle.clear()
+
+
+@asynccontextmanager
+async def open_driver(call_floor_s: float = CALL_FLOOR_S) -> AsyncIterator[Driver]:
+    """Opens the driver, and ends its helpers on the way out."""
+    driver = Driver(call_floor_s)
+    try:
+        await driver.probe()
+        yield driver
+    finally:
+        await driver.close()
+
+
+__all__ = [
+    "Driver",
+    "DriverCall",
+    "DriverCallUnansweredError",
+    "DriverUnavailableError",
+    "Request",
+    "open_driver",
+]

@@ -1,0 +1,75 @@
+"""The records that the worker and its driver helper exchange: one JSON line each way per call."""
+
+import enum
+
+import msgspec
+
+from leasehold_worker.host.shared_libraries import LoadedLibrary
+
+PROTOCOL_ENCODER = msgspec.json.Encoder()
+
+
+class DriverCall(enum.StrEnum):
+    """A call of the driver's checkpoint API, by what it does."""
+
+    STATE = "state"
+    RESTORE_THREAD_ID = "restore_thread_id"
+    LOCK = "lock"
+    CHECKPOINT = "checkpoint"
+    RESTORE = "restore"
+    UNLOCK = "unlock"
+    TRACE_PERMISSION = "trace_permission"
+    """No call of the driver: whether its calls would be let through, seen from where they are made."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One call on one process.
+
+    Attributes:
+        call: What to call.
+        pid: The target.
+        lock_timeout_ms: For LOCK: at least 1, since the driver takes 0 for "wait for ever".
+        gpu_pairs: For RESTORE: (old, new) UUIDs as NVML writes them; empty for no map.
+        start_time_ticks: Start time of the target, in clock ticks since boot. 0: whoever has the pid.
+    """
+
+    call: DriverCall
+    pid: int
+    lock_timeout_ms: int = 0
+    gpu_pairs: list[tuple[str, str]] = []
+    start_time_ticks: int = 0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What the driver answered.
+
+    Attributes:
+        result: The CUresult; None where the bindings couldn't decode the answer, after the driver had
+            already acted.
+        result_name: Its name, such as "CUDA_ERROR_NOT_READY"; otherwise what the bindings raised.
+        value: The state, the thread id, or 1 for a permission that is there; None for other calls.
+        duration_s: Time that the call took in the driver.
+    """
+
+    result: int | None
+    result_name: str
+    value: int | None = None
+    duration_s: float = 0.0
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """The helper's first line.
+
+    Attributes:
+        init_result: What cuInit answered; None where libcuda couldn't be loaded.
+        init_result_name: Its name, or what the loader said.
+        cuda_version: What the driver supports: 13000 is 13.0. None without a driver.
+        libcuda: The user-mode driver that the helper calls. None without one.
+        bindings_version: Version of cuda-bindings.
+    """
+
+    init_result: int | None
+    init_result_name: str
+    cuda_version: int | None = None
+    libcuda: LoadedLibrary | None = None
+    bindings_version: str = ""

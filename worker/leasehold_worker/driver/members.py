@@ -1,0 +1,281 @@
+"""CUDA processes of a workload: identity, state, and the outcome of an operation on each."""
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import trio
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import MemberState
+
+from leasehold_worker.driver.errors import NOT_CUDA, OPERATING_SYSTEM, DriverError
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.driver.helper_protocol import DriverCall
+from leasehold_worker.driver.process import CheckpointProcess, ProcessState
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import ProcessIdentity, user_id, will_end
+
+RUNNING: Final = workload_pb2.MEMBER_STATE_RUNNING
+LOCKED: Final = workload_pb2.MEMBER_STATE_LOCKED
+CHECKPOINTED: Final = workload_pb2.MEMBER_STATE_CHECKPOINTED
+FAILED: Final = workload_pb2.MEMBER_STATE_FAILED
+WEDGED: Final = workload_pb2.MEMBER_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.MEMBER_STATE_UNKNOWN
+GONE: Final = workload_pb2.MEMBER_STATE_GONE
+
+STUCK: Final = frozenset(
+    {WEDGED, FAILED, workload_pb2.MEMBER_STATE_CHECKPOINTING, workload_pb2.MEMBER_STATE_RESTORING}
+)
+"""States from which none of our calls leads anywhere: only the end of the process does."""
+
+PARALLEL_LIMIT: Final = 8
+"""Members of one operation that are called at once."""
+
+_LINE: Final = (RUNNING, LOCKED, CHECKPOINTED)
+_DOWN: Final = {RUNNING: DriverCall.LOCK, LOCKED: DriverCall.CHECKPOINT}
+_UP: Final = {CHECKPOINTED: DriverCall.RESTORE, LOCKED: DriverCall.UNLOCK}
+
+_MEMBER_STATES: Final = {
+    ProcessState.RUNNING: RUNNING,
+    ProcessState.LOCKED: LOCKED,
+    ProcessState.CHECKPOINTED: CHECKPOINTED,
+    ProcessState.FAILED: FAILED,
+    ProcessState.CHECKPOINTING: workload_pb2.MEMBER_STATE_CHECKPOINTING,
+    ProcessState.RESTORING: workload_pb2.MEMBER_STATE_RESTORING,
+}
+
+
+def member_state(state: ProcessState) -> MemberState.ValueType:
+    """The driver's state as the wire names it; UNKNOWN for one of a newer driver."""
+    return _MEMBER_STATES.get(state, UNKNOWN)
+
+
+def state_since(before: MemberState.ValueType, told: MemberState.ValueType) -> MemberState.ValueType:
+    """The state of a member that the driver was asked about again.
+
+    The driver calls a wedged process CHECKPOINTED for ever (NVIDIA/cuda-checkpoint issue 44).
+    """
+    return WEDGED if before == WEDGED and told == CHECKPOINTED else told
+
+
+def state_name(state: MemberState.ValueType) -> str:
+    """The state as people read it."""
+    return MemberState.Name(state).removeprefix("MEMBER_STATE_")
+
+
+def next_call(state: MemberState.ValueType, target: MemberState.ValueType) -> DriverCall | None:
+    """The call that takes a member one step towards a state on the line.
+
+    None: it is there, or stands somewhere that no call leads away from.
+    """
+    if state not in _LINE or target not in _LINE or state == target:
+        return None
+    return _DOWN.get(state) if _LINE.index(state) < _LINE.index(target) else _UP.get(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One CUDA process of a workload.
+
+    Attributes:
+        identity: The process.
+        state: What the driver said, or what we know better (WEDGED, UNKNOWN, GONE).
+        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where that is unknown.
+        displacement: Complete pairs from the GPUs where its workload is parked to those where the driver
+            has its content, after a restore elsewhere that had to be undone. Empty: it is where it should be.
+        gpu_uuids: GPUs on which NVML listed it. Empty: it has no context, or NVML does not list it.
+    """
+
+    identity: ProcessIdentity
+    state: MemberState.ValueType
+    device_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    displacement: tuple[GpuPair, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Device memory on all GPUs."""
+        return sum(self.device_memory_bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One driver call on one member.
+
+    Attributes:
+        call: What was called.
+        duration_s: How long it took, with reading the state afterwards.
+        moved_bytes: Device memory that it moved. None: none, or unknown.
+        failed: It did not lead where it should.
+        rollback: It was part of bringing the member back.
+    """
+
+    call: DriverCall
+    duration_s: float
+    moved_bytes: int | None = None
+    failed: bool = False
+    rollback: bool = False
+
+
+@dataclass(slots=True)
+class MemberOutcome:
+    """What an operation did with one member.
+
+    Attributes:
+        member: As it was found.
+        state_before: Where it stood.
+        state_after: Where it stands; UNKNOWN where the driver could not be asked.
+        phases: What was called, in order.
+        error: The first thing that went wrong with it.
+        rolled_back: Whether it was brought back. None: no rollback was needed.
+        displacement: As that of a member.
+        assumed: Where it most likely stands while ``state_after`` is UNKNOWN. None: it is left alone.
+    """
+
+    member: Member
+    state_before: MemberState.ValueType
+    state_after: MemberState.ValueType
+    phases: list[Phase] = field(default_factory=list)
+    error: OperationError | None = None
+    rolled_back: bool | None = None
+    displacement: tuple[GpuPair, ...] = ()
+    assumed: MemberState.ValueType | None = None
+
+    @classmethod
+    def of(cls, member: Member) -> "MemberOutcome":
+        """The outcome before anything was done."""
+        return cls(member, member.state, member.state, displacement=member.displacement)
+
+    @property
+    def standing(self) -> MemberState.ValueType:
+        """Where the next call finds it."""
+        if self.state_after == UNKNOWN and self.assumed is not None:
+            return self.assumed
+        return self.state_after
+
+    def member_after(self) -> Member:
+        """The member as the operation left it."""
+        return replace(self.member, state=self.state_after, displacement=self.displacement)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the driver says of processes.
+
+    Attributes:
+        members: Those that use CUDA, with their state.
+        closed: Processes of other users that this worker may not trace, such as setuid programs. Most of them
+            use no CUDA, so they are no members; an operation compares NVML's list first.
+    """
+
+    members: tuple[Member, ...]
+    closed: tuple[ProcessIdentity, ...]
+
+
+async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> tuple[Member, ...]:
+    """The members that :func:`search_members` finds."""
+    return (await search_members(driver, processes)).members
+
+
+async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> Search:
+    """Asks the driver which of the processes use CUDA.
+
+    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job.
+
+    Raises:
+        OperationError: The driver can't be asked.
+    """
+    wanted = list(processes)
+    found: dict[ProcessIdentity, Member] = {}
+    closed: set[ProcessIdentity] = set()
+    errors: list[OperationError] = []
+    limit = trio.CapacityLimiter(PARALLEL_LIMIT)
+
+    async def probe(identity: ProcessIdentity) -> None:
+        process = CheckpointProcess(driver, identity.pid, identity.start_time_ticks)
+        try:
+            async with limit:
+                await process.restore_thread_id()
+                found[identity] = Member(identity, member_state(await process.state()))
+        except DriverError as error:
+            not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
+            if _is_closed(error, identity):
+                closed.add(identity)
+            elif not not_cuda and not await will_end(identity):
+                errors.append(error.to_operation_error(observed_state="unknown", alive=True))
+        except DriverCallUnansweredError as error:
+            errors.append(unanswered(error, identity.pid, DriverCall.STATE))
+        except DriverUnavailableError as error:
+            errors.append(unavailable(error))
+
+    async with trio.open_nursery() as nursery:
+        for identity in wanted:
+            nursery.start_soon(probe, identity)
+    if errors:
+        raise errors[0]
+    return Search(
+        tuple(found[identity] for identity in wanted if identity in found),
+        tuple(identity for identity in wanted if identity in closed),
+    )
+
+
+def _is_closed(error: DriverError, identity: ProcessIdentity) -> bool:
+    """Whether the driver was denied because the process is another user's and the worker is not root."""
+    uid = os.geteuid()
+    denied = error.call is DriverCall.RESTORE_THREAD_ID and error.result == OPERATING_SYSTEM
+    return denied and uid != 0 and user_id(identity.pid) not in (None, uid)
+
+
+def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:
+    """Device memory that members have together, by the UUID of the GPU."""
+    total: dict[str, int] = {}
+    for member in members:
+        for gpu_uuid, used_bytes in member.device_memory_bytes.items():
+            total[gpu_uuid] = total.get(gpu_uuid, 0) + used_bytes
+    return total
+
+
+def are_unlisted(members: Collection[Member]) -> bool:
+    """Whether NVML listed none of the members. Where it lists one, the others have no context."""
+    return bool(members) and not any(member.gpu_uuids for member in members)
+
+
+def needed_by_gpu(members: Collection[Member], home: Iterable[str]) -> dict[str, int]:
+    """Device memory that members need, by the UUID of the GPU that they are or were on.
+
+    Args:
+        members: Those of one workload, measured.
+        home: GPUs of that workload. One is missing in the answer where the need is unknown.
+    """
+    total = bytes_by_gpu(members)
+    if not total and are_unlisted(members):
+        return {}
+    unknown = {uuid for each in members for uuid in each.gpu_uuids if uuid not in each.device_memory_bytes}
+    return {gpu_uuid: total.get(gpu_uuid, 0) for gpu_uuid in (*home, *total) if gpu_uuid not in unknown}
+
+
+def members_after(outcomes: Sequence[MemberOutcome]) -> tuple[Member, ...]:
+    """The members as an operation left them."""
+    return tuple(outcome.member_after() for outcome in outcomes)
+
+
+def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> OperationError:
+    """A call that did not return, as the wire carries it."""
+    reason = errors_pb2.ERROR_REASON_DRIVER_TIMEOUT if error.expired else errors_pb2.ERROR_REASON_DRIVER_ERROR
+    if call in (DriverCall.STATE, DriverCall.TRACE_PERMISSION):
+        meaning = (
+            "the state of the process is not known: try again, as a peer of it may have held up the call"
+        )
+    else:
+        meaning = "what it did is not known: a restore asks the driver again"
+    return OperationError(reason, f"{error}, so {meaning}", {"pid": str(pid), "phase": str(call)})
+
+
+def unavailable(error: DriverUnavailableError) -> OperationError:
+    """The lack of a driver, as the wire carries it."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
+        f"there is no usable CUDA driver ({error}): look at it with `leasehold doctor`",
+    )

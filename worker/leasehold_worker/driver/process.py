@@ -1,0 +1,323 @@
+"""One CUDA process under the driver's checkpoint API, for trio."""
+
+import enum
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import trio
+
+from leasehold_worker.driver.errors import ILLEGAL_STATE, NOT_READY, SUCCESS, DriverError
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.helper_pool import (
+    Driver,
+    DriverCallUnansweredError,
+    DriverUnavailableError,
+    Request,
+)
+from leasehold_worker.driver.helper_protocol import DriverCall, Reply
+
+DEFAULT_LOCK_TIMEOUT_S: Final = 10.0
+"""The driver's own default is to wait for ever."""
+
+TRANSFER_TIMEOUT_S: Final = 600.0
+"""What a checkpoint or restore call may take beyond the driver's floor, where nobody says."""
+
+POLL_INTERVAL_S: Final = 0.025
+
+
+class ProcessState(enum.IntEnum):
+    """The driver's state of a process (CUprocessState).
+
+    A number that a newer driver answers is kept as it is: ``ProcessState(9)`` has the value 9 and the name
+    "STATE_9".
+    """
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    CHECKPOINTING = 4
+    RESTORING = 5
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ProcessState | None":
+        if not isinstance(value, int) or value < 0:
+            return None
+        state = int.__new__(cls, value)
+        state._name_, state._value_ = f"STATE_{value}", value
+        return state
+
+
+class LockResult(enum.Enum):
+    """How a lock that may time out ended."""
+
+    LOCKED = enum.auto()
+    TIMED_OUT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """How to lock. ``timeout_s`` is finite and greater than 0; parts of a millisecond are rounded up."""
+
+    timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
+
+    def timeout_ms(self) -> int:
+        """The timeout as the driver takes it: never 0, which it would take for "wait for ever".
+
+        Raises:
+            ValueError: It is not a finite time greater than 0, or longer than the driver can count.
+        """
+        if not 0 < self.timeout_s < 2**32 / 1000 - 1:
+            raise ValueError(f"lock timeout {self.timeout_s} s: give a time greater than 0, at most 49 days")
+        return math.ceil(self.timeout_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """How to checkpoint. ``timeout_s`` is what the call may take beyond the driver's floor."""
+
+    timeout_s: float = TRANSFER_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """How to restore. Pairs, if any, name every GPU of the host; none restores on the same GPUs."""
+
+    gpu_pairs: tuple[GpuPair, ...] = ()
+    timeout_s: float = TRANSFER_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class UnlockOptions:
+    """How to unlock. ``timeout_s`` is what the call may take beyond the driver's floor."""
+
+    timeout_s: float = 0.0
+
+
+class WaitTimeoutError(Exception):
+    """The process did not reach the expected state in time."""
+
+
+class LeftLockedError(Exception):
+    """The process was locked, and could not be unlocked. The cause says what went wrong before."""
+
+
+CALL_ERRORS: Final = (DriverError, DriverCallUnansweredError, DriverUnavailableError)
+"""What a call raises that did not succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProcess:
+    """A CUDA process that the driver can lock, checkpoint, restore and unlock.
+
+    Two of them are equal when they name the same pid. With the start time, no call reaches another process
+    that has the pid by now: the helper compares it right before the call, and the answer is INVALID_VALUE.
+
+    Every call raises :class:`DriverError` where the driver answers an error, ``DriverUnavailableError``
+    without a driver, and ``DriverCallUnansweredError`` where the driver doesn't answer. A call under way is
+    finished before a cancellation is delivered.
+    """
+
+    driver: Driver = field(compare=False, repr=False)
+    pid: int
+    start_time_ticks: int = field(default=0, compare=False)
+
+    @classmethod
+    def from_pid(cls, driver: Driver, pid: int) -> Self:
+        """The process with this pid."""
+        return cls(driver, pid)
+
+    @classmethod
+    def current(cls, driver: Driver) -> Self:
+        """The calling process. It must not lock itself: it would wait for its own helper for ever."""
+        return cls(driver, os.getpid())
+
+    def _request(
+        self, call: DriverCall, *, lock_timeout_ms: int = 0, gpu_pairs: Sequence[tuple[str, str]] = ()
+    ) -> Request:
+        return Request(call, self.pid, lock_timeout_ms, list(gpu_pairs), self.start_time_ticks)
+
+    async def _call(self, call: DriverCall, extra_s: float = 0.0) -> Reply:
+        return self._checked(call, await self.driver.call(self._request(call), extra_s))
+
+    def _checked(self, call: DriverCall, reply: Reply) -> Reply:
+        if reply.result != SUCCESS:
+            raise DriverError(call, self.pid, reply.result, reply.result_name)
+        return reply
+
+    async def state(self) -> ProcessState:
+        """What the driver says of the process."""
+        value = (await self._call(DriverCall.STATE)).value
+        if value is None:
+            raise DriverError(DriverCall.STATE, self.pid, None, "no state")
+        return ProcessState(value)
+
+    async def is_running(self) -> bool:
+        """Whether it is RUNNING. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.RUNNING
+
+    async def is_locked(self) -> bool:
+        """Whether it is LOCKED. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.LOCKED
+
+    async def is_checkpointed(self) -> bool:
+        """Whether it is CHECKPOINTED. An error is raised, never taken for False."""
+        return await self.state() is ProcessState.CHECKPOINTED
+
+    async def wait_for_state(self, expected: ProcessState, timeout_s: float) -> ProcessState:
+        """Polls every 25 ms until the process is in the state. It asks at least once.
+
+        Raises:
+            WaitTimeoutError: The time passed.
+            DriverError: The driver answered an error, or the process is FAILED, which it never leaves.
+        """
+        deadline = trio.current_time() + timeout_s
+        while (state := await self.state()) != expected:
+            if state is ProcessState.FAILED:
+                raise DriverError(DriverCall.STATE, self.pid, ILLEGAL_STATE, "the process is FAILED for good")
+            remaining_s = deadline - trio.current_time()
+            if remaining_s <= 0:
+                raise WaitTimeoutError(
+                    f"process {self.pid} is {state.name} after {timeout_s:g} s, not {expected.name}"
+                )
+            await trio.sleep(min(POLL_INTERVAL_S, remaining_s))
+        return state
+
+    async def restore_thread_id(self) -> int:
+        """Id of the driver's thread in the process. The cheapest proof that it uses CUDA."""
+        value = (await self._call(DriverCall.RESTORE_THREAD_ID)).value
+        if value is None:
+            raise DriverError(DriverCall.RESTORE_THREAD_ID, self.pid, None, "no thread id")
+        return value
+
+    async def trace_obstacle(self) -> str | None:
+        """Why the driver helper may not trace the process, which every call needs. None: it may."""
+        reply = await self._call(DriverCall.TRACE_PERMISSION)
+        return None if reply.value else reply.result_name
+
+    async def try_lock(self, options: LockOptions | None = None) -> LockResult:
+        """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""
+        timeout_ms = (options or LockOptions()).timeout_ms()
+        request = self._request(DriverCall.LOCK, lock_timeout_ms=timeout_ms)
+        reply = await self.driver.call(request, timeout_ms / 1000)
+        if reply.result == NOT_READY:
+            return LockResult.TIMED_OUT
+        self._checked(DriverCall.LOCK, reply)
+        return LockResult.LOCKED
+
+    async def lock(self, options: LockOptions | None = None) -> None:
+        """RUNNING → LOCKED: its CUDA calls block from here on. A timeout is a DriverError of NOT_READY."""
+        if await self.try_lock(options) is LockResult.TIMED_OUT:
+            raise DriverError(DriverCall.LOCK, self.pid, NOT_READY, "CUDA_ERROR_NOT_READY")
+
+    async def checkpoint(self) -> None:
+        """LOCKED → CHECKPOINTED: its device memory moves to host memory."""
+        await self.checkpoint_with_options(CheckpointOptions())
+
+    async def checkpoint_with_options(self, options: CheckpointOptions) -> None:
+        """LOCKED → CHECKPOINTED, with a deadline."""
+        await self._call(DriverCall.CHECKPOINT, options.timeout_s)
+
+    async def restore(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
+        """CHECKPOINTED → LOCKED, on the GPUs that the pairs say."""
+        await self.restore_with_options(RestoreOptions(gpu_pairs))
+
+    async def restore_with_options(self, options: RestoreOptions) -> None:
+        """CHECKPOINTED → LOCKED, with a deadline."""
+        pairs = [(pair.old_uuid, pair.new_uuid) for pair in options.gpu_pairs]
+        request = self._request(DriverCall.RESTORE, gpu_pairs=pairs)
+        self._checked(DriverCall.RESTORE, await self.driver.call(request, options.timeout_s))
+
+    async def unlock(self) -> None:
+        """LOCKED → RUNNING."""
+        await self.unlock_with_options(UnlockOptions())
+
+    async def unlock_with_options(self, options: UnlockOptions) -> None:
+        """LOCKED → RUNNING, with a deadline."""
+        await self._call(DriverCall.UNLOCK, options.timeout_s)
+
+    async def suspend(self, options: LockOptions | None = None) -> None:
+        """RUNNING → CHECKPOINTED. A process that was locked and can't be checkpointed is unlocked again.
+
+        A cancellation during the lock undoes the lock. One that comes later waits for the checkpoint.
+
+        Raises:
+            LeftLockedError: It could not be unlocked again.
+        """
+        try:
+            await self.lock(options)
+        except DriverCallUnansweredError as error:
+            await self._unlock_after(error)
+            raise
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with trio.CancelScope(shield=True):
+                await self.checkpoint()
+        except BaseException as error:
+            await self._unlock_after(error)
+            raise
+
+    async def resume(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
+        """CHECKPOINTED → RUNNING, on the GPUs that the pairs say. It is finished before a cancellation.
+
+        A restore that did not return is unlocked too, if it has happened.
+
+        Raises:
+            LeftLockedError: It was restored, and could not be unlocked.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            try:
+                await self.restore(gpu_pairs)
+            except DriverCallUnansweredError as error:
+                await self._unlock_after(error)
+                raise
+            try:
+                await self.unlock()
+            except CALL_ERRORS as error:
+                await self._unlock_after(error)
+
+    async def _unlock_after(self, cause: BaseException) -> None:
+        """Unlocks the process if it is LOCKED: its CUDA calls would hang for ever. It is tried twice.
+
+        Raises:
+            LeftLockedError: It is LOCKED still, or the driver does not tell.
+        """
+        seen = "perhaps LOCKED"
+        with trio.CancelScope(shield=True):
+            for _ in range(2):
+                with suppress(*CALL_ERRORS):
+                    if not await self.is_locked():
+                        return
+                    seen = "LOCKED"
+                    await self.unlock()
+                    return
+        raise LeftLockedError(
+            f"process {self.pid} is {seen}, and its CUDA calls wait until it is unlocked: unlock it again "
+            f"({cause or type(cause).__name__})"
+        ) from cause
+
+    async def toggle(
+        self, options: LockOptions | None = None, gpu_pairs: tuple[GpuPair, ...] = ()
+    ) -> ProcessState:
+        """Suspends a RUNNING process or resumes a CHECKPOINTED one, and returns the state read afterwards.
+
+        Never part of a command: a repeated toggle undoes itself.
+
+        Raises:
+            DriverError: ILLEGAL_STATE in every other state, besides what the calls raise.
+        """
+        match await self.state():
+            case ProcessState.RUNNING:
+                await self.suspend(options)
+            case ProcessState.CHECKPOINTED:
+                await self.resume(gpu_pairs)
+            case state:
+                raise DriverError(
+                    DriverCall.STATE, self.pid, ILLEGAL_STATE, f"can't toggle a process that is {state.name}"
+                )
+        return await self.state()

@@ -1,0 +1,1 @@
+"""Files and directories on a host with untrusted users."""

@@ -1,0 +1,122 @@
+"""What a worker keeps across restarts: its id, the highest epoch that it has seen, its number of starts."""
+
+import fcntl
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, final
+
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.private_directories import PRIVATE, open_private
+
+TEXT_LIMIT: Final = 256
+"""Characters of a file that are read."""
+
+
+@final
+class StateDirectory:
+    """The directory, locked for one worker. Made by :func:`open_state_directory`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._epoch_lock = threading.Lock()
+        self.workloads_path = path / "workloads"
+        """One folder per workload, with its output."""
+        self.journal_path = path / "journal.sqlite3"
+        """Commands and workloads."""
+
+    def worker_id(self) -> str:
+        """The worker's id, made at the first start."""
+        path = self._path / "worker_id"
+        if not path.exists():
+            self._write(path, f"worker-{uuid.uuid4().hex[:12]}")
+        worker_id = self._read(path)
+        if not worker_id:
+            raise _damaged(path, "no id")
+        return worker_id
+
+    def last_epoch(self) -> int:
+        """The highest epoch seen, 0 before the first."""
+        return self._number("epoch")
+
+    def save_epoch(self, epoch: int) -> None:
+        """Keeps the epoch, on disk before this returns. It never goes back, however late the disk is."""
+        with self._epoch_lock:
+            if epoch > self.last_epoch():
+                self._write(self._path / "epoch", str(epoch))
+
+    def count_start(self) -> int:
+        """Counts this start of the worker: 1 for the first. The number is on disk before this returns.
+
+        Raises:
+            StartError: The count can't be read.
+        """
+        number = 1 + self._number("starts")
+        self._write(self._path / "starts", str(number))
+        return number
+
+    def _number(self, name: str) -> int:
+        """The number in a file; 0 where there is none."""
+        path = self._path / name
+        if not path.exists():
+            return 0
+        if not (text := self._read(path)).isdecimal():
+            raise _damaged(path, "no number")
+        return int(text)
+
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="ascii")[:TEXT_LIMIT].strip()
+        except UnicodeDecodeError as error:
+            raise _damaged(path, "no text") from error
+
+    def _write(self, path: Path, text: str) -> None:
+        fresh = path.with_suffix(".new")
+        with fresh.open("w", encoding="ascii") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _damaged(path: Path, what: str) -> StartError:
+    return StartError(
+        f"{path} is damaged, it holds {what}: restore it from a backup, or end this worker's workloads and "
+        "choose another directory with --state-dir"
+    )
+
+
+@contextmanager
+def open_state_directory(path: Path, mode: int = PRIVATE) -> Iterator[StateDirectory]:
+    """Opens the directory for this process alone, and makes it where it is missing.
+
+    Args:
+        path: The directory.
+        mode: Its permissions.
+
+    Raises:
+        StartError: It can't be used, another user could change it, or another worker uses it.
+    """
+    try:
+        open_private(path, "state directory", mode)
+        lock = os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StartError(
+            f"the state directory {path} can't be written ({error.strerror}): choose another with --state-dir"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(
+                f"another worker uses the state directory {path}: give each its own with --state-dir"
+            ) from None
+        yield StateDirectory(path)

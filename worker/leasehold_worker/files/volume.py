@@ -1,0 +1,79 @@
+"""The room on a volume, measured beside the worker's loop: a volume that hangs blocks statvfs(3)."""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import trio
+
+LOOK_INTERVAL_S: Final = 1.0
+LOOK_TIMEOUT_S: Final = 10.0
+"""How long the volume may take to answer. After that, its room is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """A volume.
+
+    Attributes:
+        total_bytes: Its size.
+        available_bytes: What of it somebody who is not root may still write.
+    """
+
+    total_bytes: int
+    available_bytes: int
+
+
+def disk_space(directory: Path) -> DiskSpace:
+    """The volume that a directory is on, as statvfs(3) has it.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    facts = os.statvfs(directory)
+    return DiskSpace(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
+
+
+@final
+class Volume:
+    """The volume of a directory.
+
+    Args:
+        directory: The directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "it does not answer")
+        self._limiter = trio.CapacityLimiter(1)
+        """Held by the measurement under way, for good by one that hangs."""
+
+    def space(self) -> DiskSpace:
+        """The room, as it was measured last.
+
+        Raises:
+            OSError: It can't be measured.
+        """
+        if isinstance(self._found, OSError):
+            raise self._found
+        return self._found
+
+    async def look(self) -> None:
+        """Measures the room."""
+        found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "it does not answer")
+        with trio.move_on_after(LOOK_TIMEOUT_S):
+            try:
+                found = await trio.to_thread.run_sync(
+                    disk_space, self._directory, abandon_on_cancel=True, limiter=self._limiter
+                )
+            except OSError as error:
+                found = error
+        self._found = found
+
+    async def run(self) -> None:
+        """Measures again and again, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_INTERVAL_S)
+            await self.look()

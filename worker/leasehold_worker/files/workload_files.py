@@ -1,0 +1,114 @@
+"""A workload's files on its host, of which the workload itself can replace every one.
+
+A pipe in the place of a file would block whoever opens it, and a link would show or change a file of somebody
+else. So only regular files are opened, and no link is followed.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from leasehold_worker.errors import invalid
+
+OUTPUT_FILE: Final = "output.log"
+WORKING_FOLDER: Final = "work"
+"""Where a program starts that names no directory: apart from what its launcher and the worker write."""
+
+MODE: Final = 0o600
+_FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+class NotRegularError(OSError):
+    """A link, a pipe, a folder or a device is in the place of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "no regular file", str(path))
+
+
+def read_regular(path: Path, limit_bytes: int, offset: int = 0) -> bytes:
+    """Bytes of a regular file, as many as there are.
+
+    Raises:
+        NotRegularError: It is something else.
+        OSError: It can't be read.
+    """
+    with open_regular(path, os.O_RDONLY) as descriptor:
+        return os.pread(descriptor, limit_bytes, offset)
+
+
+def read_kept(path: Path, limit_bytes: int, offset: int) -> tuple[int, bytes]:
+    """Bytes of an output of which the oldest part may be a hole, and where they begin: not before the offset.
+
+    Raises:
+        NotRegularError: It is something else.
+        OSError: It can't be read.
+    """
+    with open_regular(path, os.O_RDONLY) as descriptor:
+        try:
+            offset = os.lseek(descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing is there or beyond
+                return offset, b""
+            if error.errno != errno.EINVAL:  # a file system without holes
+                raise
+        return offset, os.pread(descriptor, limit_bytes, offset)
+
+
+def require_folder_name(workload_id: str) -> None:
+    """Refuses the id of a workload that is no name of a folder.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT.
+    """
+    if not _FOLDER_NAME.fullmatch(workload_id):
+        raise invalid(
+            "workload_id",
+            f"invalid workload id {workload_id[:128]!r}: use 1 to 128 letters, digits, '-', '_' or '.', and "
+            "start with a letter or digit",
+        )
+
+
+def open_output(folder: Path) -> int:
+    """Opens a workload's output behind what is there. The folder is made where it is missing.
+
+    Raises:
+        NotRegularError: Something else is in its place.
+        OSError: It can't be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / WORKING_FOLDER).mkdir(mode=0o700, exist_ok=True)
+    return _open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+@contextmanager
+def open_regular(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of a regular file.
+
+    Raises:
+        NotRegularError: It is something else.
+        OSError: It can't be opened.
+    """
+    descriptor = _open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a pipe or socket, a folder
+            raise NotRegularError(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(path)
+    os.set_blocking(descriptor, True)
+    return descriptor

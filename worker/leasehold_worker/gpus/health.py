@@ -1,0 +1,199 @@
+"""The health verdict of a GPU, from one reading of NVML: whether it may get work, and why not. Pure.
+
+:mod:`leasehold_worker.gpus.inventory` asks NVML. :mod:`leasehold_worker.gpus.health_monitor` repeats it.
+This module is stateless. The pool keeps a bad verdict until an operator clears it, because a GPU that another
+program has reset looks healthy again, and NVML reports an Xid only once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from leasehold.v1 import gpu_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReading:
+    """What NVML knew of a GPU's condition just now. What it can't say is None, never zero."""
+
+    lost: bool = False
+    """It has fallen off the bus, or no longer answers."""
+    reset_required: bool = False
+    """NVML refuses its questions until the GPU is reset."""
+    ecc_uncorrected_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded. Unknown where ECC is off."""
+    row_remap_pending: bool | None = None
+    """A row of its memory waits for a reset to be replaced. Chips before Ampere don't know."""
+    row_remap_failed: bool | None = None
+    """A bad row could not be replaced."""
+    retired_pages: int | None = None
+    """Pages of its memory that are out of use, or will be after a reset. Chips from Ampere on don't know."""
+    retired_pages_pending: bool | None = None
+    """A bad page is in use until the GPU is reset."""
+    mig_enabled: bool | None = None
+    throttle_reasons: int | None = None
+    """Bits of NVML's nvmlClocksEventReasons: why the clocks are not higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a GPU can be trusted, and why: the reason is empty only for GPU_HEALTH_OK."""
+
+    health: gpu_pb2.GpuHealth.ValueType
+    reason: str = ""
+
+
+RETIRED_PAGES_LIMIT: Final = 60
+"""From how many retired pages on a GPU is worn out: DCGM's diagnosis fails at as many
+(DCGM_LIMIT_MAX_RETIRED_PAGES), for NVIDIA takes such a board back. A GPU can retire 64."""
+
+RESET_XIDS: Final[Mapping[int, str]] = {
+    46: "the GPU stopped processing",
+    48: "a double-bit memory error",
+    62: "its power management unit halted",
+    64: "a bad row or page of its memory could not be put out of use",
+    74: "an NVLink error",  # NVIDIA wants the link examined: it is often hardware, and takes the peers along
+    79: "it has fallen off the bus",
+    95: "a memory error that may have hit every application",
+    109: "a context switch timed out",  # the k8s-device-plugin still calls it an application's fault
+    110: "a security fault",
+    119: "its firmware (GSP) does not answer",
+    120: "its firmware (GSP) failed",
+    136: "NVLink could not be trained",
+    140: "memory errors that the driver could not contain",
+    143: "it could not be initialised",
+    155: "an NVLink error that software defined",
+    156: "a part of it was retired",
+    158: "a fatal timeout",
+}
+"""Xids after which a GPU needs a reset, a repair or a new start of the host, and what they tell: those whose
+immediate action is RESET_GPU, RESTART_BM or a workflow that ends there in NVIDIA's "Xid Catalog"
+(docs.nvidia.com/deploy/xid-errors), on any chip from Ampere on."""
+
+HARMLESS_XIDS: Final[Mapping[int, str]] = {
+    8: "a program's work took too long",
+    11: "a program's commands were invalid",
+    13: "a program's kernel did something illegal",
+    25: "a program's commands were illegal",
+    31: "a program's kernel used an address that is not its own",
+    32: "a program's commands were damaged",
+    37: "a program asked for what the firmware does not have",
+    43: "a program was stopped after its own error",
+    44: "a program failed while it was switched out",
+    45: "a program's channels were removed as it ended, or after another error",
+    63: "a bad row or page was written down",  # whether it waits for a reset is what NVML's pending flags say
+    68: "a program's video work failed",
+    69: "a program's graphics commands were illegal",
+    80: "a program's commands were damaged on their way",
+    92: "many memory errors, all of them corrected",
+    94: "a memory error that hit one application only",  # what it did to the memory, NVML's counters say
+    154: "what the driver recommends has changed",  # speaks of another Xid, which came as well
+}
+"""Xids after which the GPU itself goes on, and what they tell: the catalog's action is to restart the program
+or none. Those in neither table take no GPU out of use either: what they did shows in the readings."""
+
+_THROTTLING: Final[Mapping[int, str]] = {
+    0x08: "hardware slowdown",
+    0x20: "heat, slowed by software",
+    0x40: "heat, slowed by hardware",
+    0x80: "power brake",
+}
+"""Clock reasons that tell of trouble (nvml.h, nvmlClocksEventReasons). The others are everyday life: idle,
+clocks that somebody set, the power cap that a GPU under full load runs into."""
+
+_FALLEN_OFF_THE_BUS: Final = 79
+_TRUSTED: Final = frozenset(
+    {
+        gpu_pb2.GPU_HEALTH_UNSPECIFIED,
+        gpu_pb2.GPU_HEALTH_OK,
+        gpu_pb2.GPU_HEALTH_THROTTLED,
+    }
+)
+_RESET: Final = "empty it, and reset it with nvidia-smi --gpu-reset"
+
+
+def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
+    """Whether a GPU of this health gets no work. One that is throttled does: it is only slow."""
+    return health not in _TRUSTED
+
+
+def judge(reading: HealthReading) -> Verdict:
+    """The verdict on what was read, by the worst that is known. What is unknown speaks against nobody.
+
+    Pages that *were* retired are wear, not failure: they are out of use, and the GPU goes on without them. So
+    they count from RETIRED_PAGES_LIMIT on, or while a bad page is still in use. Likewise rows that were
+    remapped don't count: only a remap that waits for a reset, or that failed.
+    """
+    return (
+        _judge_presence(reading)
+        or _judge_memory(reading)
+        or _judge_mode(reading)
+        or Verdict(gpu_pb2.GPU_HEALTH_OK)
+    )
+
+
+def judge_xid(xid: int) -> Verdict | None:
+    """The verdict on an Xid of a GPU. None: the GPU goes on, and its readings say how it is."""
+    meaning = RESET_XIDS.get(xid)
+    if meaning is None:
+        return None
+    if xid == _FALLEN_OFF_THE_BUS:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_LOST, f"Xid {xid}, {meaning}: restart the host, and look at its seat"
+        )
+    return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"Xid {xid}, {meaning}: {_RESET}")
+
+
+def _judge_presence(reading: HealthReading) -> Verdict | None:
+    if reading.lost:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_LOST, "NVML says that it is lost: restart the host, and look at its seat"
+        )
+    if reading.reset_required:
+        return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"NVML says that it needs a reset: {_RESET}")
+    return None
+
+
+def _judge_memory(reading: HealthReading) -> Verdict | None:
+    if reading.ecc_uncorrected_errors:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_ECC_FAILED,
+            f"{reading.ecc_uncorrected_errors} uncorrectable memory errors since the driver was loaded: "
+            f"{_RESET}",
+        )
+    if reading.row_remap_failed:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED,
+            "a bad row of its memory could not be replaced: let NVIDIA's field diagnostic look at it",
+        )
+    if reading.row_remap_pending:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED, f"a bad row of its memory waits to be replaced: {_RESET}"
+        )
+    if reading.retired_pages_pending:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_PAGES_RETIRED, f"a bad page of its memory waits to be retired: {_RESET}"
+        )
+    if reading.retired_pages is not None and reading.retired_pages >= RETIRED_PAGES_LIMIT:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_PAGES_RETIRED,
+            f"{reading.retired_pages} pages of its memory are retired, and from {RETIRED_PAGES_LIMIT} on "
+            "a GPU is worn out: replace it",
+        )
+    return None
+
+
+def _judge_mode(reading: HealthReading) -> Verdict | None:
+    if reading.mig_enabled:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_MIG_ENABLED,
+            "MIG is on, and its processes can't be checkpointed: turn it off with nvidia-smi -mig 0",
+        )
+    reasons = reading.throttle_reasons or 0
+    slowed = [meaning for bit, meaning in _THROTTLING.items() if reasons & bit]
+    if slowed:
+        return Verdict(
+            gpu_pb2.GPU_HEALTH_THROTTLED,
+            f"it runs slower than it could ({', '.join(slowed)}): look at its cooling and power",
+        )
+    return None

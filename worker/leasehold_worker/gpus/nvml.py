@@ -1,0 +1,341 @@
+"""NVML's answers as plain values: the only module that imports pynvml.
+
+What NVML can't say is None, never zero, and never an error. Nothing here has a deadline or minds threads:
+:mod:`leasehold_worker.gpus.inventory` does.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NewType, final
+
+import pynvml
+
+from leasehold_worker.gpus.facts import GpuFacts, GpuReading, GpuUsage, SystemVersions
+from leasehold_worker.gpus.health import HealthReading
+
+logger = logging.getLogger(__name__)
+
+Handle = NewType("Handle", object)
+"""What NVML calls a GPU by."""
+
+_ECC_UNCORRECTED: Final = 1
+_ECC_VOLATILE: Final = 0
+_VALUE_NOT_AVAILABLE: Final = 2**64 - 1
+"""What NVML writes for the used memory of a process that it can't see into."""
+_MOST_XIDS: Final = 64
+"""How many Xids are taken at once: a GPU that is broken may tell of it without end."""
+_UNSUPPORTED: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+_RETIREMENT_CAUSES: Final = (
+    pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+    pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What NVML knew of one GPU's health.
+
+    Attributes:
+        reading: What it said.
+        lacks: What it could not say, each with why.
+    """
+
+    reading: HealthReading
+    lacks: Mapping[str, str]
+
+
+def open_nvml() -> str | None:
+    """Loads NVML. Returns why it can't be used; None: it can."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return str(error)
+    return None
+
+
+def read_versions() -> SystemVersions:
+    """Versions of what is installed."""
+    return SystemVersions(
+        driver_version=_soft(pynvml.nvmlSystemGetDriverVersion),
+        cuda_version=_soft(pynvml.nvmlSystemGetCudaDriverVersion_v2),
+        nvml_version=_soft(pynvml.nvmlSystemGetNVMLVersion),
+    )
+
+
+def find_handles() -> tuple[dict[str, Handle], tuple[str, ...]]:
+    """NVML's handles by UUID, and why GPUs that do not answer are left out."""
+    handles: dict[str, Handle] = {}
+    left_out: list[str] = []
+    for index in range(_soft(pynvml.nvmlDeviceGetCount) or 0):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            handles[pynvml.nvmlDeviceGetUUID(handle)] = handle
+        except pynvml.NVMLError as error:
+            logger.warning("NVML's GPU %d is left out of the pool: %s", index, error)
+            left_out.append(f"GPU {index} of NVML: {error}")
+    return handles, tuple(left_out)
+
+
+def read_facts(uuid: str, handle: Handle) -> GpuFacts:
+    """What seldom changes about a GPU."""
+    memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = _soft(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    pci = _soft(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    serial = _soft(pynvml.nvmlDeviceGetSerial, handle)
+    facts = GpuFacts(
+        uuid=uuid,
+        name=_soft(pynvml.nvmlDeviceGetName, handle) or "unknown",
+        memory_total_bytes=memory and memory.total,
+        compute_capability=capability and f"{capability[0]}.{capability[1]}",
+        pci_bus_id=pci and _text(pci.busId),
+        pci_device_id=pci and f"0x{pci.pciDeviceId:08X}",
+        # Boards without one report "0".
+        serial=serial if serial != "0" else None,
+        mig_enabled=None,
+        persistence_mode=None,
+        numa_node=_numa_node(_text(pci.busId)) if pci else None,
+        minor_number=_soft(pynvml.nvmlDeviceGetMinorNumber, handle),
+    )
+    return with_modes(facts, handle)
+
+
+def with_modes(facts: GpuFacts, handle: Handle) -> GpuFacts:
+    """The facts with the modes as they are now. One that NVML can't tell now stays as it was."""
+    mig = _soft(pynvml.nvmlDeviceGetMigMode, handle)
+    persistence = _soft(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    return replace(
+        facts,
+        mig_enabled=facts.mig_enabled if mig is None else mig[0] == 1,
+        persistence_mode=facts.persistence_mode if persistence is None else persistence == 1,
+    )
+
+
+def read_mig(handle: Handle) -> bool | None:
+    """Whether MIG is on now."""
+    mode = _soft(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if mode is None else bool(mode[0] == 1)
+
+
+def read_mps_pids(handle: Handle) -> frozenset[int]:
+    """Process ids of the clients of MPS on a GPU."""
+    found = _soft(pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+    return frozenset(process.pid for process in found or ())
+
+
+def read_usage(handle: Handle) -> GpuUsage | None:
+    """Who uses a GPU's memory. None: NVML can't list its processes."""
+    processes = _soft(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if processes is None:
+        return None
+    return GpuUsage(
+        memory and memory.used, {process.pid: _known(process.usedGpuMemory) for process in processes}
+    )
+
+
+def read_free_bytes(handle: Handle) -> int | None:
+    """Memory of a GPU that nobody uses. None: NVML can't say."""
+    memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return None if memory is None else int(memory.total - memory.used)
+
+
+def read_lost(handle: Handle) -> bool:
+    """Whether NVML says that a GPU has fallen off the bus."""
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+    return False
+
+
+def read_sample(handle: Handle) -> GpuReading:
+    """Measures a GPU."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return GpuReading(lost=error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+    utilization = _soft(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    encoder = _soft(pynvml.nvmlDeviceGetEncoderUtilization, handle)
+    decoder = _soft(pynvml.nvmlDeviceGetDecoderUtilization, handle)
+    return GpuReading(
+        utilization_percent=utilization and utilization.gpu,
+        encoder_utilization_percent=encoder and encoder[0],
+        decoder_utilization_percent=decoder and decoder[0],
+        memory_used_bytes=memory.used,
+        memory_total_bytes=memory.total,
+        temperature_celsius=_soft(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        ecc_uncorrected_errors=_soft(
+            pynvml.nvmlDeviceGetTotalEccErrors, handle, _ECC_UNCORRECTED, _ECC_VOLATILE
+        ),
+    )
+
+
+def examine(handle: Handle) -> Examination:
+    """Asks all that concerns a GPU's health."""
+    patient = _Patient(handle)
+    lacks: dict[str, str] = {}
+    ecc = patient.ask(pynvml.nvmlDeviceGetTotalEccErrors, _ECC_UNCORRECTED, _ECC_VOLATILE)
+    if ecc is None:
+        lacks["uncorrectable memory errors"] = patient.problem
+    # A chip has the one or the other: rows are remapped from Ampere on.
+    rows = patient.ask(pynvml.nvmlDeviceGetRemappedRows)
+    rows_problem = "" if patient.unsupported else patient.problem
+    pending = patient.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus)
+    if rows is None and pending is None:
+        lacks["row remaps and retired pages"] = rows_problem or patient.problem
+    pages = [patient.ask(pynvml.nvmlDeviceGetRetiredPages, cause) for cause in _RETIREMENT_CAUSES]
+    clocks = patient.ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+    if clocks is None:
+        # Its name before driver 535.
+        clocks = patient.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    if clocks is None:
+        lacks["throttling"] = patient.problem
+    mig = patient.ask(pynvml.nvmlDeviceGetMigMode)
+    if mig is None and not patient.unsupported:  # else it has no MIG, which is no lack
+        lacks["MIG mode"] = patient.problem
+    reading = HealthReading(
+        lost=patient.lost,
+        reset_required=patient.reset_required,
+        ecc_uncorrected_errors=ecc,
+        row_remap_pending=None if rows is None else bool(rows[2]),
+        row_remap_failed=None if rows is None else bool(rows[3]),
+        retired_pages=None if None in pages else sum(map(len, pages)),
+        retired_pages_pending=None if pending is None else bool(pending),
+        mig_enabled=None if mig is None else mig[0] == 1,
+        throttle_reasons=clocks,
+    )
+    return Examination(reading, {} if reading.lost or reading.reset_required else lacks)
+
+
+class _Patient:
+    """A GPU that is examined, and why it did not answer."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self.problem = ""
+        """Why the last question without an answer had none."""
+        self.unsupported = False
+        """Whether that was because the GPU or the library does not know of such things."""
+        self.lost = False
+        self.reset_required = False
+
+    def ask(self, function: Callable[..., Any], *arguments: int) -> Any:
+        try:
+            return function(self._handle, *arguments)
+        except pynvml.NVMLError as error:
+            self.problem = str(error)
+            self.unsupported = error.value in _UNSUPPORTED
+            self.lost |= error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+            self.reset_required |= error.value == pynvml.NVML_ERROR_RESET_REQUIRED
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class XidWait:
+    """What came of waiting for Xids.
+
+    Attributes:
+        xids: UUID and Xid of each event, in their order. Empty: none came in time.
+        unavailable_reason: Why none can come now. Empty: they can.
+    """
+
+    xids: tuple[tuple[str, int], ...] = ()
+    unavailable_reason: str = ""
+
+
+@final
+class XidEvents:
+    """NVML's Xid events of some GPUs, from their registration on. Not safe among threads."""
+
+    def __init__(self, handles: Mapping[str, Handle]) -> None:
+        self._handles = handles
+        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
+        self._set: Any = None
+        self._registered: set[str] = set()
+        self.problems: dict[str, str] = {}
+        """Why there are no events of a GPU, by UUID; replaced, never changed. A lost one is not here."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all GPUs are registered."""
+        return self._registered == self._handles.keys()
+
+    def register(self) -> str:
+        """Registers those GPUs that are not. Returns why none is; empty: events can come."""
+        problem = ""
+        problems: dict[str, str] = {}
+        try:
+            if self._set is None:
+                self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            self.problems = dict.fromkeys(self._handles, str(error))
+            return str(error)
+        for uuid in self._handles.keys() - self._registered:
+            try:
+                pynvml.nvmlDeviceRegisterEvents(
+                    self._handles[uuid], pynvml.nvmlEventTypeXidCriticalError, self._set
+                )
+            except pynvml.NVMLError as error:
+                problem = str(error)
+                if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+                    problems[uuid] = problem
+            else:
+                self._registered.add(uuid)
+        self.problems = problems
+        return "" if self._registered else problem
+
+    def wait(self, timeout_s: float) -> XidWait:
+        """Waits for an Xid, and takes those that came with it. After a failure all are registered anew."""
+        found: list[tuple[str, int]] = []
+        try:
+            while len(found) < _MOST_XIDS:
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0 if found else round(timeout_s * 1000))
+                # A GPU that is lost can't be asked for its UUID.
+                uuid = self._uuids.get(_address(event.device)) or _soft(
+                    pynvml.nvmlDeviceGetUUID, event.device
+                )
+                if uuid is not None:
+                    found.append((uuid, int(event.eventData)))
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+                    self.problems = dict.fromkeys(self._handles, str(error))
+                _soft(pynvml.nvmlEventSetFree, self._set)
+                self._set = None
+                self._registered.clear()
+                return XidWait(tuple(found), str(error))
+        return XidWait(tuple(found))
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _soft(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls NVML; None where it answers an error."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        logger.debug("%s: %s", getattr(function, "__name__", "NVML"), error)
+        return None
+
+
+def _known(memory_bytes: int | None) -> int | None:
+    return None if memory_bytes in (None, _VALUE_NOT_AVAILABLE) else memory_bytes
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("ascii") if isinstance(value, bytes) else value
+
+
+def _numa_node(pci_bus_id: str) -> int | None:
+    """What the kernel says; it writes -1 where there is one node only. Its PCI domain has four digits."""
+    path = Path("/sys/bus/pci/devices") / pci_bus_id.lower()[4:] / "numa_node"
+    try:
+        node = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None

@@ -1,0 +1,132 @@
+"""The command hook: a program that the worker runs, in a process group of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from leasehold_worker.files.private_directories import STARTED_WITH
+from leasehold_worker.hooks.context import HookFailedError, Turn
+from leasehold_worker.hooks.http_call import printable
+from leasehold_worker.hooks.templates import expand
+
+SHOWN_OUTPUT_BYTES: Final = 2048
+"""How much of a failed program's output is told: its end, which is where programs say what went wrong."""
+
+END_DEADLINE_S: Final = 5.0
+"""How long a killed program is waited for. One that hangs in the kernel is left to it."""
+
+_CHUNK: Final = 65536
+_BECOME: Final = """
+import os, signal, sys
+errors, directory, *arguments = sys.argv[1:]
+os.set_inheritable(int(errors), False)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.chdir(directory)
+    os.execvp(arguments[0], arguments)
+except OSError as error:
+    os.write(int(errors), str(error).encode())
+"""
+"""Becomes the program. A program or a directory can be on a volume that does not answer. The worker itself
+would wait for that volume with Python's lock held, between vfork and exec."""
+
+_WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
+"""What marks a process as the workload's own. A hook is not, and must not be parked or killed as such."""
+
+
+async def run(turn: Turn) -> None:
+    """Runs the program of a command hook, and waits for its end.
+
+    Cancelled: its whole process group is killed. A process that it leaves behind in the background is left
+    alone when it ends by itself; what that writes then goes nowhere.
+
+    Raises:
+        HookFailedError: It could not be started, or ended with another status than 0.
+    """
+    values = turn.context.values(turn.phase)
+    arguments = [expand(argument, values) for argument in turn.hook.command.arguments]
+    turn.doing = f"{arguments[0]} was still running"
+    errors, write_end = os.pipe()
+    become = [sys.executable, "-I", "-S", "-c", _BECOME, str(write_end), str(turn.context.working_directory)]
+    try:
+        process = await trio.lowlevel.open_process(
+            [*become, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(turn.context.environment, values),
+            start_new_session=True,
+            umask=STARTED_WITH,
+            pass_fds=(write_end,),
+        )
+    except (OSError, ValueError) as error:
+        os.close(errors)
+        raise HookFailedError(f"{arguments[0]} could not be started ({error})") from error
+    finally:
+        os.close(write_end)
+    tail = bytearray()
+    with os.fdopen(errors, "rb") as refusal:
+        try:
+            await _finish(process, tail, turn)
+        finally:
+            await _end(process)
+        if why := refusal.read().decode(errors="replace"):
+            raise HookFailedError(f"{arguments[0]} could not be started ({why})")
+    status = process.returncode
+    if status:
+        how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        raise HookFailedError(f"{arguments[0]} {how}{_told(tail)}")
+
+
+async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:
+    """Reads the output until the program ends; who else has the pipe is not waited for."""
+    program = turn.doing
+
+    async def read() -> None:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        async for chunk in process.stdout:
+            _keep(tail, bytes(chunk))
+            turn.doing = f"{program}{_told(tail)}"
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await process.wait()
+        nursery.cancel_scope.cancel()
+    if isinstance(process.stdout, trio.lowlevel.FdStream):
+        # What was written last may still be in the pipe, which holds no more than one chunk.
+        with suppress(BlockingIOError):
+            _keep(tail, os.read(process.stdout.fileno(), _CHUNK))
+
+
+async def _end(process: trio.Process) -> None:
+    """Kills what is left of the group when the program was not waited for to its end."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with trio.move_on_after(END_DEADLINE_S, shield=True):
+            await process.wait()
+    if process.stdout is not None:
+        with trio.CancelScope(shield=True):
+            await process.stdout.aclose()
+
+
+def _keep(tail: bytearray, chunk: bytes) -> None:
+    tail += chunk
+    del tail[:-SHOWN_OUTPUT_BYTES]
+
+
+def _told(tail: bytearray) -> str:
+    text = "\n".join(map(printable, tail.decode(errors="replace").splitlines())).strip()
+    return f", having said: {text}" if text else ""
+
+
+def _environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in environment.items() if name not in _WORKLOAD_VARIABLES}
+    return kept | {f"LEASEHOLD_HOOK_{name.upper()}": value for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Linux: processes, control groups and capacity."""

@@ -1,0 +1,74 @@
+"""What the host has: CPU time and memory that its kernel allows this worker, and disk."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.folder_trees import list_folders
+from leasehold_worker.host import cgroups, processes
+
+_BLOCK_BYTES: Final = 512
+"""Unit of st_blocks, whatever the volume's own is (stat(2))."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """What workloads may have of the host together.
+
+    Attributes:
+        cpu_millicores: CPU time in thousandths of a core.
+        memory_bytes: Host memory.
+    """
+
+    cpu_millicores: int
+    memory_bytes: int
+
+
+def hard_limits() -> HostLimits:
+    """What the host has, or less where the worker's CPU set or control groups (either version) say so."""
+    cpus = [len(os.sched_getaffinity(0)) * 1000]
+    memory = [processes.memory_bytes("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if (cpu_limit := cgroups.cpu_limit_millicores(os.getpid())) is not None:
+        cpus.append(cpu_limit)
+    if (memory_limit := cgroups.memory_limit_bytes(os.getpid())) is not None:
+        memory.append(memory_limit)
+    return HostLimits(min(cpus), min(memory))
+
+
+def limits_within(hard: HostLimits, cpu_limit_millicores: int = 0, memory_limit_bytes: int = 0) -> HostLimits:
+    """The limits that the configuration sets, where it sets any.
+
+    Args:
+        hard: What the host and its control groups allow.
+        cpu_limit_millicores: CPU time that workloads may have. 0: all of it.
+        memory_limit_bytes: Memory that they may have. 0: all of it.
+
+    Raises:
+        StartError: A limit is above what there is.
+    """
+    if cpu_limit_millicores > hard.cpu_millicores:
+        raise StartError(
+            f"cpu_limit_millicores {cpu_limit_millicores} is more than the {hard.cpu_millicores} that this "
+            "host and its control groups allow: give that at most, or 0 for all"
+        )
+    if memory_limit_bytes > hard.memory_bytes:
+        raise StartError(
+            f"memory_limit {size_text(memory_limit_bytes)} is more than the {size_text(hard.memory_bytes)} "
+            f"that this host and its control groups allow: give {hard.memory_bytes} at most, or 0 for all"
+        )
+    return HostLimits(cpu_limit_millicores or hard.cpu_millicores, memory_limit_bytes or hard.memory_bytes)
+
+
+def directory_bytes(directory: Path) -> int:
+    """Disk that the files below a directory take. Slow where they are many; what vanishes counts nothing."""
+    total = 0
+    for folder in list_folders(directory):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    return total

@@ -1,0 +1,158 @@
+"""What control groups allow a process: how much memory and CPU time, and whether it may run at all.
+
+Both versions of the interface are read (cgroups(7)). What can't be read limits nothing that we know of.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+UNLIMITED_BYTES: Final = 2**60
+"""Version 1 writes a limit near 2**63 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A control group with a memory limit.
+
+    Attributes:
+        path: Its directory, which names it.
+        available_bytes: What its processes may still take; page cache counts as free.
+    """
+
+    path: Path
+    available_bytes: int
+
+
+def memory_groups(pid: int) -> list[Path]:
+    """The groups in which the memory of the process counts, innermost first."""
+    return list(_groups(pid, "memory"))
+
+
+def memory_limits(groups: Iterable[Path]) -> list[MemoryLimit]:
+    """Those of the groups that have a memory limit, in order."""
+    return [limit for group in groups if (limit := _memory_limit(group)) is not None]
+
+
+def memory_limit_bytes(pid: int) -> int | None:
+    """The least memory limit of the groups that the process is in, used or not. None: none is limited."""
+    limits = [limit for group in _groups(pid, "memory") if (limit := _memory_limit_bytes(group)) is not None]
+    return min(limits, default=None)
+
+
+def cpu_limit_millicores(pid: int) -> int | None:
+    """The least CPU time that one of its groups may take, in thousandths of a core. None: none is limited."""
+    limits = [limit for group in _groups(pid, "cpu") if (limit := _cpu_limit_millicores(group)) is not None]
+    return min(limits, default=None)
+
+
+def version_2_group(pid: int) -> Path | None:
+    """The directory of the process's group of version 2. None: it is in none that can be seen."""
+    for line in _lines(pid):
+        if line.startswith("0::"):
+            name = line.removeprefix("0::")
+            group = _version_2_root() / name.lstrip("/")
+            return group if ".." not in Path(name).parts and group.is_dir() else None
+    return None
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether the freezer stops the process, so that it can't answer the driver."""
+    return any(_group_is_frozen(group) for group in _groups(pid, "freezer"))
+
+
+def _groups(pid: int, controller: str) -> Iterator[Path]:
+    """The directories of the process's group and of those around it, for one controller."""
+    for line in _lines(pid):
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = _version_1_root(controllers, controller) if controllers else _version_2_root()
+        # In a namespace of its own, a process elsewhere is shown with a path above the root.
+        group = top / name.lstrip("/") if ".." not in Path(name).parts else top
+        while group.is_relative_to(top):
+            yield group
+            group = group.parent
+
+
+def _lines(pid: int) -> list[str]:
+    try:
+        text = (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    return text.split("\n")  # users name groups: with bytes that are no text, and other ends of lines
+
+
+def _version_1_root(controllers: str, controller: str) -> Path:
+    """Some hosts mount "cpuacct,cpu" under the other order of names, with a link for each name."""
+    together = _CGROUP / controllers
+    return together if together.is_dir() else _CGROUP / controller
+
+
+def _version_2_root() -> Path:
+    """Beside version 1, version 2 is mounted below it."""
+    operation_hooks = _CGROUP / "unified"
+    return operation_hooks if operation_hooks.is_dir() else _CGROUP
+
+
+def _memory_limit(group: Path) -> MemoryLimit | None:
+    for limit_file, usage_file in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit = _number(group / limit_file)
+        if limit is None or limit >= UNLIMITED_BYTES:
+            continue  # most groups: their usage says nothing
+        usage = _number(group / usage_file)
+        if usage is not None:
+            reclaimable = _inactive_file_bytes(group)
+            return MemoryLimit(group, max(0, limit - max(0, usage - reclaimable)))
+    return None
+
+
+def _memory_limit_bytes(group: Path) -> int | None:
+    limits = (_number(group / "memory.max"), _number(group / "memory.limit_in_bytes"))
+    return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
+
+
+def _cpu_limit_millicores(group: Path) -> int | None:
+    """The quota, as a share of the period. Version 1 writes a quota of -1 where there is none."""
+    try:
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        quota, period = str(_number(group / "cpu.cfs_quota_us")), str(_number(group / "cpu.cfs_period_us"))
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) * 1000 // int(period)
+
+
+def _inactive_file_bytes(group: Path) -> int:
+    """Page cache that the kernel gives up before it kills anybody."""
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+
+
+def _group_is_frozen(group: Path) -> bool:
+    try:
+        if (group / "freezer.state").exists():
+            return (group / "freezer.state").read_text(encoding="ascii").strip() != "THAWED"
+        return "frozen 1" in (group / "cgroup.events").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file. None: there is no file, or no number ("max")."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

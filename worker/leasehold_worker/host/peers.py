@@ -1,0 +1,85 @@
+"""The process and the user at the other end of a Unix socket, as the kernel reports them (unix(7))."""
+
+import errno
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from leasehold_worker.host.processes import ProcessIdentity, has_ended, identify, user_id
+
+_INT: Final = struct.Struct("i")
+
+SO_PEERPIDFD: Final = 77
+"""A pidfd of who connected, since Linux 6.5 (asm-generic/socket.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection.
+
+    Attributes:
+        identity: The process that connected.
+        uid: Its effective user.
+        user: Its name.
+    """
+
+    identity: ProcessIdentity
+    uid: int
+    user: str
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it is root, or the worker's own user."""
+        return self.uid in (0, os.geteuid())
+
+
+def by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
+    """Who connected, by what the kernel holds of it: no other process is taken for it.
+
+    Raises:
+        OSError: ENOPROTOOPT: the kernel is too old.
+    """
+    try:
+        data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _INT.size)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):  # it has ended, by kernel
+            return None
+        raise
+    (pidfd,) = _INT.unpack(data)
+    try:
+        facts = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").split()
+        pid = int(facts[facts.index("Pid:") + 1])
+        # 0: it lives in a pid namespace that we can't see into; -1: it has ended.
+        identity = identify(pid) if pid > 0 else None
+        return None if has_ended(pidfd) else identity
+    finally:
+        os.close(pidfd)
+
+
+def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | None:
+    """Who connected, by its pid, which may mean another process by now. None: it does.
+
+    Args:
+        pid: Its pid.
+        uid: Its effective user.
+        taken_at: When its connection was taken, in seconds since boot. Younger processes did not make it.
+    """
+    identity = identify(pid) if pid > 0 else None
+    if identity is None or user_id(pid) != uid:
+        return None
+    started_at = identity.start_time_ticks / os.sysconf("SC_CLK_TCK")
+    return identity if started_at <= taken_at else None
+
+
+def group_ids(uid: int, gid: int) -> set[int]:
+    """The groups of a user, with the group of its process. Asks the host's directory of users: may block."""
+    try:
+        return {gid, *os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)}
+    except KeyError:
+        return {gid}

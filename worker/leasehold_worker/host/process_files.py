@@ -1,0 +1,102 @@
+"""Files of /proc, read whole and without waiting."""
+
+import errno
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NewType
+
+from leasehold_worker.host.process_folders import PROC, facts_folder, stat_fields
+from leasehold_worker.host.process_folders import has_ended as fields_show_end
+
+Pid = NewType("Pid", int)
+
+
+READ_BYTES: Final = 65_536
+"""How much of a file of ``/proc`` is read at once."""
+
+_OF_MEMORY: Final = frozenset({"environ", "cmdline"})
+"""Files that are empty for a process whose first thread has ended."""
+
+
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that tell of a shortage on this host, and nothing about the process that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What /proc/PID/stat says of a process (proc(5))."""
+
+    pid: Pid
+    state: str
+    over: bool
+    """All its threads have ended: it is a zombie, or about to be reaped."""
+    parent_pid: int
+    group_id: int
+    session_id: int
+    flags: int
+    start_time_ticks: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Reads /proc/PID/stat; None where there is none to be seen (proc(5) numbers its fields from 1)."""
+    return _parse_stat(pid, read_process_file(pid, "stat"))
+
+
+def read_stat_of(folder: Path) -> ProcessStat | None:
+    """The stat of a thread; None where the thread has ended."""
+    try:
+        return _parse_stat(int(folder.name), (folder / "stat").read_bytes())
+    except OSError:
+        return None
+
+
+def _parse_stat(pid: int, content: bytes) -> ProcessStat | None:
+    text = content.decode(errors="replace")
+    if not text:
+        return None
+    try:
+        fields = stat_fields(text)
+        parent, group, session, flags, start = (int(fields[place]) for place in (1, 2, 3, 6, 19))
+        return ProcessStat(Pid(pid), fields[0], fields_show_end(fields), parent, group, session, flags, start)
+    except (ValueError, IndexError):
+        return None
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status; none where there is none to be seen."""
+    text = read_process_file(pid, "status").decode(errors="replace")
+    # A program's name is among them, and may hold what else ends a line for Python.
+    return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
+
+
+def number(text: str, base: int = 10) -> int | None:
+    """A number of /proc. None: there is none."""
+    try:
+        return int(text, base)
+    except ValueError:
+        return None
+
+
+def read_process_file(pid: int, name: str) -> bytes:
+    """A file of a process. Empty where there is none, or where it is not for us (hidepid, ptrace_scope).
+
+    Raises:
+        OSError: This host is short of descriptors or memory: that says nothing of the process.
+    """
+    try:
+        # A scan reads every process of the host: a Path and a file object take as long as the kernel does.
+        return _read_file(f"{facts_folder(pid) if name in _OF_MEMORY else f'{PROC}/{pid}'}/{name}")
+    except OSError as error:
+        if error.errno in _SHORT:
+            raise
+        return b""
+
+
+def _read_file(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(partial(os.read, descriptor, READ_BYTES), b""))
+    finally:
+        os.close(descriptor)

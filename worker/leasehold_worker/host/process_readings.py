@@ -1,0 +1,67 @@
+"""Facts of processes of any user, read beside the worker's loop and with a deadline.
+
+Every user can make the reader of a process wait for ever: a page of the environment that lies on a file
+system which does not answer is enough, and so is a root directory there. Then a thread is left behind. Each
+user has a few threads, so that nobody's processes hold up the reading of another user's.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import user_id
+
+READ_TIMEOUT_S: Final = 10.0
+LONG_READ_TIMEOUT_S: Final = 120.0
+"""For all memory and all descriptors of large processes."""
+
+USER_READERS: Final = 8
+"""Threads of one kind at once that read processes of one user, those included that hang."""
+
+READING: Final = "reading"
+LONG_READING: Final = "long reading"
+SEARCH: Final = "search"
+"""For the processes that carry the mark of a workload: those of its user are read."""
+
+_readers: Final[dict[tuple[int | None, str], trio.CapacityLimiter]] = {}
+"""By user id and kind. Users without a thread are left out."""
+
+Answer = TypeVar("Answer")
+
+
+@contextmanager
+def user_threads(uid: int | None, kind: str) -> Iterator[trio.CapacityLimiter]:
+    """The threads that read processes of a user. A thread that hangs keeps its place for as long."""
+    limiter = _readers.setdefault((uid, kind), trio.CapacityLimiter(USER_READERS))
+    try:
+        yield limiter
+    finally:
+        if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+            _readers.pop((uid, kind), None)
+
+
+async def read_process(pid: int, read: Callable[[], Answer], *, is_long: bool = False) -> Answer:
+    """Reads facts of a process, and of others that belong to it, in a thread.
+
+    Args:
+        pid: The process, whose user has the thread.
+        read: Reads them. It may block.
+        is_long: It reads all memory or all descriptors.
+
+    Raises:
+        OperationError: TARGET_NOT_RUNNABLE: they can't be read in time.
+    """
+    limit_s = LONG_READ_TIMEOUT_S if is_long else READ_TIMEOUT_S
+    kind = LONG_READING if is_long else READING
+    with user_threads(user_id(pid), kind) as limiter, trio.move_on_after(limit_s):
+        return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+    raise OperationError(
+        errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
+        f"process {pid} can't be read within {limit_s:g} s: it may be stuck in the kernel: try again, "
+        "or end it",
+        {"pid": str(pid)},
+    )

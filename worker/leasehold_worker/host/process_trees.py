@@ -1,0 +1,280 @@
+"""Process trees: the processes below a program and beside it, as far as they can be listed."""
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.process_files import (
+    Pid,
+    ProcessStat,
+    read_process_file,
+    read_stat,
+)
+from leasehold_worker.host.process_folders import PROC
+from leasehold_worker.host.processes import (
+    ProcessIdentity,
+    _has_entries,
+    _is_in_group,
+    has_real_user,
+    held,
+    identify,
+    is_alive,
+    send_signal,
+)
+
+FRESH_S: Final = 0.2
+"""How long the processes of a host certainly take until the kernel uses an id again that has become free."""
+
+_INIT: Final = Pid(1)
+"""Whom orphans are given to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTree:
+    """The processes of a workload at one moment.
+
+    Attributes:
+        processes: Those that live, by start time.
+        group_ids: Process groups that hold processes of the tree alone.
+        complete: No process of the tree can have been missed, because one that started it ended meanwhile.
+        listed_s: When the listing began, of the monotonic clock.
+    """
+
+    processes: tuple[ProcessIdentity, ...]
+    group_ids: frozenset[int]
+    complete: bool
+    listed_s: float
+    _seen: Mapping[Pid, ProcessStat] = field(default_factory=dict, repr=False)
+    """All processes of the host, for a scan soon after."""
+
+
+def process_tree(
+    root: ProcessIdentity,
+    mark: str = "",
+    without: Collection[ProcessIdentity] = (),
+    *,
+    mark_uid: int | None = None,
+) -> list[ProcessIdentity]:
+    """The processes of :func:`scan_tree`, be it complete or not."""
+    return list(scan_tree(root, mark, without, mark_uid=mark_uid).processes)
+
+
+def scan_tree(
+    root: ProcessIdentity,
+    mark: str = "",
+    without: Collection[ProcessIdentity] = (),
+    reaper: ProcessIdentity | None = None,
+    *,
+    patience_s: float = 0.0,
+    mark_uid: int | None = None,
+    known: ProcessTree | None = None,
+) -> ProcessTree:
+    """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
+
+    A workload's first process leads a session of its own where we started it, so that orphans are found too.
+
+    Args:
+        root: The process; it may have ended.
+        mark: NAME=VALUE of a variable, or of several with NULs between, as the kernel has them: processes
+            that were started with all of them belong to it. Empty: none do. The environment is read only of
+            those that are not known otherwise; a process that is stuck in the kernel can make that wait for
+            ever.
+        without: Processes that are left out with what is below them, unless the root is there too.
+        reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
+            nobody does.
+        patience_s: How long processes are listed again because some ended before they were looked at.
+        mark_uid: The real user whose marked processes count: every user can set the variable. None: no
+            marked process counts.
+        known: A tree of this host. If its scan began just now, only processes that are new since are read;
+            one that has ended since and is not reaped counts as alive.
+    """
+    listed_s = time.monotonic()
+    deadline = listed_s + patience_s
+    stats: dict[Pid, ProcessStat] = {}
+    if known is not None and listed_s - known.listed_s < FRESH_S:
+        listed_s, stats = known.listed_s, dict(known._seen)
+    asked: dict[ProcessIdentity, bool] = {}
+    while True:
+        stats, missed, ended = _scan(stats, deadline)
+        members, theirs = _descend(root, without, reaper, stats)
+        if not mark:
+            break
+        # Whoever inherited the variable came after the first that had it.
+        younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
+        marked, unread = _find_marked(
+            (stats[pid] for pid in younger - members - theirs), mark, mark_uid, asked
+        )
+        members |= _Descent(stats).grow(marked, theirs)
+        if not unread or time.monotonic() > deadline:
+            missed |= unread
+            break
+    found = [stats[pid] for pid in members if not stats[pid].over]
+    found.sort(key=lambda stat: (stat.start_time_ticks, stat.pid))
+    outside = {stat.group_id for pid, stat in stats.items() if pid not in members and not stat.over}
+    complete = not missed and not ended & members
+    # Where a stranger may have been missed, only groups of the tree's own session are its own for certain.
+    sure = [stat for stat in found if complete or stat.session_id == root.pid]
+    return ProcessTree(
+        tuple(ProcessIdentity(stat.pid, stat.start_time_ticks) for stat in found),
+        frozenset(stat.group_id for stat in sure) - outside,
+        complete,
+        listed_s,
+        stats,
+    )
+
+
+def _descend(
+    root: ProcessIdentity,
+    without: Collection[ProcessIdentity],
+    reaper: ProcessIdentity | None,
+    stats: Mapping[Pid, ProcessStat],
+) -> tuple[set[Pid], set[Pid]]:
+    """The processes of a tree that are known without their mark, and those that belong to others."""
+    below = _Descent(stats)
+    fences = {other.pid for other in without if other != root and _is_in(other, stats)}
+    alive = _is_in(root, stats)
+    members = below.grow({root.pid} - fences, fences) if alive else set()
+    if reaper is not None and reaper.pid != _INIT and _is_in(reaper, stats):
+        members |= below.grow({reaper.pid}, fences | members) - {reaper.pid}
+    # Init is given orphans of everybody, so that what is below it says nothing.
+    theirs = below.grow(fences - {_INIT}, members) | fences
+    leaders = {other.pid for other in without if other != root and not _is_reused(other, stats)}
+    theirs |= below.grow({stat.pid for stat in stats.values() if stat.session_id in leaders}, members)
+    if not _is_reused(root, stats):
+        orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
+        members |= below.grow(orphans - theirs, theirs)
+    return members, theirs
+
+
+def _find_marked(
+    strangers: Iterable[ProcessStat], mark: str, mark_uid: int | None, asked: dict[ProcessIdentity, bool]
+) -> tuple[set[Pid], bool]:
+    """The strangers with a mark, and whether one ended before its environment was read.
+
+    That one may have had the mark, and a child: another listing shows the child. Each process is asked once.
+    """
+    marked: set[Pid] = set()
+    fresh: list[ProcessStat] = []
+    for stat in strangers:
+        identity = ProcessIdentity(stat.pid, stat.start_time_ticks)
+        if identity not in asked:
+            asked[identity] = has_real_user(stat.pid, mark_uid) and _has_entries(stat.pid, mark)
+            if not (asked[identity] or stat.over):
+                fresh.append(stat)
+        if asked[identity]:
+            marked.add(stat.pid)
+    return marked, any(map(_ended_since, fresh))
+
+
+def _ended_since(stat: ProcessStat) -> bool:
+    now = read_stat(stat.pid)
+    return now is None or now.over or now.start_time_ticks != stat.start_time_ticks
+
+
+class _Descent:
+    """The children of each process."""
+
+    def __init__(self, stats: Mapping[Pid, ProcessStat]) -> None:
+        self._children = defaultdict[int, list[Pid]](list)
+        for stat in stats.values():
+            self._children[stat.parent_pid].append(stat.pid)
+
+    def grow(self, pids: Iterable[Pid], fences: Collection[Pid]) -> set[Pid]:
+        """The processes and their descendants, short of the fences and what is only below them."""
+        found: set[Pid] = set()
+        left = list(pids)
+        while left:
+            pid = left.pop()
+            if pid not in found:
+                found.add(pid)
+                left += [child for child in self._children[pid] if child not in fences]
+        return found
+
+
+def _is_in(identity: ProcessIdentity, stats: Mapping[Pid, ProcessStat]) -> bool:
+    stat = stats.get(identity.pid)
+    return stat is not None and stat.start_time_ticks == identity.start_time_ticks
+
+
+def _is_reused(identity: ProcessIdentity, stats: Mapping[Pid, ProcessStat]) -> bool:
+    """Whether another process has its pid by now."""
+    return identity.pid in stats and not _is_in(identity, stats)
+
+
+def _scan(stats: dict[Pid, ProcessStat], deadline: float) -> tuple[dict[Pid, ProcessStat], bool, set[Pid]]:
+    """Every process; whether some vanished before they were looked at; and those that had ended by then.
+
+    Processes that are known from before are not looked at again, unless they have lost their parent.
+
+    The kernel lists processes by pid and gives new ones higher pids, so that a listing always has one process
+    of a chain of forks. That process can end before its facts are read: then another listing shows its child.
+    """
+    unreadable: set[Pid] = set()
+    while True:
+        with os.scandir(PROC) as entries:
+            listed = {Pid(int(entry.name)) for entry in entries if entry.name.isdigit()}
+        stats = {pid: stat for pid, stat in stats.items() if pid in listed}
+        # One whose parent has ended meanwhile has another parent now.
+        unread = {
+            pid for pid in listed - unreadable if pid not in stats or not _has_parent(stats[pid], listed)
+        }
+        missed = False
+        ended: set[Pid] = set()
+        for pid in sorted(unread, reverse=True):  # the youngest are the first to end
+            stat = read_stat(pid)
+            if stat is None:  # it has ended, or it is not for us to see
+                stats.pop(pid, None)
+                unreadable.add(pid)
+                missed = True
+                continue
+            if stat.over and pid not in stats:
+                ended.add(pid)
+            stats[pid] = stat
+        if not (missed or ended) or time.monotonic() > deadline:
+            return stats, missed, ended
+
+
+def _has_parent(stat: ProcessStat, listed: Collection[int]) -> bool:
+    return stat.parent_pid in listed or stat.parent_pid == 0
+
+
+def kill_tree(tree: ProcessTree) -> None:
+    """Sends SIGKILL to the processes of a tree, and to its process groups, which no fork can escape.
+
+    Ids of groups are used again. So a group of a tree that was listed some time ago is killed only if one of
+    the listed processes is in it still.
+
+    Raises:
+        OperationError: A process could not be held, and was not signalled.
+    """
+    is_fresh = time.monotonic() - tree.listed_s < FRESH_S
+    for group_id in tree.group_ids:
+        if is_fresh or any(_is_in_group(identity, group_id) for identity in tree.processes):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group_id, signal.SIGKILL)
+    for identity in tree.processes:
+        send_signal(identity, signal.SIGKILL)
+
+
+def kill_children(parent: ProcessIdentity) -> set[ProcessIdentity]:
+    """Sends SIGKILL to the children of a process that has one thread. Returns those that lived."""
+    killed: set[ProcessIdentity] = set()
+    if not is_alive(parent):
+        return killed
+    for text in read_process_file(parent.pid, f"task/{parent.pid}/children").split():
+        child = identify(int(text))
+        if child is None:
+            continue
+        with suppress(OperationError), held(child) as pidfd:
+            stat = read_stat(child.pid)
+            if pidfd is not None and stat is not None and stat.parent_pid == parent.pid:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                killed.add(child)
+    return killed

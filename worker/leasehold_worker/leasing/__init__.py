@@ -1,0 +1,1 @@
+"""Leases: which workload holds which GPU, CPU, memory and disk."""

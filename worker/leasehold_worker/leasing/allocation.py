@@ -1,0 +1,374 @@
+"""GPUs, CPU time, memory and disk for a workload: all that it asks for, or nothing.
+
+GPUs are taken first, since they are scarcest, then CPU time and memory, then disk; they are given back in
+reverse. GPUs are the pool's, which also says whose turn it is. The rest is the host ledger's, which takes its
+part in one step.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, final, overload
+
+from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
+
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.host_reservations import NOTHING, HostRequest, HostReservation, HostReservations
+from leasehold_worker.leasing.leases import FREE, Lease
+from leasehold_worker.leasing.pool import GpuPool
+
+logger = logging.getLogger(__name__)
+
+_NO_GPU: Final = GpuRequest(0)
+_ANY_GPU: Final = GpuRequest(1)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocRequest:
+    """What a workload needs of its host.
+
+    Attributes:
+        gpus: The GPUs. A count of 0 with nothing else said wants none.
+        host: CPU time, memory and disk.
+    """
+
+    gpus: GpuRequest = _NO_GPU
+    host: HostRequest = NOTHING
+
+    @classmethod
+    def of(cls, resources: workload_pb2.Resources, preferred: Sequence[str] = ()) -> "AllocRequest":
+        """The request of a spec, as it is; :meth:`validate` says whether it makes sense.
+
+        Args:
+            resources: The spec's.
+            preferred: GPUs that a workload of the same name had last.
+        """
+        return cls(
+            GpuRequest(
+                count=resources.gpu_count,
+                memory_bytes=resources.gpu_memory_bytes,
+                name=resources.gpu_name,
+                gpu_uuids=tuple(resources.gpu_uuids),
+                units=resources.gpu_units,
+                acceptable_units=frozenset(resources.acceptable_gpu_units),
+                preference=resources.gpu_preference,
+                preferred=tuple(preferred),
+                allow_foreign=resources.allow_foreign,
+            ),
+            HostRequest(resources.cpu_millicores, resources.memory_bytes, resources.disk_bytes),
+        )
+
+    def validate(self) -> None:
+        """Refuses what makes no sense on any host.
+
+        Raises:
+            OperationError: INVALID_ARGUMENT; metadata "field" names the field.
+        """
+        gpus = self.gpus
+        for name, number in (
+            ("gpu_count", gpus.count),
+            ("gpu_memory_bytes", gpus.memory_bytes),
+            ("gpu_units", gpus.units),
+        ):
+            if number < 0:
+                raise invalid(name, f"{name} {number} is negative: give 0 or more")
+        wished = gpus.memory_bytes or gpus.units or gpus.name or gpus.gpu_uuids or gpus.acceptable_units
+        if gpus.count == 0 and wished:
+            raise invalid("gpu_count", "gpu_count is 0, though GPUs are described: ask for 1 or more")
+        if any(units < 1 for units in gpus.acceptable_units):
+            raise invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave out what is less")
+        if gpus.acceptable_units and gpus.units > gpus.count * max(gpus.acceptable_units):
+            raise invalid(
+                "gpu_units",
+                f"{gpus.units} units are wanted of {gpus.count} GPUs that have {max(gpus.acceptable_units)} "
+                "each at most: ask for more GPUs, or accept larger ones",
+            )
+        if gpus.gpu_uuids and len(set(gpus.gpu_uuids)) < gpus.count:
+            raise invalid(
+                "gpu_uuids",
+                f"{gpus.count} GPUs are wanted of {len(set(gpus.gpu_uuids))} that are named: name more",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an allocation would take now. Nothing was reserved, so that it may be gone a moment later.
+
+    Attributes:
+        gpu_uuids: The GPUs, in the order in which the workload would see them.
+        host: CPU time, memory and disk.
+    """
+
+    gpu_uuids: tuple[str, ...]
+    host: HostRequest
+
+
+@final
+class Allocation:
+    """What a workload holds, until it is released. Only :class:`Resources` makes them.
+
+    Attributes:
+        workload_id: The holder.
+        host: CPU time, memory and disk.
+    """
+
+    def __init__(
+        self,
+        workload_id: str,
+        lease: Lease | None,
+        host: HostReservation,
+        pool: GpuPool,
+        ledger: HostReservations,
+    ) -> None:
+        self.workload_id = workload_id
+        self.host = host
+        self._lease = lease
+        self._pool = pool
+        self._ledger = ledger
+        self._released = False
+
+    @property
+    def lease(self) -> Lease | None:
+        """The GPUs that :meth:`release` gives back. None: it was allocated none, or handed them over."""
+        return self._lease
+
+    def hand_over_lease(self) -> Lease | None:
+        """Leaves the GPUs to the caller: a remap exchanges a workload's lease, and a suspend gives it up."""
+        lease, self._lease = self._lease, None
+        return lease
+
+    def release(self) -> None:
+        """Gives everything back, last taken first, whatever goes wrong with any of it.
+
+        Raises:
+            OperationError: ALREADY_RELEASED: it was before. Nothing was done.
+            ExceptionGroup: What went wrong. The rest was given back, and nothing is left to be tried again.
+        """
+        if self._released:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_ALREADY_RELEASED,
+                f"what workload {self.workload_id} was allocated was given back before: give it back once",
+            )
+        self._released = True
+        errors: list[Exception] = []
+        in_reverse: list[Callable[[], None]] = [lambda: self._ledger.release(self.host), self._release_lease]
+        for give_back in in_reverse:
+            try:
+                give_back()
+            except Exception as error:  # noqa: BLE001 - the rest is given back all the same
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(
+                f"not all that workload {self.workload_id} was allocated was its own to give back", errors
+            )
+
+    def _release_lease(self) -> None:
+        lease = self.hand_over_lease()
+        if lease is not None and not self._pool.release(lease):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_ALREADY_RELEASED,
+                f"lease {lease.lease_id} of workload {lease.workload_id} was given back before: "
+                "give it back once",
+            )
+
+
+@final
+class Resources:
+    """Allocates what workloads need of a host.
+
+    Args:
+        pool: The GPUs. It is served whenever the ledger has something back.
+        ledger: CPU time, memory and disk.
+    """
+
+    def __init__(self, pool: GpuPool, ledger: HostReservations) -> None:
+        self._pool = pool
+        self._ledger = ledger
+        self._claims: dict[str, AllocRequest] = {}
+        """By workload: what it waits for."""
+        ledger.on_change = pool.note_host
+
+    def why_not(self, request: AllocRequest) -> OperationError:
+        """Why a request can't be granted now, and what would help: its GPUs first, then the rest."""
+        short = self._host_shortage(request)
+        return short if short is not None else self._pool.why_not(request.gpus)
+
+    def what_lacks(self, request: AllocRequest) -> str:
+        """What a request waits for, in words."""
+        short = self._host_shortage(request)
+        return short.message if short is not None else self._pool.slots.what_lacks(request.gpus)
+
+    def waits_for(self, workload_id: str) -> AllocRequest | None:
+        """What a workload waits for here. None: it does not."""
+        return self._claims.get(workload_id)
+
+    def _host_shortage(self, request: AllocRequest) -> OperationError | None:
+        """What lacks of the host where there are GPUs enough. None: GPUs lack, or nothing but its turn."""
+        pool = self._pool
+        if pool.slots.worker_cordon is not None:
+            return None
+        if request.gpus.count and pool.slots.choose(request.gpus, (), ()) is None:
+            return None
+        try:
+            self._ledger.check(request.host)
+        except OperationError as short:
+            return short
+        return None
+
+    @overload
+    def alloc(
+        self, workload_id: str, request: AllocRequest, *, live: Literal[True], priority: int = 0
+    ) -> Allocation: ...
+
+    @overload
+    def alloc(
+        self, workload_id: str, request: AllocRequest, *, live: Literal[False], priority: int = 0
+    ) -> Preview: ...
+
+    def alloc(
+        self, workload_id: str, request: AllocRequest, *, live: bool, priority: int = 0
+    ) -> Allocation | Preview:
+        """Takes all that is requested without waiting, or only says what it would take.
+
+        Args:
+            workload_id: Who is to hold it.
+            request: What is wanted.
+            live: False changes nothing, and refuses what a live call would refuse.
+            priority: What is kept for claims that wait with this priority or a higher one is not taken.
+
+        Raises:
+            OperationError: INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, CORDONED, or whatever the pool says.
+                Nothing is held; what went wrong while giving back is in the error's notes.
+        """
+        request.validate()
+        if self._pool.slots.worker_cordon is not None:
+            raise self._pool.why_not(request.gpus)
+        if not live:
+            return self._preview(request, priority)
+        lease: Lease | None = None
+        if request.gpus.count:
+            lease = self._pool.try_claim(workload_id, request.gpus, priority=priority)
+            if lease is None:
+                raise self._pool.why_not(request.gpus)
+        try:
+            host = self._ledger.reserve(workload_id, request.host, self._pool.kept_host(priority))
+        except Exception as error:
+            if lease is not None:
+                self._roll_back(lease, error)
+            raise
+        if self._claims:  # what they lack may be another thing now
+            self._pool.note_change()
+        return self._allocation(workload_id, lease, host)
+
+    def alloc_named(
+        self, workload_id: str, gpu_uuids: Sequence[str], host: HostRequest, *, allow_foreign: bool
+    ) -> Allocation:
+        """Takes these very GPUs, whoever waits for them, and the rest; all or nothing.
+
+        Raises:
+            OperationError: As of :meth:`alloc`; nothing is held.
+        """
+        lease = self._pool.claim_gpus(workload_id, gpu_uuids, allow_foreign=allow_foreign)
+        try:
+            reservation = self._ledger.reserve(workload_id, host)
+        except Exception as error:
+            self._roll_back(lease, error)
+            raise
+        return self._allocation(workload_id, lease, reservation)
+
+    async def claim(
+        self, workload_id: str, request: AllocRequest, *, priority: int = 0, helper: bool = False
+    ) -> Allocation:
+        """As a live :meth:`alloc`, but waits its turn for the GPUs, and until the rest is there with them.
+
+        A request for no GPU does not wait. If cancelled, it leaves no trace.
+
+        Raises:
+            OperationError: As of :meth:`alloc`, for what no waiting helps.
+        """
+        request.validate()
+        self._ledger.check_possible(request.host)
+        if not request.gpus.count or not self._pool.slots.gpus:
+            return self.alloc(workload_id, request, live=True, priority=priority)
+        taken: list[HostReservation] = []
+
+        def has_host(kept: HostRequest) -> bool:
+            try:
+                self._ledger.check(request.host, kept)
+            except OperationError:
+                return False
+            return True
+
+        def take_host(kept: HostRequest) -> bool:
+            try:
+                taken.append(self._ledger.reserve(workload_id, request.host, kept))
+            except OperationError:
+                return False
+            return True
+
+        self._claims[workload_id] = request
+        try:
+            lease = await self._pool.claim(
+                workload_id,
+                request.gpus,
+                priority=priority,
+                helper=helper,
+                host=request.host,
+                has_host=has_host,
+                take_host=take_host,
+            )
+        except BaseException:
+            for host in taken:
+                self._ledger.release(host)
+            raise
+        finally:
+            self._claims.pop(workload_id, None)
+        return self._allocation(workload_id, lease, taken[0])
+
+    def take_back(self, workload_id: str, host: HostRequest) -> Allocation:
+        """What a workload held of the host before the worker's restart. Its lease is adopted by the pool."""
+        return self._allocation(workload_id, None, self._ledger.take_back(workload_id, host))
+
+    def fetch_machine_resources(self) -> machine_pb2.MachineResources:
+        """What the host has for workloads, and what of it nobody has."""
+        figures = self._ledger.figures()
+        gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
+        leasable = [
+            slot
+            for slot in self._pool.snapshot_leases().slots
+            if self._pool.slots.worker_cordon is None and slot.may_serve(_ANY_GPU)
+        ]
+        free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]
+        sizes = [gpu.memory_bytes for gpu in free if gpu.memory_bytes is not None]
+        return machine_pb2.MachineResources(
+            cpu_millicores_total=figures.cpu_millicores_total,
+            cpu_millicores_free=figures.cpu_millicores_free,
+            memory_total_bytes=figures.memory_total_bytes,
+            memory_free_bytes=figures.memory_free_bytes,
+            disk_total_bytes=figures.disk_total_bytes,
+            disk_free_bytes=figures.disk_free_bytes,
+            gpu_count_total=len(leasable),
+            gpu_count_free=len(free),
+            gpu_units_total=sum(gpus[slot.gpu_uuid].units for slot in leasable),
+            gpu_units_free=sum(gpu.units for gpu in free),
+            gpu_memory_largest_free_bytes=max(sizes, default=None),
+        )
+
+    def _preview(self, request: AllocRequest, priority: int) -> Preview:
+        gpu_uuids = self._pool.preview(request.gpus, priority=priority) if request.gpus.count else ()
+        if gpu_uuids is None:
+            raise self._pool.why_not(request.gpus)
+        self._ledger.check(request.host, self._pool.kept_host(priority))
+        return Preview(gpu_uuids, request.host)
+
+    def _allocation(self, workload_id: str, lease: Lease | None, host: HostReservation) -> Allocation:
+        return Allocation(workload_id, lease, host, self._pool, self._ledger)
+
+    def _roll_back(self, lease: Lease, cause: Exception) -> None:
+        """Gives GPUs back. What goes wrong with that becomes a note of the cause, which is what is told."""
+        try:
+            self._pool.release(lease)
+        except Exception as error:
+            cause.add_note(f"and lease {lease.lease_id} was not given back cleanly: {error}")
+            logger.exception("the rollback of an allocation went wrong")

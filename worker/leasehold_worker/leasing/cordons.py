@@ -1,0 +1,74 @@
+"""Taking GPUs, or the whole worker, out of service for new work, and putting them back."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2
+
+from leasehold_worker.errors import invalid
+from leasehold_worker.gpus.uuids import normalize_uuid
+from leasehold_worker.leasing.leases import Cordon
+from leasehold_worker.leasing.pool import GpuPool
+
+LOOK_TIMEOUT_S: Final = 12.0
+"""How long a reset that is done waits for the look after it: longer than NVML is waited for."""
+
+REASON_LIMIT: Final = 256
+"""Characters of why, and of who."""
+
+
+@final
+class Cordons:
+    """The operations cordon, uncordon and reset_gpu_health. Each names its GPUs, all of which must be there.
+
+    Args:
+        pool: The pool, which keeps what is held against GPUs.
+        look: Looks at the health of the GPUs.
+    """
+
+    def __init__(self, pool: GpuPool, look: Callable[[], Awaitable[None]]) -> None:
+        self._pool = pool
+        self._look = look
+
+    def cordon(self, operation: command_pb2.CordonOperation) -> None:
+        """Who has one of them keeps it, and nobody else gets it.
+
+        Raises:
+            OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT without a reason.
+        """
+        if not operation.reason or len(operation.reason) > REASON_LIMIT:
+            raise invalid("reason", f"a cordon needs a reason of at most {REASON_LIMIT} characters: say why")
+        cordon = Cordon(operation.reason, operation.cordoned_by[:REASON_LIMIT], datetime.now(UTC))
+        for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
+            self._pool.slots.cordon(gpu_uuid, cordon)
+
+    def uncordon(self, operation: command_pb2.UncordonOperation) -> None:
+        """Puts them back; those that are in service already stay so.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
+            self._pool.slots.cordon(gpu_uuid, None)
+
+    async def reset_health(self, operation: command_pb2.ResetGpuHealthOperation) -> None:
+        """Forgets what is known against them, and looks again: what is still the case is found at once.
+
+        Raises:
+            OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT where none is named.
+        """
+        gpu_uuids = self._named(operation.gpu_uuids)
+        if not gpu_uuids:
+            raise invalid("gpu_uuids", "no GPU is named: name those whose health is to be reset")
+        for gpu_uuid in gpu_uuids:
+            self._pool.slots.reset_health(gpu_uuid)
+        # It is done, and nothing that comes now may make it look undone.
+        with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
+            await self._look()
+
+    def _named(self, gpu_uuids: Iterable[str]) -> list[str]:
+        """The GPUs by NVML's name, once it is certain that all of them are there."""
+        named = [normalize_uuid(gpu_uuid) for gpu_uuid in gpu_uuids]
+        return [self._pool.slots.get(gpu_uuid).gpu_uuid for gpu_uuid in named]

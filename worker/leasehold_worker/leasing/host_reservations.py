@@ -1,0 +1,329 @@
+"""What workloads were promised of the host's CPU time, memory and disk, and what is left. Pure bookkeeping.
+
+A reservation limits later reservations. :mod:`leasehold_worker.host.cgroup_limits` has the kernel enforce it
+where possible. The rest is never negative, even if more is reserved than the host has, for example after a
+restart of the worker with lower limits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.volume import DiskSpace
+from leasehold_worker.host.capacity import HostLimits
+
+KEPT_FREE_PERCENT: Final = 10
+"""Share of the volume that nobody gets, however little is configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """What somebody wants of the host. 0: nothing.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT: a figure is negative.
+    """
+
+    cpu_millicores: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_millicores", "memory_bytes", "disk_bytes"):
+            if getattr(self, name) < 0:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+                    f"{name} {getattr(self, name)} is negative: give 0 or more",
+                    {"field": name},
+                )
+
+    def __add__(self, other: "HostRequest") -> "HostRequest":
+        return HostRequest(
+            self.cpu_millicores + other.cpu_millicores,
+            self.memory_bytes + other.memory_bytes,
+            self.disk_bytes + other.disk_bytes,
+        )
+
+
+NOTHING: Final = HostRequest()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HostReservation:
+    """What somebody holds of the host, until it is released. Only the ledger makes them.
+
+    Attributes:
+        holder: Whose it is.
+        request: How much.
+    """
+
+    holder: str
+    request: HostRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HostFigures:
+    """What there is for workloads, and what of it nobody holds. Names are those of ``machine.proto``."""
+
+    cpu_millicores_total: int
+    cpu_millicores_free: int
+    memory_total_bytes: int
+    memory_free_bytes: int
+    disk_total_bytes: int
+    disk_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """One kind of resource in a request, beside what there is of it.
+
+    Attributes:
+        field: Its name in requests.
+        wanted: How much is wanted.
+        free: How much nobody holds.
+        kept: How much of that is kept for claims that wait.
+        most: How much there is when nobody holds any.
+        text: How people read a figure of it.
+        what: How people call it.
+        why: What else there is to say where too little is free.
+    """
+
+    field: str
+    wanted: int
+    free: int
+    kept: int
+    most: int
+    text: Callable[[int], str]
+    what: str
+    why: str = ""
+
+    def check_possible(self) -> None:
+        """Refuses what is never to be had."""
+        if self.wanted > self.most:
+            raise self._refusal(
+                f"{self.text(self.wanted)} of {self.what} are wanted, and this host never has more than "
+                f"{self.text(self.most)} for workloads: ask for less, or choose another host"
+            )
+
+    def check(self) -> None:
+        """Refuses what is not to be had now."""
+        if self.wanted and self.wanted > self.free - self.kept:
+            kept = f", with {self.text(self.kept)} kept for claims that wait" if self.kept else ""
+            raise self._refusal(
+                f"{self.text(self.wanted)} of {self.what} are wanted, and {self.text(self.free)} of "
+                f"{self.text(self.most)} are free{kept}{self.why}: wait until a workload ends, or ask for "
+                "less"
+            )
+
+    def _refusal(self, message: str) -> OperationError:
+        facts = {"field": self.field, "wanted": self.wanted, "free": self.free, "most": self.most}
+        return OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+            message,
+            {name: str(fact) for name, fact in facts.items()},
+        )
+
+
+@final
+class HostReservations:
+    """The ledger. It belongs to one thread, and nothing of it waits.
+
+    Args:
+        limits: What workloads may have of CPU time and memory together.
+        disk: Reads the volume that workloads write to. It may raise OSError: then disk is refused, no more.
+        disk_reserve_bytes: What is kept free of the volume, if that is more than a tenth of it.
+        parked_bytes: Host memory that parked workloads take, beside what they were promised.
+    """
+
+    def __init__(
+        self,
+        limits: HostLimits,
+        disk: Callable[[], DiskSpace],
+        *,
+        disk_reserve_bytes: int = 0,
+        parked_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._limits = limits
+        self._disk = disk
+        self._disk_reserve_bytes = disk_reserve_bytes
+        self._parked_bytes = parked_bytes
+        self._written: dict[HostReservation, int] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after something was released, so that whoever waits can be served."""
+
+    @property
+    def reservations(self) -> tuple[HostReservation, ...]:
+        """What is held, oldest first."""
+        return tuple(self._written)
+
+    @property
+    def disk_refusal(self) -> str:
+        """Why no disk is to be had, in a sentence. Empty: the volume can be read."""
+        volume = self._volume()
+        return volume if isinstance(volume, str) else ""
+
+    def figures(self) -> HostFigures:
+        """What there is and what is free now. A volume that can't be read has nothing."""
+        volume = self._volume()
+        total = volume.total_bytes if isinstance(volume, DiskSpace) else 0
+        free = self._disk_free(volume) if isinstance(volume, DiskSpace) else 0
+        return HostFigures(
+            cpu_millicores_total=self._limits.cpu_millicores,
+            cpu_millicores_free=self._cpu_free(),
+            memory_total_bytes=self._limits.memory_bytes,
+            memory_free_bytes=self._memory_free(),
+            disk_total_bytes=total,
+            disk_free_bytes=free,
+        )
+
+    def check(self, request: HostRequest, kept: HostRequest = NOTHING) -> None:
+        """Refuses what :meth:`reserve` would refuse.
+
+        Args:
+            request: What is wanted.
+            kept: What is kept for claims that wait.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES; metadata has "field", "wanted", "free" and "most".
+        """
+        wants = self._wants(request, kept)
+        for want in wants:
+            want.check_possible()
+        for want in wants:
+            want.check()
+
+    def check_possible(self, request: HostRequest) -> None:
+        """Refuses what this host could not give even if nobody held anything, so that nobody waits for it.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
+        """
+        for want in self._wants(request, NOTHING):
+            want.check_possible()
+
+    def reserve(self, holder: str, request: HostRequest, kept: HostRequest = NOTHING) -> HostReservation:
+        """Takes all that is requested, or nothing, beside what is kept for claims that wait.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
+        """
+        self.check(request, kept)
+        return self.take_back(holder, request)
+
+    def try_reserve(self, holder: str, request: HostRequest) -> HostReservation | None:
+        """As :meth:`reserve`. None: too little is free now, and waiting would help.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES: this host never has so much, or its volume is unreadable.
+        """
+        self.check_possible(request)
+        try:
+            return self.reserve(holder, request)
+        except OperationError:
+            return None
+
+    def take_back(self, holder: str, request: HostRequest) -> HostReservation:
+        """What a workload held before the worker's restart, and holds whether or not it still fits."""
+        reservation = HostReservation(holder, request)
+        self._written[reservation] = 0
+        return reservation
+
+    def release(self, reservation: HostReservation) -> None:
+        """Gives back.
+
+        Raises:
+            OperationError: ALREADY_RELEASED: it was before, or is none of this ledger's. Nothing was done.
+        """
+        if self._written.pop(reservation, None) is None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_ALREADY_RELEASED,
+                f"what {reservation.holder} held of the host was given back before: give it back once",
+            )
+        self.on_change()
+
+    def set_written(self, reservation: HostReservation, written_bytes: int) -> None:
+        """How much of its disk a holder has written, which the volume's own figures show, so it counts once.
+
+        Does nothing for a reservation that was released.
+        """
+        before = self._written.get(reservation)
+        if before is not None and before != written_bytes:
+            self._written[reservation] = max(0, written_bytes)
+            if written_bytes > before:
+                self.on_change()
+
+    def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
+        """The kinds that are wanted, in the order in which they are taken."""
+        wants = [
+            _Want(
+                "cpu_millicores",
+                request.cpu_millicores,
+                self._cpu_free(),
+                kept.cpu_millicores,
+                self._limits.cpu_millicores,
+                _cores_text,
+                "CPU time",
+            ),
+            _Want(
+                "memory_bytes",
+                request.memory_bytes,
+                self._memory_free(),
+                kept.memory_bytes,
+                self._limits.memory_bytes,
+                size_text,
+                "host memory",
+                f", with {size_text(self._parked_bytes())} taken by parked workloads",
+            ),
+        ]
+        if request.disk_bytes:
+            volume = self._volume()
+            if isinstance(volume, str):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, volume, {"field": "disk_bytes"}
+                )
+            kept_free = self._kept_free(volume)
+            wants.append(
+                _Want(
+                    "disk_bytes",
+                    request.disk_bytes,
+                    self._disk_free(volume),
+                    kept.disk_bytes,
+                    max(0, volume.total_bytes - kept_free),
+                    size_text,
+                    "disk",
+                    f", with {size_text(kept_free)} kept free on purpose",
+                )
+            )
+        return wants
+
+    def _cpu_free(self) -> int:
+        held = sum(reservation.request.cpu_millicores for reservation in self._written)
+        return max(0, self._limits.cpu_millicores - held)
+
+    def _memory_free(self) -> int:
+        held = sum(reservation.request.memory_bytes for reservation in self._written)
+        return max(0, self._limits.memory_bytes - held - self._parked_bytes())
+
+    def _volume(self) -> DiskSpace | str:
+        """The volume, or why it can't be read."""
+        try:
+            return self._disk()
+        except OSError as error:
+            return f"no disk can be had, since the volume can't be read: {error.strerror or error}; mend it"
+
+    def _kept_free(self, volume: DiskSpace) -> int:
+        return max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._disk_reserve_bytes)
+
+    def _disk_free(self, volume: DiskSpace) -> int:
+        to_be_written = sum(
+            max(0, reservation.request.disk_bytes - written) for reservation, written in self._written.items()
+        )
+        return max(0, volume.available_bytes - self._kept_free(volume) - to_be_written)
+
+
+def _cores_text(millicores: int) -> str:
+    return f"{millicores / 1000:g} {'core' if millicores == 1000 else 'cores'}"

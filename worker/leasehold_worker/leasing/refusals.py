@@ -1,0 +1,132 @@
+"""Why GPUs can't be had, in words and as a typed reason. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from leasehold.v1 import errors_pb2, lease_pb2
+from leasehold.v1.lease_pb2 import SlotState
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.leases import (
+    CORDONED,
+    FOREIGN,
+    FREE,
+    LEASED,
+    RESERVED,
+    UNHEALTHY,
+    Cordon,
+    SlotLease,
+)
+
+_REASONS: Final = {
+    FOREIGN: errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
+    UNHEALTHY: errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
+    CORDONED: errors_pb2.ERROR_REASON_CORDONED,
+}
+
+
+def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claimers: int) -> OperationError:
+    """The refusal of a request that can't be granted now.
+
+    Args:
+        request: What is wanted.
+        fitting: The slots whose GPU would do.
+        pending_claimers: Claims that wait.
+    """
+    states = [slot.state for slot in fitting]
+    missing = request.count - _usable(request, fitting)
+    reason = errors_pb2.ERROR_REASON_NO_FREE_GPU
+    for state, its_reason in _REASONS.items():
+        if state not in _usable_states(request) and 0 < missing <= states.count(state):
+            reason = its_reason
+    due = f"; {pending_claimers} wait for them" if pending_claimers else ""
+    return OperationError(
+        reason,
+        f"{shortage(request, fitting)}{due}: suspend or stop a workload, or wait",
+        {"field": "gpu_count"},
+    )
+
+
+def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
+    """What there is of what is wanted, in words.
+
+    Args:
+        request: What is wanted.
+        fitting: The slots whose GPU would do.
+    """
+    states = [slot.state for slot in fitting]
+    others = ", ".join(
+        f"{states.count(state)} {_state_name(state)}"
+        for state in (LEASED, RESERVED, CORDONED, UNHEALTHY, FOREIGN)
+        if state in states and state not in _usable_states(request)
+    )
+    open_slots = [slot for slot in fitting if slot.state in _usable_states(request)]
+    crowded = sum(not slot.has_memory_for(request) for slot in open_slots)
+    if crowded:
+        others = f"{others}, " if others else ""
+        others += f"{crowded} with too little memory beside sleeping workloads"
+    usable = _usable(request, fitting)
+    free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
+    kept = ", kept for claims that go first" if usable >= request.count and not request.units else ""
+    return (
+        f"{wanted(request)} {_is(request)} wanted, and of {len(fitting)} that would do {free} free{kept}"
+        f"{f' ({others})' if others else ''}"
+    )
+
+
+def _usable(request: GpuRequest, fitting: Sequence[SlotLease]) -> int:
+    usable = _usable_states(request)
+    return sum(slot.state in usable and slot.has_memory_for(request) for slot in fitting)
+
+
+def _usable_states(request: GpuRequest) -> tuple[SlotState.ValueType, ...]:
+    return (FREE, FOREIGN) if request.allow_foreign else (FREE,)
+
+
+def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) -> OperationError:
+    """The refusal of something that is cordoned."""
+    return OperationError(
+        errors_pb2.ERROR_REASON_CORDONED,
+        f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): take another, "
+        "or uncordon it",
+        metadata,
+    )
+
+
+def not_free(slot: SlotLease) -> OperationError:
+    """The refusal of a GPU by name."""
+    reason, what = errors_pb2.ERROR_REASON_NO_FREE_GPU, _state_name(slot.state)
+    standing = slot.standing
+    remedy = "choose another"
+    if slot.lease is not None:
+        what += f" for workload {slot.lease.workload_id}"
+        remedy += ", or suspend its holder"
+    elif slot.state == UNHEALTHY:
+        reason, what = (
+            errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
+            f"excluded by its health ({standing.health_reason})",
+        )
+        remedy += ", or mend it and reset its health"
+    elif slot.state == CORDONED and standing.cordon is not None:
+        return cordoned(slot.gpu_uuid, standing.cordon, {"gpu_uuid": slot.gpu_uuid})
+    elif slot.foreign:
+        first = slot.foreign[0]
+        reason = errors_pb2.ERROR_REASON_FOREIGN_PROCESS
+        what = f"held by process {first.pid} of user {first.user or 'unknown'} ({first.command or 'unknown'})"
+        remedy += ", end that process, or adopt it"
+    return OperationError(reason, f"{slot.gpu_uuid} is {what}: {remedy}", {"gpu_uuid": slot.gpu_uuid})
+
+
+def wanted(request: GpuRequest) -> str:
+    """How many GPUs, in words."""
+    units = f" with {request.units} units" if request.units else ""
+    return f"{request.count} GPU{'' if request.count == 1 else 's'}{units}"
+
+
+def _is(request: GpuRequest) -> str:
+    return "is" if request.count == 1 else "are"
+
+
+def _state_name(state: SlotState.ValueType) -> str:
+    return lease_pb2.SlotState.Name(state).removeprefix("SLOT_STATE_").lower()

@@ -1,0 +1,273 @@
+"""The GPUs of this host one by one: who leases each, and what is held against it.
+
+One slot per GPU, in an order that is fixed at start. A GPU that is cordoned, unhealthy or in the hands of
+processes that we don't know is granted to nobody; who holds it already keeps it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import final
+
+import trio
+from leasehold.v1 import errors_pb2, gpu_pb2
+from leasehold.v1.gpu_pb2 import GpuHealth
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.health import excludes
+from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu, choose
+from leasehold_worker.leasing.leases import (
+    FOREIGN,
+    FREE,
+    OK,
+    Cordon,
+    ForeignProcess,
+    Lease,
+    LeaseSnapshot,
+    SlotLease,
+    Standing,
+)
+from leasehold_worker.leasing.refusals import cordoned, not_free, shortage, wanted
+
+
+@final
+class GpuSlots:
+    """The slots. They belong to one trio thread.
+
+    Args:
+        gpus: The GPUs, in slot order.
+        keep: Told the standing of a GPU whenever it is another, and under "" that of the worker.
+        serve: Called whenever more might be granted than before.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[PoolGpu],
+        keep: Callable[[str, Standing], None],
+        serve: Callable[[], None],
+    ) -> None:
+        now = datetime.now(UTC)
+        self.gpus = tuple(gpus)
+        self._by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        self._slots = {
+            gpu.uuid: SlotLease(gpu.uuid, slot, now, memory_bytes=gpu.memory_bytes)
+            for slot, gpu in enumerate(gpus)
+        }
+        self._keep = keep
+        self._serve = serve
+        self._changed = trio.Event()
+        self._revision = 0
+        self._free_bytes: Mapping[str, int] = {}
+        self.worker_cordon: Cordon | None = None
+        """Nothing new is granted while the whole worker is cordoned."""
+
+    def snapshot(self) -> LeaseSnapshot:
+        """Every slot as it is now."""
+        return LeaseSnapshot(self._revision, tuple(self._slots.values()))
+
+    def get(self, gpu_uuid: str) -> SlotLease:
+        """The slot of a GPU.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        try:
+            return self._slots[gpu_uuid]
+        except KeyError:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                f"{gpu_uuid} is not a GPU of this worker",
+                {"gpu_uuid": gpu_uuid},
+            ) from None
+
+    async def wait_changed(self) -> None:
+        """Waits for the next change of any slot, or of who waits."""
+        await self._changed.wait()
+
+    def note_change(self) -> None:
+        """Wakes those who wait for a change."""
+        self._revision += 1
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
+        """Puts GPUs under a lease, or frees them. Nothing is granted by that."""
+        for gpu_uuid in gpu_uuids:
+            self._slots[gpu_uuid] = replace(
+                self._slots[gpu_uuid], lease=lease, reserved=reserved, since=datetime.now(UTC)
+            )
+            self.note_change()
+
+    def cordon(self, gpu_uuid: str, cordon: Cordon | None) -> None:
+        """Takes a GPU out of service for new work, or puts it back; "" is the whole worker.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        if gpu_uuid:
+            self._stand(gpu_uuid, replace(self.get(gpu_uuid).standing, cordon=cordon))
+        else:
+            self.worker_cordon = cordon
+            self._keep("", Standing(cordon))
+            self.note_change()
+        self._serve()
+
+    def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:
+        """Takes in what was found about a GPU. What excludes it stays until it is reset, or is lost."""
+        before = self.get(gpu_uuid).standing
+        if not excludes(before.health) or (health == gpu_pb2.GPU_HEALTH_LOST != before.health):
+            self._stand(gpu_uuid, replace(before, health=health, health_reason=reason))
+            self._serve()
+
+    def reset_health(self, gpu_uuid: str) -> None:
+        """Forgets what is known against a GPU.
+
+        Raises:
+            OperationError: UNKNOWN_GPU.
+        """
+        self._stand(gpu_uuid, replace(self.get(gpu_uuid).standing, health=OK, health_reason=""))
+        self._serve()
+
+    def restore_standing(self, gpu_uuid: str, standing: Standing) -> None:
+        """Takes back what an earlier start of the worker held against a GPU, or under "" against itself."""
+        if gpu_uuid in self._slots:
+            self._put(replace(self._slots[gpu_uuid], standing=standing))
+        elif not gpu_uuid:
+            self.worker_cordon = standing.cordon
+
+    def add_asleep(self, kept_bytes: Mapping[str, int | None]) -> None:
+        """Takes in what another workload keeps on GPUs while it sleeps. Nothing is granted by that.
+
+        Args:
+            kept_bytes: Memory by GPU. None: unknown, which counts as all of the GPU's memory.
+        """
+        for gpu_uuid, kept in kept_bytes.items():
+            if gpu_uuid not in self._slots:
+                continue  # another worker of this host serves it
+            self._set_asleep(gpu_uuid, None if kept is None else self.get(gpu_uuid).asleep_bytes + kept)
+
+    def _set_asleep(self, gpu_uuid: str, asleep_bytes: int | None) -> None:
+        slot = self.get(gpu_uuid)
+        known = (slot.memory_bytes or 0) if asleep_bytes is None else asleep_bytes
+        if slot.asleep_bytes != known:
+            self._put(replace(slot, asleep_bytes=known))
+
+    def observe(
+        self,
+        foreign: Mapping[str, tuple[ForeignProcess, ...]],
+        free_bytes: Mapping[str, int],
+        asleep_bytes: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> None:
+        """Takes in who else is on the GPUs, and how much of their memory is free.
+
+        Args:
+            foreign: Processes that belong to no workload, by GPU. A GPU is missing where NVML can't say: what
+                was known of it stays.
+            free_bytes: Free memory by GPU; missing likewise.
+            asleep_bytes: What all sleeping workloads keep, by GPU; missing likewise. None: unknown, which
+                counts as all of the GPU's memory.
+        """
+        self._free_bytes = free_bytes
+        for gpu_uuid, kept in asleep_bytes.items():
+            self._set_asleep(gpu_uuid, kept)
+        for gpu_uuid, processes in foreign.items():
+            if gpu_uuid in self._slots and self._slots[gpu_uuid].foreign != processes:
+                self._put(replace(self._slots[gpu_uuid], foreign=processes))
+        self._serve()
+
+    def choose(
+        self, request: GpuRequest, freed: Collection[str], taken: Collection[str]
+    ) -> tuple[str, ...] | None:
+        """The GPUs that a request would get if some leased ones were free. None: not enough.
+
+        GPUs without a sleeping workload come first.
+
+        Args:
+            request: What is wanted.
+            freed: Leased GPUs that count as free.
+            taken: GPUs that count as taken.
+        """
+        free = [
+            self._by_uuid[slot.gpu_uuid]
+            for slot in sorted(self._slots.values(), key=lambda slot: slot.asleep_bytes > 0)
+            if (slot.lease is None or slot.gpu_uuid in freed)
+            and slot.may_serve(request)
+            and slot.gpu_uuid not in taken
+        ]
+        return choose(free, request, self._free_bytes)
+
+    def obtainable(self, request: GpuRequest) -> frozenset[str]:
+        """The GPUs of which a request could get some if every lease ended. Empty: not enough of them."""
+        serving = [self._by_uuid[slot.gpu_uuid] for slot in self._slots.values() if slot.may_serve(request)]
+        if choose(serving, request, {}) is None:
+            return frozenset()
+        return frozenset(gpu.uuid for gpu in serving if request.allows(gpu))
+
+    def unleased(self) -> frozenset[str]:
+        """The GPUs that nobody leases, whatever is held against them."""
+        return frozenset(slot.gpu_uuid for slot in self._slots.values() if slot.lease is None)
+
+    def free(self, *, allow_foreign: bool) -> list[str]:
+        """The GPUs that may be had, in slot order. Those of unknown processes are among them if allowed."""
+        usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
+        return [slot.gpu_uuid for slot in self._slots.values() if slot.state in usable]
+
+    def what_lacks(self, request: GpuRequest) -> str:
+        """What a request waits for, in words."""
+        if self.worker_cordon is not None:
+            return cordoned("the worker", self.worker_cordon).message
+        return shortage(request, self.fitting(request))
+
+    def fitting(self, request: GpuRequest) -> list[SlotLease]:
+        """The slots whose GPU would do for a request, whoever holds it."""
+        return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
+
+    def check_free(self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
+        """Refuses GPUs that can't be had.
+
+        Raises:
+            OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
+                FOREIGN_PROCESS.
+        """
+        usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
+        if gpu_uuids and self.worker_cordon is not None:
+            raise cordoned("the worker", self.worker_cordon)
+        for gpu_uuid in gpu_uuids:
+            if self.get(gpu_uuid).state not in usable:
+                raise not_free(self.get(gpu_uuid))
+        if len(set(gpu_uuids)) != len(gpu_uuids):
+            raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
+
+    def check_possible(self, request: GpuRequest) -> None:
+        """Refuses what could not be granted if all of them were free.
+
+        Raises:
+            OperationError: NO_FREE_GPU; UNKNOWN_GPU where one is named that it has not.
+        """
+        for gpu_uuid in request.gpu_uuids:
+            self.get(gpu_uuid)
+        if request.count >= 1 and choose(self.gpus, request, {}) is not None:
+            return
+        units = sorted((gpu.units for gpu in self.gpus if request.allows(gpu)), reverse=True)
+        field, remedy = "gpu_count", "ask for less"
+        if 1 <= request.count <= len(units):
+            most = sum(units[: request.count])
+            field, remedy = "gpu_units", f"ask for {most} units at most, or for more GPUs"
+        raise OperationError(
+            errors_pb2.ERROR_REASON_NO_FREE_GPU,
+            f"{wanted(request)} can't be claimed from a worker that has {len(self.gpus)}, of which "
+            f"{len(units)} would do: {remedy}",
+            {"field": field},
+        )
+
+    def _stand(self, gpu_uuid: str, standing: Standing) -> None:
+        if standing != self.get(gpu_uuid).standing:
+            self._put(replace(self._slots[gpu_uuid], standing=standing))
+            self._keep(gpu_uuid, standing)
+
+    def _put(self, after: SlotLease) -> None:
+        before = self._slots[after.gpu_uuid]
+        moved = after.state != before.state
+        self._slots[after.gpu_uuid] = replace(after, since=datetime.now(UTC)) if moved else after
+        self.note_change()

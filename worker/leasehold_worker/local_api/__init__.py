@@ -1,0 +1,1 @@
+"""The Unix socket for programs of this host."""

@@ -1,0 +1,113 @@
+"""The rules for the fields of a claim."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf import duration_pb2
+from leasehold.v1 import workload_pb2
+
+from leasehold_worker.errors import invalid
+from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
+from leasehold_worker.host.peers import Peer
+
+HOOKS_LIMIT_BYTES: Final = 65_536
+"""What the hooks of a claim may have: they travel with all that is told of its workload."""
+
+WAIT_LIMIT_S: Final = 366 * 24 * 3600
+
+GRACE_LIMIT_S: Final = 7 * 24 * 3600
+
+SIGNAL_LIMIT: Final = 64
+"""The last signal of Linux (signal(7))."""
+
+LABELS_LIMIT_BYTES: Final = 4096
+"""Keys and values of a claim's labels together."""
+
+TEXT_LIMIT: Final = 128
+"""Characters of the name or the UUID of a GPU."""
+
+UNITS_LIMIT: Final = 64
+"""Numbers of units that a claim may accept."""
+
+NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+
+
+def check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) -> None:
+    """Refuses a duration out of range.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT.
+    """
+    if not 0 <= duration.ToNanoseconds() <= limit_s * 10**9:
+        raise invalid(
+            field,
+            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
+            f"to {limit_s} s",
+        )
+
+
+def check_claim_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
+    """Refuses hooks that are too large, invalid, or that only root and the worker's user may give.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT.
+    """
+    size = sum(hook.ByteSize() for hook in hooks)
+    if size > HOOKS_LIMIT_BYTES:
+        raise invalid(
+            "spec.hooks",
+            f"the hooks have {size} bytes, and at most {HOOKS_LIMIT_BYTES} fit: put more into files",
+        )
+    check_hooks(hooks)
+    if not peer.is_trusted:
+        check_foreign_hooks(hooks)
+
+
+def check_helper(helper: workload_pb2.HelperTerms) -> None:
+    """Refuses terms of a helper that the worker can't keep.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT.
+    """
+    if helper.HasField("grace"):
+        check_duration("spec.helper.grace", helper.grace, GRACE_LIMIT_S)
+    if helper.process_strategy not in (
+        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        workload_pb2.PROCESS_STRATEGY_STOP,
+    ):
+        raise invalid(
+            "spec.helper.process_strategy",
+            "a helper is suspended or stopped: choose cuda_suspend or stop",
+        )
+    if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
+        raise invalid(
+            "spec.helper.signal_number",
+            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+        )
+
+
+def check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
+    """Refuses what would make the lists of workloads, and the reports of them, too long to be sent."""
+    labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
+    resources = spec.resources
+    for field, what, size, limit in (
+        ("spec.labels", "bytes", labels, LABELS_LIMIT_BYTES),
+        ("spec.resources.gpu_uuids", "GPUs", len(resources.gpu_uuids), gpus),
+        ("spec.resources.gpu_name", "characters", len(resources.gpu_name), TEXT_LIMIT),
+        (
+            "spec.resources.gpu_uuids",
+            "characters in one",
+            max(map(len, resources.gpu_uuids), default=0),
+            TEXT_LIMIT,
+        ),
+        (
+            "spec.resources.acceptable_gpu_units",
+            "numbers",
+            len(resources.acceptable_gpu_units),
+            UNITS_LIMIT,
+        ),
+    ):
+        if size > limit:
+            raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")

@@ -1,0 +1,38 @@
+"""The stream of one claim."""
+
+from collections.abc import Callable
+from typing import final
+
+import trio
+from leasehold.v1.local_pb2 import ClaimRequest, ClaimResponse
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
+
+
+@final
+class ClaimStream:
+    """One stream of a claimant.
+
+    Args:
+        peer: Who it is.
+        request: What it said.
+        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: ClaimRequest,
+        tell: Callable[[ClaimResponse | OperationError | None], None],
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.tell = tell
+        self.scope = trio.CancelScope()
+        self.marked_id = ""
+        """The workload id that its process was started with. Empty: none, or it was not read yet."""
+
+    def close(self) -> None:
+        """The claimant is gone. On trio's thread."""
+        self.scope.cancel()

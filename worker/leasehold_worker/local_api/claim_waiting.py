@@ -1,0 +1,304 @@
+"""The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
+
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import lineage
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.local_api.claim_rules import (
+    NAME,
+    TEXT_LIMIT,
+    WAIT_LIMIT_S,
+    check_claim_hooks,
+    check_duration,
+    check_helper,
+    check_sizes,
+)
+from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.overlap import both
+from leasehold_worker.timestamps import seconds, timestamp
+from leasehold_worker.workloads.eviction import resolve
+from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner, read_mark
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
+
+logger = logging.getLogger(__name__)
+
+COALESCE_S: Final = 0.05
+"""How long a place in the queue may have changed before it is told."""
+
+
+CLAIMED_LIMIT: Final = 512
+"""Claims that are granted and have not ended: a hello tells all of them in one frame."""
+
+USER_CLAIMED_LIMIT: Final = 256
+"""Those of one user other than root and the worker's."""
+
+
+@final
+class ClaimWaiting:
+    """The claims of one host that wait.
+
+    Args:
+        pool: The GPUs.
+        resources: What workloads may have of the host.
+        workloads: The registry.
+        foreign: Finds other processes on the GPUs.
+    """
+
+    def __init__(
+        self, pool: GpuPool, resources: Resources, workloads: Workloads, foreign: ForeignWatch
+    ) -> None:
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
+        self._foreign = foreign
+        self._names: dict[str, str] = {}
+        """By workload that is not granted yet: its name, which nobody else may take."""
+        self._waiting: dict[str, ClaimStream] = {}
+
+    @asynccontextmanager
+    async def entered(self, session: ClaimStream, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
+        """Lets a claim in, under a name that nobody else has while it waits.
+
+        The look at who is on the GPUs, without which nothing is granted, runs beside the last check.
+
+        Yields:
+            The name.
+
+        Raises:
+            OperationError: It makes no sense, or its process or its name is not free for it.
+        """
+        session.marked_id = await read_mark(session.peer.identity.pid)
+        name = self._new_name(wanted.name, workload_id)
+        self._check(session, wanted)
+        self._names[workload_id] = name
+        self._waiting[workload_id] = session
+        try:
+            await both(
+                partial(self._check_descendants, session.peer),
+                partial(self._foreign.look, self._workloads),
+            )
+            yield name
+        finally:
+            del self._names[workload_id], self._waiting[workload_id]
+
+    def waiting(self) -> list[local_pb2.WaitingClaim]:
+        """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
+        pool, resources = self._pool, self._resources
+        return [
+            local_pb2.WaitingClaim(
+                name=self._names.get(waiter.workload_id, waiter.workload_id),
+                pid=session.peer.identity.pid if session else 0,
+                user=session.peer.user if session else "",
+                gpu_count=waiter.request.count,
+                priority=waiter.priority,
+                helper=waiter.helper,
+                since=timestamp(waiter.since),
+                reason=resources.what_lacks(
+                    resources.waits_for(waiter.workload_id) or AllocRequest(waiter.request)
+                ),
+            )
+            for waiter in pool.waiting
+            for session in (self._waiting.get(waiter.workload_id),)
+        ]
+
+    def _new_name(self, wanted: str, workload_id: str) -> str:
+        if not wanted:
+            return workload_id
+        if not NAME.fullmatch(wanted):
+            raise invalid(
+                "name",
+                f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
+                "'_' or '.', 63 in all",
+            )
+        living = (workload.name for workload in self._workloads.all() if workload.state not in ENDED)
+        if wanted in living or wanted in self._names.values():
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"a workload named {wanted!r} has not ended: choose another name",
+                {"field": "name"},
+            )
+        return wanted
+
+    def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
+        peer = claimant.peer
+        check_claim_hooks(wanted.spec.hooks, peer)
+        resolve(None, wanted.spec.eviction)
+        if wanted.HasField("wait"):
+            check_duration("wait", wanted.wait, WAIT_LIMIT_S)
+        check_helper(wanted.spec.helper)
+        check_sizes(wanted.spec, self._pool.capacity)
+        self._check_number(peer)
+        if any(session.peer.identity == peer.identity for session in self._waiting.values()):
+            raise _registered(peer, "waits for a claim already: one at a time")
+        self.check_unowned(claimant)
+
+    def _check_number(self, peer: Peer) -> None:
+        """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
+        granted = [each for each in self._workloads.all() if each.state not in ENDED]
+        claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
+        mine = sum(each.uid == peer.uid for each in claimed)
+        if len(claimed) >= CLAIMED_LIMIT:
+            why = f"this worker has {len(claimed)} claims, as many as it keeps"
+        elif not peer.is_trusted and mine >= USER_CLAIMED_LIMIT:
+            why = f"user {peer.user} has {mine} claims, as many as a user may have"
+        else:
+            return
+        raise OperationError(
+            errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
+        )
+
+    def check_unowned(self, session: ClaimStream) -> None:
+        """Refuses a process that belongs to a workload, or that has the first process of one below it.
+
+        It reads no more than ancestors, however many processes are below.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
+        """
+        peer, workloads = session.peer, self._workloads.all()
+        holder = owner(peer.identity.pid, workloads, session.marked_id)
+        if holder is not None:
+            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
+        if _is_below(os.getpid(), peer):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {peer.identity.pid} can't claim: the worker itself is among its descendants, and "
+                "would be suspended and ended with it; start the worker elsewhere",
+                {"pid": str(peer.identity.pid)},
+            )
+        for workload in workloads:
+            if workload.state not in ENDED and not workload.absent and _is_below(workload.root.pid, peer):
+                raise _has_below(peer, workload.root.pid, workload)
+
+    async def _check_descendants(self, peer: Peer) -> None:
+        """Refuses a process that has processes of a workload below it, be they known by their mark alone.
+
+        Raises:
+            OperationError: ALREADY_REGISTERED.
+        """
+        workloads = self._workloads.all()
+        pid = peer.identity.pid
+        try:
+            found = await read_process(pid, partial(_owned_below, peer, workloads))
+        except OperationError:
+            logger.warning("process %d claims, and not all its descendants can be read", pid)
+            return
+        if found is not None:
+            raise _has_below(peer, *found)
+
+    async def wait_turn(
+        self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen
+    ) -> Allocation:
+        """Waits for what is wanted, and tells how it stands meanwhile. The claim was let in just before.
+
+        Raises:
+            OperationError: It can't be had, or not in time.
+        """
+        spec = wanted.spec
+        request = AllocRequest.of(spec.resources, self._workloads.last_gpus(name))
+        wait_s = seconds(wanted.wait) if wanted.HasField("wait") else float("inf")
+        request.validate()
+        if request.gpus.count:
+            self._pool.slots.check_possible(request.gpus)
+        if wait_s <= 0:
+            return self._take_at_once(workload_id, request, spec)
+        granted: list[Allocation] = []
+        refusals: list[OperationError] = []
+        # A nursery raises Cancelled in a group: whatever comes, nothing that was granted is left behind.
+        try:
+            with trio.move_on_after(wait_s):
+                async with trio.open_nursery() as nursery:
+                    if request.gpus.count:
+                        nursery.start_soon(self._tell_place, session, workload_id, request)
+                    try:
+                        granted.append(
+                            await self._resources.claim(
+                                workload_id, request, priority=spec.priority, helper=spec.HasField("helper")
+                            )
+                        )
+                    except OperationError as refused:
+                        refusals.append(refused)
+                    nursery.cancel_scope.cancel()
+        except BaseException:
+            for allocation in granted:
+                allocation.release()
+            raise
+        if refusals:
+            raise refusals[0]
+        if granted:
+            return granted[0]
+        refusal = self._resources.why_not(request)
+        raise OperationError(refusal.reason, f"after {wait_s:g} s: {refusal.message}", refusal.metadata)
+
+    def _take_at_once(
+        self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
+    ) -> Allocation:
+        """Takes what is there, and passes nobody who waits and goes first.
+
+        Raises:
+            OperationError: It can't be had now.
+        """
+        pool = self._pool
+        if spec.HasField("helper") and request.gpus.count and pool.waiting:
+            raise self._resources.why_not(request)
+        return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
+
+    async def _tell_place(self, session: ClaimStream, workload_id: str, request: AllocRequest) -> None:
+        told = None
+        pool = self._pool
+        while True:
+            waiting = pool.waiting
+            ids = [waiter.workload_id for waiter in waiting]
+            if workload_id in ids:
+                message = local_pb2.ClaimWaiting(
+                    position=ids.index(workload_id) + 1,
+                    pending_claimers=len(waiting),
+                    reason=self._resources.what_lacks(request),
+                )
+                if message != told:
+                    session.tell(ClaimResponse(waiting=message))
+                    told = message
+            await pool.wait_changed()
+            await trio.sleep(COALESCE_S)
+
+
+def _is_below(pid: int, peer: Peer) -> bool:
+    return any(identity == peer.identity for identity, _ in lineage(pid))
+
+
+def _owned_below(peer: Peer, workloads: Collection[Workload]) -> tuple[int, Workload] | None:
+    """A descendant of a process that belongs to a workload, with that. It may block: call it in a thread."""
+    for pid in sorted(identity.pid for identity in process_tree(peer.identity)):
+        holder = owner(pid, workloads)
+        if holder is not None:
+            return pid, holder
+    return None
+
+
+def _has_below(peer: Peer, pid: int, workload: Workload) -> OperationError:
+    return _registered(
+        peer, f"has process {pid} of workload {workload.name} among its descendants: it can't claim that too"
+    )
+
+
+def _registered(peer: Peer, how: str) -> OperationError:
+    pid = peer.identity.pid
+    return OperationError(
+        errors_pb2.ERROR_REASON_ALREADY_REGISTERED, f"process {pid} {how}", {"pid": str(pid)}
+    )

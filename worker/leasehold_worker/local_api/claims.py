@@ -1,0 +1,294 @@
+"""Claims of processes of this host: from the wait for their turn to the end of their lease. On trio's side.
+
+Who claims becomes a workload like any other. Its lease ends with its process, and for one that holds on by a
+stream also with that. A restart of the worker breaks all streams; whoever comes back in time goes on, and
+the others' leases end.
+"""
+
+import logging
+import uuid
+from datetime import UTC, datetime
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
+from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
+
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import Journal
+from leasehold_worker.commands.states import SUCCEEDED
+from leasehold_worker.errors import OperationError, defect, invalid
+from leasehold_worker.files.workload_files import OUTPUT_FILE
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.host.processes import is_alive
+from leasehold_worker.leasing.allocation import Allocation
+from leasehold_worker.leasing.messages import lease_message
+from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.timestamps import duration
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.workload import CLAIM, EXEC, WORKLOAD_ID_VARIABLE, Workload, told_arguments
+
+logger = logging.getLogger(__name__)
+
+RESUME_TIMEOUT_S: Final = 30.0
+"""How long after a start of the worker the holder of a claim may take to come back."""
+
+GIVE_BACK_AGAIN_S: Final = 1.0
+JOURNAL_TIMEOUT_S: Final = 10.0
+
+
+@final
+class LocalClaims:
+    """The claims of one host.
+
+    Args:
+        workloads: The registry.
+        nursery: Where streams are served.
+        commands: Lets workloads go.
+        journal: A grant is told once it is on disk.
+        turns: The claims that wait.
+    """
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        nursery: trio.Nursery,
+        commands: Commands,
+        journal: Journal,
+        claim_waiting: ClaimWaiting,
+    ) -> None:
+        self._workloads = workloads
+        self._nursery = nursery
+        self._claim_waiting = claim_waiting
+        self._commands = commands
+        self._journal = journal
+        self._sessions: dict[str, ClaimStream] = {}
+        """By workload: who holds on by a stream."""
+        self._inherited: set[str] = set()
+        """Workloads of an earlier start of the worker, which may not have told their grant any more."""
+        self._suspended = False
+
+    def begin(self, session: ClaimStream) -> None:
+        """Begins to serve a stream."""
+        self._nursery.start_soon(self._serve, session)
+
+    def suspend_streams(self) -> None:
+        """From now on, the end of a stream ends no lease: the worker stops, and its next start goes on."""
+        self._suspended = True
+
+    def expect_resumption(self) -> None:
+        """After a start: ends the leases of those holders of claims that don't come back in time."""
+        for workload in self._workloads.all():
+            if workload.origin in (CLAIM, EXEC) and workload.state not in ENDED:
+                self._inherited.add(workload.workload_id)
+                self._nursery.start_soon(self._expect, workload)
+
+    async def _expect(self, workload: Workload) -> None:
+        await trio.sleep(RESUME_TIMEOUT_S)
+        self._inherited.discard(workload.workload_id)
+        if workload.origin == CLAIM and workload.workload_id not in self._sessions:
+            await self._give_back(workload)
+
+    def ask_to_yield(self, workload_id: str, grace_s: float) -> None:
+        """Tells a helper that holds on by a stream that somebody waits for its GPUs."""
+        session = self._sessions.get(workload_id)
+        if session is not None:
+            request = local_pb2.ClaimYield(grace=duration(grace_s))
+            session.tell(ClaimResponse(yield_request=request))
+
+    async def _serve(self, session: ClaimStream) -> None:
+        with session.scope:
+            try:
+                await self._answer(session)
+            except OperationError as error:
+                session.tell(error)
+            except Exception:
+                logger.exception("a claim failed by a defect")
+                session.tell(defect())
+            session.tell(None)
+
+    async def _answer(self, session: ClaimStream) -> None:
+        match session.request.WhichOneof("kind"):
+            case "open":
+                await self._open(session, session.request.open)
+            case "resume":
+                await self._resume(session, session.request.resume.workload_id)
+            case None:
+                raise invalid("kind", "a claim says what it wants, or which one goes on: set open or resume")
+
+    async def _open(self, session: ClaimStream, wanted: ClaimOpen) -> None:
+        untold = self._untold(session.peer, wanted)
+        if untold is not None:
+            await self._hold(session, untold, resumed=True)
+            return
+        workload_id = f"w-{uuid.uuid4().hex[:12]}"
+        async with self._claim_waiting.entered(session, workload_id, wanted) as name:
+            allocation = await self._claim_waiting.wait_turn(session, workload_id, name, wanted)
+            workload = self._register(session, workload_id, name, wanted, allocation)
+        await self._hold(session, workload)
+
+    def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
+        """What an earlier start of the worker granted to this very claim, which is made anew now."""
+        origin, spec = _registration(wanted)
+        for workload in self._workloads.all():
+            same = (workload.root, workload.origin, workload.spec) == (peer.identity, origin, spec)
+            named = wanted.name in ("", workload.name)
+            if same and named and workload.state not in ENDED and workload.workload_id in self._inherited:
+                self._inherited.remove(workload.workload_id)
+                return workload
+        return None
+
+    def _register(
+        self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
+    ) -> Workload:
+        """Makes the claimant a workload, in one step with its grant.
+
+        Raises:
+            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted.
+                Nothing is held, whatever goes wrong.
+        """
+        peer = session.peer
+        try:
+            if not is_alive(peer.identity):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
+                )
+            self._claim_waiting.check_unowned(session)
+            origin, spec = _registration(wanted)
+            workload = Workload(
+                workload_id,
+                name,
+                spec,
+                peer.identity,
+                self._workloads.folder(workload_id) / OUTPUT_FILE,
+                datetime.now(UTC),
+                allocation.lease,
+                origin=origin,
+                user=peer.user,
+                uid=peer.uid,
+                mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
+                host=allocation.host,
+            )
+            self._limit(workload)
+        except BaseException:
+            allocation.release()
+            raise
+        allocation.hand_over_lease()
+        self._workloads.add(workload, self._nursery)
+        return workload
+
+    def _limit(self, workload: Workload) -> None:
+        """Has the kernel hold a program to its promise. A process that claims for itself is left as it is.
+
+        A worker that isn't root may not move a process that it did not start: the promise is then kept in the
+        ledger alone.
+        """
+        limits, promised = self._workloads.limits, workload.spec.resources
+        if workload.origin != EXEC or not (promised.cpu_millicores or promised.memory_bytes):
+            return
+        group = None
+        try:
+            group = limits.create(workload.workload_id, promised.cpu_millicores, promised.memory_bytes)
+            if group is not None:
+                limits.add(group, workload.root.pid)
+        except (OperationError, OSError) as error:
+            logger.warning("the limits of workload %s are not enforced: %s", workload.name, error)
+            if group is not None:
+                limits.remove(group)
+
+    async def _hold(self, session: ClaimStream, workload: Workload, *, resumed: bool = False) -> None:
+        """Tells of the grant once it is on disk, and holds on for the stream."""
+        by_stream = workload.origin == CLAIM
+        if by_stream:
+            self._sessions[workload.workload_id] = session
+        try:
+            await self._tell_granted(session, workload)
+            if by_stream:
+                await self._tell_changes(session, workload, resumed=resumed)
+        finally:
+            if self._sessions.get(workload.workload_id) is session:
+                del self._sessions[workload.workload_id]
+            if by_stream and not self._suspended and workload.state not in ENDED:
+                self._nursery.start_soon(self._give_back, workload)
+
+    async def _tell_granted(self, session: ClaimStream, workload: Workload) -> None:
+        with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
+            await self._journal.wait_settled()
+        if scope.cancelled_caught:
+            self._nursery.start_soon(self._give_back, workload)
+            raise OperationError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                "the grant can't be written down: look at the disk of the worker's state directory",
+            )
+        lease = workload.lease
+        granted = local_pb2.ClaimGranted(
+            workload_id=workload.workload_id,
+            name=workload.name,
+            lease=lease_message(lease) if lease else None,
+            environment=self._workloads.programs.variables(workload.workload_id, workload.name, lease),
+        )
+        session.tell(ClaimResponse(granted=granted))
+
+    async def _tell_changes(self, session: ClaimStream, workload: Workload, *, resumed: bool) -> None:
+        told = None if resumed else (workload.state, workload.lease)
+        while workload.state not in ENDED:
+            now = (workload.state, workload.lease)
+            if now != told:
+                lease = lease_message(workload.lease) if workload.lease else None
+                changed = local_pb2.ClaimChanged(state=workload.state, lease=lease)
+                session.tell(ClaimResponse(changed=changed))
+                told = now
+            await self._workloads.wait_changed()
+        state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
+        session.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason=f"the workload is {state}")))
+
+    async def _resume(self, session: ClaimStream, workload_id: str) -> None:
+        workload = self._workloads.get(workload_id)
+        if workload.origin != CLAIM or workload.root != session.peer.identity:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED, f"claim {workload_id} is not one of this process"
+            )
+        if workload.state in ENDED:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, f"claim {workload_id} has ended: claim anew"
+            )
+        self._inherited.discard(workload_id)
+        older = self._sessions.pop(workload_id, None)
+        if older is not None:
+            older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="it goes on by another stream")))
+            older.tell(None)
+        await self._hold(session, workload, resumed=True)
+
+    async def _give_back(self, workload: Workload) -> None:
+        """Lets a workload go. While something is done with it, or it is parked, that has to wait."""
+        while workload.state not in ENDED and workload.workload_id not in self._sessions:
+            if workload.state != RUNNING:
+                await self._workloads.wait_changed()
+                continue
+            operation = Operation(release=command_pb2.ReleaseOperation())
+            outcome = await self._commands.carry_out(workload.workload_id, operation)
+            if outcome.state == SUCCEEDED:
+                return
+            with trio.move_on_after(GIVE_BACK_AGAIN_S):
+                await workload.ended.wait()
+
+
+def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:
+    """What a claim is as a workload: what matters of its spec, in bounds. We start no program for it."""
+    said = wanted.spec
+    spec = WorkloadSpec(
+        arguments=told_arguments(said.arguments),
+        priority=said.priority if said.HasField("priority") else None,
+        eviction=said.eviction if said.HasField("eviction") else None,
+        hooks=said.hooks,
+        member_order=said.member_order,
+        labels=said.labels,
+        helper=said.helper if said.HasField("helper") else None,
+    )
+    if said.HasField("resources"):
+        spec.resources.CopyFrom(said.resources)
+    return EXEC if wanted.hold == local_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec

@@ -1,0 +1,109 @@
+"""What the local API answers at once: who has what, and the release of a workload."""
+
+from typing import Final, final
+
+from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.states import SUCCEEDED
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.peers import Peer
+from leasehold_worker.leasing.allocation import Resources
+from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.workloads.messages import workload_message
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import Workload
+
+LIST_LIMIT_BYTES: Final = 3 * 2**20
+"""A client takes 4 MiB. In a longer list, what programs were started with is left out."""
+
+
+@final
+class LocalQueries:
+    """Answers the processes of one host.
+
+    Args:
+        pool: The GPUs.
+        resources: What workloads may have of the host.
+        workloads: The registry.
+        commands: Lets workloads go.
+        turns: The claims that wait.
+        worker_id: In workloads that are told.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        resources: Resources,
+        workloads: Workloads,
+        commands: Commands,
+        claim_waiting: ClaimWaiting,
+        worker_id: str,
+    ) -> None:
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
+        self._commands = commands
+        self._claim_waiting = claim_waiting
+        self._worker_id = worker_id
+
+    def list(self) -> local_pb2.ListResponse:
+        """The GPUs, the workloads and the claims that wait. It always fits a message."""
+        found = local_pb2.ListResponse(
+            gpus=gpu_lease_messages(self._pool.snapshot_leases().slots, {}),
+            workloads=[
+                workload_message(workload, self._worker_id)
+                for workload in self._workloads.all()
+                if workload.state not in ENDED
+            ],
+            waiting=self._claim_waiting.waiting(),
+            resources=self._resources.fetch_machine_resources(),
+            cordon=cordon_message(self._pool.slots.worker_cordon),
+        )
+        for workload in found.workloads:  # values may be secrets, and any user may list
+            for name in workload.spec.environment:
+                workload.spec.environment[name] = ""
+        if found.ByteSize() > LIST_LIMIT_BYTES:
+            for workload in found.workloads:
+                for field in ("arguments", "environment", "labels"):
+                    workload.spec.ClearField(field)
+        return found
+
+    async def release(self, peer: Peer, name: str) -> workload_pb2.Workload:
+        """Lets a claim or an adopted process go.
+
+        Args:
+            peer: Who asks: its owner, the worker's user or root.
+            name: Id or name of the workload, or id of its lease.
+
+        Raises:
+            OperationError: UNKNOWN_WORKLOAD, NOT_PERMITTED, or why it can't be let go.
+        """
+        workload = self._find(name)
+        if not peer.is_trusted and peer.uid != workload.uid:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"workload {workload.name} is of user {workload.user}: only that user, the worker's and root "
+                "may release it",
+            )
+        operation = Operation(release=command_pb2.ReleaseOperation())
+        outcome = await self._commands.carry_out(workload.workload_id, operation)
+        if outcome.state != SUCCEEDED:
+            error = outcome.error
+            raise OperationError(error.reason, error.message, dict(error.metadata))
+        return workload_message(workload, self._worker_id)
+
+    def _find(self, name: str) -> Workload:
+        for workload in self._workloads.all():
+            ids = (workload.workload_id, workload.name, workload.lease.lease_id if workload.lease else "")
+            if workload.state not in ENDED and name in ids:
+                return workload
+        raise OperationError(
+            errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+            f"no workload of this host that has not ended has the id, the name or the lease {name!r}: "
+            "`leasehold local leases` lists them",
+        )

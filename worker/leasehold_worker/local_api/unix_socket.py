@@ -1,0 +1,358 @@
+"""The unix socket of the local API: who connects is asked of the kernel, and told to gRPC's handlers.
+
+gRPC keeps the sockets of its peers to itself. So connections are taken here, where the kernel can be asked
+who connected (unix(7)), and passed on byte by byte to gRPC's own listener, each from a name by which a
+handler finds out who is calling. That listener is in a folder that is shut to everybody else, so that
+nobody can use up the worker's descriptors there. After a kill -9 the folder stays, until the next start at
+the same socket.
+"""
+
+import errno
+import grp
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, final
+
+import trio
+
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.file_descriptors import raise_limit
+from leasehold_worker.files.folder_trees import discard_tree
+from leasehold_worker.files.private_directories import require_private
+from leasehold_worker.host.peers import Peer, by_credentials, by_pidfd, group_ids
+from leasehold_worker.host.processes import ProcessIdentity, user_name
+
+logger = logging.getLogger(__name__)
+
+MODE: Final = 0o660
+CONNECTIONS_LIMIT: Final = 512
+"""Connections at once; further ones wait to be taken."""
+
+USER_CONNECTIONS_LIMIT: Final = 128
+"""Those of one user at once, other than root and the worker's; further ones are refused."""
+
+CONNECTIONS_KEPT: Final = 64
+"""Connections of root and the worker's user that others leave room for."""
+
+DESCRIPTORS_KEPT: Final = 256
+"""Those that are not for connections."""
+
+DESCRIPTORS_EACH: Final = 3
+"""Those of a connection: both sides of ours, and gRPC's."""
+
+PATH_LIMIT: Final = 107
+"""Bytes of a path in sockaddr_un (unix(7)), less the one that ends it."""
+
+REMEDY: Final = "give the worker another place by `socket` in its settings"
+
+DIRECTORY_TIMEOUT_S: Final = 10.0
+LOOK_UPS_AT_ONCE: Final = 8
+"""Threads that ask the directory of users who somebody is, those included that hang."""
+
+CHUNK_BYTES: Final = 65_536
+_CREDENTIALS: Final = struct.Struct("3i")
+_BOOT: Final = time.CLOCK_BOOTTIME
+_SCHEME: Final = "unix-abstract:"
+
+
+_NOT_OURS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
+"""What accept(2) says of something that is no listener any more. All else passes."""
+
+
+@final
+class LocalSocket:
+    """The socket. It is there, and nobody is let in, until :meth:`run`.
+
+    Args:
+        path: Where it is made.
+        group: Name of the group that may connect besides the worker's user and root. Empty: the worker's own.
+
+    Raises:
+        StartError: It can't be made, and why.
+    """
+
+    def __init__(self, path: Path, group: str) -> None:
+        self.path = path
+        self._gid = _gid(group)
+        self._peers: dict[str, Peer] = {}
+        self._connections = Counter[int]()
+        """By user."""
+        self._look_ups = trio.CapacityLimiter(LOOK_UPS_AT_ONCE)
+        self._others = 0
+        """Connections of others than root and the worker's user."""
+        self._limit = _connections_limit(raise_limit())
+        self._full: set[int] = set()
+        """Users of whom it was logged that they have too many."""
+        self._socket = _listen(path, self._gid)
+        try:
+            self._folder = _make_folder(path)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            self._socket.close()
+            raise StartError(
+                f"a folder for sockets can't be made in {_temporary()} ({error.strerror}): set TMPDIR to "
+                "another place"
+            ) from error
+        self.inner_path = self._folder / "grpc"
+        """gRPC's own listener, which answers only those that come through here."""
+
+    def peer(self, grpc_peer: str) -> Peer | None:
+        """Who a gRPC handler's peer is, by ``context.peer()``. None: it did not come through here."""
+        return self._peers.get(grpc_peer.removeprefix(_SCHEME))
+
+    @property
+    def inner_address(self) -> str:
+        """Where gRPC is to listen."""
+        return f"unix:{self.inner_path}"
+
+    async def run(self) -> None:
+        """Takes connections until cancelled. Then the socket is gone."""
+        limit = trio.CapacityLimiter(self._limit)
+        listener = trio.socket.from_stdlib_socket(self._socket)
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await limit.acquire_on_behalf_of(token := object())
+                    connection = await _accept(listener)
+                    nursery.start_soon(self._pass_on, connection, time.clock_gettime(_BOOT), limit, token)
+        finally:
+            self.path.unlink(missing_ok=True)  # while it is still ours: the next worker may come at once
+            listener.close()
+
+    def close(self) -> None:
+        """Takes the socket away, unless that was done before."""
+        if self._socket.fileno() >= 0:
+            self.path.unlink(missing_ok=True)
+            self._socket.close()
+        discard_tree(self._folder)
+
+    async def _pass_on(
+        self,
+        connection: trio.socket.SocketType,
+        taken_at: float,
+        limit: trio.CapacityLimiter,
+        token: object,
+    ) -> None:
+        """Serves one connection, to its end. What goes wrong with it ends no other."""
+        try:
+            peer = await self._identify(connection, taken_at)
+            if peer is not None:
+                with self._counted(peer) as admitted:
+                    if admitted:
+                        await self._join(connection, peer)
+        except OSError as error:
+            logger.warning("a local connection failed: %s", error)
+        finally:
+            connection.close()
+            limit.release_on_behalf_of(token)
+
+    @contextmanager
+    def _counted(self, peer: Peer) -> Iterator[bool]:
+        """Counts a connection of a user. Yields False where that has too many."""
+        if not peer.is_trusted and self._others >= self._limit - CONNECTIONS_KEPT:
+            logger.warning("user %s gets no connection: users have %d of them", peer.user, self._others)
+            yield False
+            return
+        if not peer.is_trusted and self._connections[peer.uid] >= USER_CONNECTIONS_LIMIT:
+            if peer.uid not in self._full:
+                self._full.add(peer.uid)
+                logger.warning(
+                    "user %s has %d local connections, and gets no more", peer.user, USER_CONNECTIONS_LIMIT
+                )
+            yield False
+            return
+        self._connections[peer.uid] += 1
+        self._others += not peer.is_trusted
+        try:
+            yield True
+        finally:
+            self._connections[peer.uid] -= 1
+            self._others -= not peer.is_trusted
+            if not self._connections[peer.uid]:
+                del self._connections[peer.uid]
+                self._full.discard(peer.uid)
+
+    async def _join(self, connection: trio.socket.SocketType, peer: Peer) -> None:
+        name = f"leasehold-{secrets.token_hex(16)}"
+        inner = trio.socket.socket(socket.AF_UNIX)
+        try:
+            self._peers[name] = peer
+            await inner.bind(f"\0{name}")
+            await inner.connect(str(self.inner_path))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_pump, connection, inner, nursery.cancel_scope)
+                nursery.start_soon(_pump, inner, connection, nursery.cancel_scope)
+        finally:
+            # Forgotten before the name is free: whoever took it next would be taken for this peer.
+            self._peers.pop(name, None)
+            inner.close()
+
+    async def _identify(self, connection: trio.socket.SocketType, taken_at: float) -> Peer | None:
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, gid = _CREDENTIALS.unpack(data)
+        try:
+            identity = by_pidfd(connection)
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+            identity = by_credentials(pid, uid, taken_at)
+        if identity is None:
+            logger.warning(
+                "a process that has ended, or can't be seen from here (user %d), connected, and was refused",
+                uid,
+            )
+            return None
+        with trio.move_on_after(DIRECTORY_TIMEOUT_S):
+            limiter = None if uid in (0, os.geteuid()) else self._look_ups
+            return await trio.to_thread.run_sync(
+                self._admit, identity, uid, gid, abandon_on_cancel=True, limiter=limiter
+            )
+        logger.warning(
+            "user %d connected, and was refused: the host's directory of users did not answer within %g s",
+            uid,
+            DIRECTORY_TIMEOUT_S,
+        )
+        return None
+
+    def _admit(self, identity: ProcessIdentity, uid: int, gid: int) -> Peer | None:
+        """Asks the host's directory of users, which may take long."""
+        if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
+            logger.warning(
+                "process %d of user %s may not connect, and was refused", identity.pid, user_name(uid)
+            )
+            return None
+        return Peer(identity, uid, user_name(uid))
+
+
+def _connections_limit(descriptors: int) -> int:
+    """Connections for which there are descriptors enough."""
+    return max(1, min(CONNECTIONS_LIMIT, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_EACH))
+
+
+def _temporary() -> Path:
+    """Where temporary folders are, unless that is too long for the path of a socket."""
+    folder = tempfile.gettempdir()
+    return Path(folder if len(os.fsencode(folder)) < PATH_LIMIT - 50 else "/tmp")  # noqa: S108 - mkdtemp's
+
+
+def _make_folder(path: Path) -> Path:
+    """Makes a folder that only the worker's user may enter, for its start at this socket.
+
+    Those of earlier starts at the same socket that were killed are removed: they are known by their name.
+    """
+    prefix = f"leasehold-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]}-"
+    for stale in _temporary().glob(f"{prefix}*"):
+        try:
+            if stale.lstat().st_uid == os.geteuid():
+                discard_tree(stale)
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
+
+
+def _gid(group: str) -> int:
+    if not group:
+        return os.getegid()
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise StartError(
+            f"socket_group {group!r} is no group of this host: create it, or name another"
+        ) from None
+
+
+def _listen(path: Path, gid: int) -> socket.socket:
+    if len(os.fsencode(path)) > PATH_LIMIT:
+        raise StartError(
+            f"the socket's path {path} has more than {PATH_LIMIT} bytes, the most that a unix socket takes: "
+            f"give a shorter one: {REMEDY}"
+        )
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _make_public(path.parent)
+        require_private(path.parent, "socket's directory", may_be_roots=True)
+        _remove_stale(path)
+        mask = os.umask(0o777)  # nobody gets in before the mode is right
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        if gid != os.getegid():
+            os.chown(path, -1, gid)
+        path.chmod(MODE)
+        listener.listen(128)
+    except StartError:
+        listener.close()
+        raise
+    except OSError as error:
+        listener.close()
+        raise StartError(f"the socket {path} can't be made ({error.strerror}): {REMEDY}") from error
+    return listener
+
+
+def _make_public(folder: Path) -> None:
+    """Makes a missing directory that every user may pass through, whatever the worker's umask is."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir()
+        missing.chmod(0o755)
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket on which nobody listens.
+
+    Raises:
+        StartError: Somebody does, or it is no socket.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise StartError(f"{path} is there and is no socket: {REMEDY}")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except (BlockingIOError, TimeoutError):
+            pass  # somebody does, and others wait to be let in
+    raise StartError(f"another worker serves the socket {path}: {REMEDY}")
+
+
+async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
+    while True:
+        try:
+            connection, _ = await listener.accept()
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                raise
+            logger.warning("a local connection can't be taken for the moment: %s", error.strerror)
+            await trio.sleep(1.0)
+        else:
+            return connection
+
+
+async def _pump(
+    source: trio.socket.SocketType, sink: trio.socket.SocketType, scope: trio.CancelScope
+) -> None:
+    """Passes bytes on until one side ends."""
+    out = trio.SocketStream(sink)
+    try:
+        while data := await source.recv(CHUNK_BYTES):
+            await out.send_all(data)
+    except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    scope.cancel()

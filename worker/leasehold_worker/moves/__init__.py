@@ -1,0 +1,1 @@
+"""Moves: how the members of workloads leave their GPUs and come back."""

@@ -1,0 +1,127 @@
+"""The way down of members: lock, checkpoint, and the proof that their GPUs are free."""
+
+from functools import partial
+from typing import NamedTuple, final
+
+import trio
+
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.members import RUNNING, Member, Search, members_after, search_members
+from leasehold_worker.driver.verification import Before, Usage, Verification, freed_usage, sized
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.moves.move import Move
+from leasehold_worker.overlap import both
+from leasehold_worker.planning.workload_checks import require_open
+
+
+class _Found(NamedTuple):
+    searches: tuple[Search, ...]
+    """One for each workload, with its members."""
+    pids: frozenset[int]
+    """All processes of the workloads, then and now."""
+
+    def members(self, usage: Usage) -> tuple[Member, ...]:
+        """The members that the workloads have now.
+
+        Args:
+            usage: What NVML said while the members were locked.
+
+        Raises:
+            OperationError: A process that may use CUDA can't be traced.
+        """
+        for search in self.searches:
+            require_open(search, usage)
+        return tuple(member for search in self.searches for member in search.members)
+
+
+@final
+class MemberSuspend:
+    """Takes members off their GPUs.
+
+    Args:
+        driver: The driver.
+        verification: What NVML says of members.
+        host_memory: The ledger of promised host memory.
+    """
+
+    def __init__(self, driver: Driver, verification: Verification, host_memory: SuspendMemory) -> None:
+        self._driver = driver
+        self._verification = verification
+        self._host_memory = host_memory
+
+    async def suspend(self, move: Move) -> None:
+        """Locks and checkpoints the members of a move, and proves by NVML that their memory is free.
+
+        Raises:
+            OperationError: It failed. The members are where they were, as far as their outcomes say.
+        """
+        plan, group = move.plan, move.group
+        usage: Usage = {}
+
+        async def size() -> None:
+            nonlocal usage
+            # They may have taken memory since the plan. Now they can't.
+            usage = await self._verification.usage()
+            if more := _size_again(move, usage):
+                self._host_memory.need(more, parks=plan.stays_in_memory).check()
+            await move.intend("checkpoint")
+
+        async def rescan() -> tuple[Member, ...]:
+            _, found = await both(size, partial(self._search, move))
+            return found.members(usage)
+
+        await move.intend("lock")
+        await group.suspend(plan.lock_timeout_s, rescan)
+        with trio.CancelScope(shield=True):
+            move.progress.enter("verify")
+            try:
+                # Processes without CUDA run on during the checkpoint, which can take a minute.
+                now, found = await both(self._verification.usage, partial(self._search, move))
+                # NVML lists none that is checkpointed.
+                group.refuse_newcomers(found.members(usage), "checkpointed")
+                members = [outcome.member for outcome in group.outcomes]
+                now = await self._verification.prove_freed(Before(members, found.pids, usage), now)
+                _size_again(move, freed_usage(found.pids, usage, now))
+            except BaseException:
+                await group.roll_back()
+                raise
+
+    async def _search(self, move: Move) -> _Found:
+        """The processes of the workloads then and now, and what the driver says of those that are no members.
+
+        Members are not asked about: the driver has just told the state of each.
+
+        Raises:
+            OperationError: The driver can't be asked.
+        """
+        pids = {identity.pid for target in move.plan.targets for identity in target.processes}
+        searches: list[Search] = []
+        for target in move.plan.targets:
+            mine = members_after(move.outcomes[target.workload.workload_id])
+            known = {member.identity for member in mine}
+            processes = (await target.workload.find_tree(known=target.tree)).processes
+            pids |= {identity.pid for identity in processes}
+            search = await search_members(self._driver, [each for each in processes if each not in known])
+            searches.append(Search((*mine, *search.members), search.closed))
+        return _Found(tuple(searches), frozenset(pids))
+
+
+def _size_again(move: Move, usage: Usage) -> dict[int, int]:
+    """Takes in what members have on their GPUs, and returns by how much it is more, by pid of who has more.
+
+    A member that is parked already, or that is not where its workload is, keeps what is known of it. So does
+    one of which NVML tells less than before.
+    """
+    more: dict[int, int] = {}
+    for target in move.plan.targets:
+        mine = [o for o in move.outcomes[target.workload.workload_id] if o.state_before == RUNNING]
+        if any(outcome.displacement for outcome in mine):
+            continue
+        for outcome, member in zip(
+            mine, sized([each.member for each in mine], usage, target.home), strict=True
+        ):
+            if outcome.member.device_memory_bytes.keys() <= member.device_memory_bytes.keys():
+                if (grown_bytes := member.total_bytes - outcome.member.total_bytes) > 0:
+                    more[member.identity.pid] = grown_bytes
+                outcome.member = member
+    return more

@@ -1,0 +1,293 @@
+"""Which state and which GPUs workloads have after an operation, found from where their members are.
+
+A GPU stays leased as long as a member may hold memory on it. So leases never promise what is not there, and a
+workload that the driver has left halfway keeps what it occupies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, final
+
+from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.gpu_pairs import moved
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    GONE,
+    LOCKED,
+    RUNNING,
+    STUCK,
+    UNKNOWN,
+    Member,
+    MemberOutcome,
+    bytes_by_gpu,
+    members_after,
+)
+from leasehold_worker.driver.verification import Occupancy, Verification, sized
+from leasehold_worker.errors import OperationError
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, OFFLOAD, RETAIN
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
+from leasehold_worker.workloads.states import ENDED, PARKED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
+from leasehold_worker.workloads.workload import Parked
+
+PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """What a workload's processes became on disk."""
+
+    checkpoint_id: str
+    disk_bytes: int
+
+
+def state_of(
+    outcomes: Sequence[MemberOutcome], otherwise: WorkloadState.ValueType
+) -> WorkloadState.ValueType:
+    """The workload's state from those of its members; ``otherwise`` where none is left."""
+    states = {outcome.state_after for outcome in outcomes} - {GONE}
+    if states & STUCK:
+        return WORKLOAD_WEDGED
+    if not states:
+        return otherwise
+    if states == {RUNNING}:
+        return WORKLOAD_RUNNING
+    if states == {CHECKPOINTED}:
+        return SUSPENDED
+    return WORKLOAD_UNKNOWN
+
+
+def occupied_gpus(
+    target: WorkloadPlan, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
+) -> tuple[set[str], set[str]]:
+    """The GPUs that a workload's members are on for certain, and those that they may be on.
+
+    Args:
+        target: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
+    """
+    possible = {*target.home, *target.destination, *_held(target)}
+    certain = possible & occupancy.listed
+    for outcome in outcomes:
+        if outcome.state_after in (RUNNING, LOCKED):
+            places = possible.intersection(moved(target.home, outcome.displacement))
+            # A member on a GPU that the workload does not lease still needs those that it does.
+            certain |= places or set(_held(target))
+    states = {outcome.state_after for outcome in outcomes}
+    if UNKNOWN in states:
+        return certain, possible
+    return certain, certain | (possible & occupancy.unread if states & STUCK else set())
+
+
+@final
+class Settlement:
+    """The end of one operation.
+
+    Args:
+        pool: The pool.
+        plan: What was to be done.
+        outcomes: What became of the members, by workload id.
+        reserved: What was reserved for it.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        plan: Plan,
+        outcomes: Mapping[str, Sequence[MemberOutcome]],
+        reserved: Sequence[Lease],
+    ) -> None:
+        self._pool = pool
+        self._outcomes = outcomes
+        self._reserved = reserved
+        self._plan = plan
+
+    @property
+    def _targets(self) -> list[WorkloadPlan]:
+        """Those that have not ended: what ended ones held is free."""
+        return [target for target in self._plan.targets if target.workload.state not in ENDED]
+
+    def done(self, progress: Progress) -> None:
+        """Gives every workload the GPUs that it was to get."""
+        self._exchange(
+            {target.workload.workload_id: target.destination for target in self._targets}, progress
+        )
+
+    def failed(self, occupancies: Mapping[str, Occupancy], progress: Progress, *, keep: bool = False) -> None:
+        """Leaves every workload the GPUs that its members may be on.
+
+        After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
+        back to, which then keeps it.
+
+        Args:
+            occupancies: Where NVML says that members are now, by workload id.
+            progress: Gets the GPUs that changed hands.
+            keep: Workloads that are parked whole keep the GPUs that they hold: they are to run there again.
+        """
+        certain: dict[str, set[str]] = {}
+        possible: dict[str, set[str]] = {}
+        for target in self._targets:
+            workload_id = target.workload.workload_id
+            mine = self._outcomes[workload_id]
+            certain[workload_id], possible[workload_id] = occupied_gpus(
+                target, mine, occupancies[workload_id]
+            )
+            states = {outcome.state_after for outcome in mine} - {GONE}
+            # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
+            kept = keep or (target.workload.state == RESTORING and target.workload.parked is None)
+            if not states or (kept and states == {CHECKPOINTED}):
+                certain[workload_id] = set(_held(target))
+            if target.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
+                certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
+        for stray in self._targets:
+            for holder in self._targets:
+                shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
+                if holder is not stray and shared & certain[holder.workload.workload_id]:
+                    certain[stray.workload.workload_id] -= shared
+                    progress.warnings.append(
+                        f"memory of workload {stray.workload.name} is left on {', '.join(sorted(shared))}, "
+                        f"which workload {holder.workload.name} holds: stop the former"
+                    )
+        taken = set().union(*certain.values())
+        for workload_id, gpu_uuids in possible.items():
+            certain[workload_id] |= gpu_uuids - taken
+            taken |= gpu_uuids
+        self._exchange(
+            {
+                target.workload.workload_id: _in_order(target, certain[target.workload.workload_id])
+                for target in self._targets
+            },
+            progress,
+        )
+
+    def _exchange(self, wanted: Mapping[str, Sequence[str]], progress: Progress) -> None:
+        """Exchanges the leases that change, in one step."""
+        before = [gpu_uuid for target in self._targets for gpu_uuid in _held(target)]
+        changed = [
+            target for target in self._targets if tuple(wanted[target.workload.workload_id]) != _held(target)
+        ]
+        granted = self._pool.reassign(
+            [*(target.workload.lease for target in changed if target.workload.lease), *self._reserved],
+            [(target.workload.workload_id, wanted[target.workload.workload_id]) for target in changed],
+        )
+        for target in changed:
+            target.workload.lease = granted.get(target.workload.workload_id)
+        after = {gpu_uuid for target in self._targets for gpu_uuid in _held(target)}
+        progress.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
+        progress.claimed_gpu_uuids = tuple(gpu_uuid for target in changed for gpu_uuid in _held(target))
+
+
+async def where_members_are(
+    verification: Verification, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
+) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
+    """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
+
+    Everything that has to be waited for, so that leases and states can then change in one step.
+    """
+    members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
+    if not done:
+        return members, {id_: await verification.occupancy(mine) for id_, mine in members.items()}
+    awake = [target for target in plan.targets if target.destination]
+    usage = await verification.usage() if awake else {}
+    for target in awake:
+        mine = members[target.workload.workload_id]
+        at_home = [replace(member, displacement=()) for member in mine]
+        members[target.workload.workload_id] = sized(at_home, usage, target.destination)
+    return members, {}
+
+
+def settle_state(
+    workloads: Workloads,
+    target: WorkloadPlan,
+    outcomes: Sequence[MemberOutcome],
+    members: tuple[Member, ...],
+    error: OperationError | None,
+    policy: EvictionPolicy | None = None,
+    kept: StoredCheckpoint | None = None,
+) -> None:
+    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so.
+
+    Args:
+        workloads: The registry.
+        target: The workload, with the GPUs that it had and was to get.
+        outcomes: Its members.
+        members: The same as they are kept.
+        error: Why the operation failed. None: it didn't.
+        policy: How it was to be parked. None: plainly.
+        kept: What its processes became on disk. None: they are where they were.
+    """
+    workload = target.workload
+    if workload.state in ENDED:
+        return
+    parked_before = workload.parked is not None
+    runs = bool(target.destination) or target.wakes if error is None else not parked_before
+    state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
+    if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
+        state = SLEEPING
+    if kept is not None:
+        state = WORKLOAD_CHECKPOINTED
+        workload.absent = True
+        workloads.host_shares.give_back(workload)
+    if state == SUSPENDED and workload.lease is not None:
+        state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+    workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
+    workload.members = members
+    workload.home = target.home if state == WORKLOAD_UNKNOWN else ()
+    if state not in PARKED:
+        workload.yielded = False
+    if workload.lease is not None or state == WORKLOAD_RUNNING:
+        workload.parked = None
+    elif not parked_before or (error is None and policy is not None):
+        workload.parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
+    if workload.parked is not None and state in PARKED_BY:
+        as_it_is = EvictionPolicy()
+        as_it_is.CopyFrom(workload.parked.policy)
+        as_it_is.process_strategy = PARKED_BY[state]
+        workload.parked = replace(workload.parked, policy=as_it_is)
+    workloads.set_state(workload, state)
+
+
+def _parked(
+    target: WorkloadPlan,
+    outcomes: Sequence[MemberOutcome],
+    policy: EvictionPolicy,
+    kept: StoredCheckpoint | None,
+) -> Parked:
+    """What waking it needs to know, whatever it was parked by before."""
+    before = target.workload.parked
+    taken_down = bytes_by_gpu(outcome.member for outcome in outcomes)
+    full = {**taken_down, **target.full_bytes}
+    in_host = sum(taken_down.values())
+    if policy.weight_strategy == OFFLOAD:
+        in_host = max(in_host, sum(full.values()))
+    return Parked(
+        gpu_uuids=target.home,
+        device_memory_bytes=full,
+        policy=policy,
+        since=before.since if before else datetime.now(UTC),
+        host_bytes=0 if kept else in_host,
+        checkpoint_id=kept.checkpoint_id if kept else "",
+        disk_bytes=kept.disk_bytes if kept else 0,
+    )
+
+
+def _held(target: WorkloadPlan) -> tuple[str, ...]:
+    return target.workload.lease.gpu_uuids if target.workload.lease else ()
+
+
+def _in_order(target: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
+    """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
+    if gpu_uuids == set(_held(target)):
+        return _held(target)
+    known = dict.fromkeys((*target.home, *target.destination, *_held(target)))
+    return tuple(uuid for uuid in known if uuid in gpu_uuids)

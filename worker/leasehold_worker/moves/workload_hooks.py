@@ -1,0 +1,251 @@
+"""The hooks of the workloads that one operation parks, wakes or moves, around the driver's calls."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1.workload_pb2 import EvictionPolicy
+
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.driver.members import needed_by_gpu
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.workload_files import WORKING_FOLDER
+from leasehold_worker.hooks import runner
+from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide, calls
+from leasehold_worker.planning.plan import WorkloadPlan
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, RETAIN
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import Hooked, Workload
+
+PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
+"""How workloads are parked that are only moved."""
+
+SMALL_DEADLINE_S: Final = 10.0
+"""How long device memory may take to fall once a framework says that it sleeps again."""
+
+SMALL_INTERVAL_S: Final = 0.1
+
+
+@final
+class HookFactory:
+    """What the hooks of this worker's workloads are called with.
+
+    Args:
+        workloads: The registry, which knows where each has its files.
+        proof: What NVML says of members.
+        kernel_of: The kernel that a workload's application serves. None: it serves none.
+        written: Waits until what is known of workloads is on disk; it raises OperationError where it can't.
+    """
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        verification: Verification,
+        kernel_of: Callable[[str], KernelSide | None],
+        written: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._workloads = workloads
+        self._verification = verification
+        self._kernel_of = kernel_of
+        self._written = written
+
+    async def probe(self, workload: Workload) -> None:
+        """Calls the readiness probes of a workload once.
+
+        Raises:
+            OperationError: HOOK_FAILED: the application is not ready.
+        """
+        await runner.probe(self._context(None, WorkloadPlan(workload), HookRecord(), []))
+
+    def operation_hooks(
+        self, targets: Sequence[WorkloadPlan], policy: EvictionPolicy | None, progress: Progress
+    ) -> "OperationHooks":
+        """The hooks of an operation on some workloads.
+
+        Args:
+            targets: The workloads, with what is noted of their hooks.
+            policy: How they are being parked. None: as each was, or as is plain where it wasn't.
+            progress: Gets what goes wrong and is not fatal.
+        """
+        hooked = [target for target in targets if calls(target.workload.spec.hooks)]
+        return OperationHooks(hooked, partial(self._context, policy), progress, self._keep)
+
+    async def _keep(self, workload: Workload) -> None:
+        """Puts on disk what is noted of a workload's hooks."""
+        self._workloads.set_state(workload, workload.state)
+        await self._written()
+        crash_point("hook-noted")
+
+    def _context(
+        self, policy: EvictionPolicy | None, target: WorkloadPlan, record: HookRecord, warnings: list[str]
+    ) -> HookContext:
+        workload = target.workload
+        parked_by = workload.parked.policy if workload.parked else PLAIN
+        if workload.hooked is not None:
+            parked_by = workload.hooked.policy
+        folder = self._workloads.folder(workload.workload_id)
+        return HookContext(
+            workload_id=workload.workload_id,
+            workload_name=workload.name,
+            root=workload.root,
+            hooks=workload.spec.hooks,
+            policy=policy or parked_by,
+            member_pids=[member.identity.pid for member in target.members],
+            environment={**self._workloads.inherited, **workload.spec.environment},
+            working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
+            measure=partial(self._measure, target),
+            kernel=self._kernel_of(workload.workload_id),
+            record=record,
+            warnings=warnings,
+        )
+
+    async def _measure(self, target: WorkloadPlan) -> int | None:
+        """Device bytes that NVML lists for the members now. None: it can't say of one."""
+        members = await self._verification.measured(target.members, target.home)
+        if not target.home or not needed_by_gpu(members, target.home).keys() >= set(target.home):
+            return None
+        return sum(member.total_bytes for member in members)
+
+
+@final
+class OperationHooks:
+    """The hooks of one operation. Workloads without hooks cost nothing.
+
+    Args:
+        targets: Those that have hooks.
+        context: What those of one are called with.
+        progress: Gets what goes wrong and is not fatal.
+        keep: Puts a workload on disk as it is now, before it returns.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[WorkloadPlan],
+        context: Callable[[WorkloadPlan, HookRecord, list[str]], HookContext],
+        progress: Progress,
+        keep: Callable[[Workload], Awaitable[None]],
+    ) -> None:
+        self._targets = targets
+        self._context = context
+        self._progress = progress
+        self._keep = keep
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are any."""
+        return bool(self._targets)
+
+    async def down(self) -> None:
+        """Calls the hooks of the way down, or undoes what some have done.
+
+        Raises:
+            OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all is undone, as far as the warnings say.
+        """
+        called: list[WorkloadPlan] = []
+        try:
+            for target in self._targets:
+                await self._down(target)
+                called.append(target)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._back(called)
+            raise
+
+    async def _down(self, target: WorkloadPlan) -> None:
+        workload, context = target.workload, self._noting(target)
+        workload.hooked = workload.hooked or Hooked(context.policy, ())
+        try:
+            await runner.down(context)
+        except BaseException:  # it is undone, as far as it could be
+            _forget_if_undone(workload)
+            raise
+
+    async def up(self) -> None:
+        """Calls the hooks of the way up, of all workloads, whatever goes wrong with one.
+
+        Raises:
+            OperationError: HOOK_FAILED, the first.
+        """
+        errors: list[OperationError] = []
+        for target in self._targets:
+            context = self._noting(target)
+            try:
+                await runner.up(context)
+                target.workload.hooked = None
+            except OperationError as error:
+                errors.append(error)
+                # Gone again by the next wake, also where a hook of one call was at fault.
+                target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
+        if errors:
+            raise errors[0]
+
+    async def down_again(self) -> bool:
+        """Undoes a way up that failed: what was woken sleeps once more; what fails becomes a warning.
+
+        Returns:
+            Whether all of it sleeps as before, by the hooks' and by NVML's word.
+        """
+        asleep = True
+        for target in self._targets:
+            context = self._noting(target)
+            target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
+            failures = await runner.down_again(context)
+            asleep = asleep and not failures and await self._is_as_small(target, context)
+        return asleep
+
+    async def _is_as_small(self, target: WorkloadPlan, context: HookContext) -> bool:
+        """Whether a workload holds no more device memory than before. A framework may lag behind its word."""
+        before = sum(member.total_bytes for member in target.members)
+        with trio.move_on_after(SMALL_DEADLINE_S):
+            while True:
+                now = await context.measure()
+                if now is None or now <= before:
+                    return True
+                await trio.sleep(SMALL_INTERVAL_S)
+        self._progress.warnings.append(
+            f"workload {target.workload.name} was told to sleep again, and takes more of its GPUs than it did"
+        )
+        return False
+
+    async def back(self) -> None:
+        """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
+        running = [target for target in self._targets if target.workload.parked is None]
+        with trio.CancelScope(shield=True):
+            await self._back(running)
+
+    async def _back(self, targets: Sequence[WorkloadPlan]) -> None:
+        for target in reversed(targets):
+            workload = target.workload
+            await runner.roll_back(self._noting(target))
+            _forget_if_undone(workload)
+            try:
+                await self._keep(workload)
+            except OperationError as error:
+                self._progress.warnings.append(
+                    f"that its hooks are undone is not on disk yet: {error.message}"
+                )
+
+    def _noting(self, target: WorkloadPlan) -> HookContext:
+        """What the hooks of a workload are called with. How far they go is on disk before they go on."""
+        workload = target.workload
+
+        async def keep(notes: frozenset[str]) -> None:
+            before = workload.hooked
+            workload.hooked = Hooked(context.policy, tuple(sorted(notes)))
+            try:
+                await self._keep(workload)
+            except BaseException:
+                workload.hooked = before
+                raise
+
+        record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
+        context = self._context(target, record, self._progress.warnings)
+        return context
+
+
+def _forget_if_undone(workload: Workload) -> None:
+    if workload.hooked is not None and not workload.hooked.notes:
+        workload.hooked = None

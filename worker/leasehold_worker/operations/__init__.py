@@ -1,0 +1,1 @@
+"""Operations on workloads: run, suspend, restore, remap, stop, kill, adopt and preempt."""

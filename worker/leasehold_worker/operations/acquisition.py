@@ -1,0 +1,151 @@
+"""What the coordinator's commands take for a workload: what is free, or else what helpers hold.
+
+A command does not wait for others to end. Only helpers make room for it, as for everybody.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.gpus.uuids import normalize_uuid
+from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.plan import Plan
+from leasehold_worker.workloads.foreign_processes import ForeignWatch
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import Workload
+
+HELPERS_TIMEOUT_S: Final = 60.0
+"""How long a command waits for helpers to give GPUs back, unless its own timeout passes first."""
+
+
+@final
+class Acquisition:
+    """Takes GPUs and the rest for runs, and GPUs for restores."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        pool: GpuPool,
+        resources: Resources,
+        workloads: Workloads,
+        foreign: ForeignWatch,
+    ) -> None:
+        self._inventory = inventory
+        self._pool = pool
+        self._resources = resources
+        self._workloads = workloads
+        self._foreign = foreign
+
+    async def for_run(
+        self, workload_id: str, operation: command_pb2.RunOperation, preferred: Sequence[str] = ()
+    ) -> Allocation:
+        """Takes what a run needs. GPUs that are named are taken whoever waits for them.
+
+        If cancelled, nothing is held.
+
+        Args:
+            workload_id: Who is to hold it.
+            operation: What is to be started.
+            preferred: GPUs that it had before: taken if they are free, and its spec prefers no others.
+
+        Raises:
+            OperationError: It can't be had.
+        """
+        spec = operation.spec
+        wanted = workload_pb2.Resources()
+        wanted.CopyFrom(spec.resources)
+        if preferred and not wanted.gpu_preference:
+            wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
+        request = AllocRequest.of(wanted, preferred or self._workloads.last_gpus(operation.name))
+        await self._foreign.look(self._workloads)
+        if operation.gpu_uuids:
+            named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+            return self._resources.alloc_named(
+                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
+            )
+        is_helper = spec.HasField("helper")
+        if is_helper and request.gpus.count and self._pool.waiting:
+            raise self._pool.why_not(request.gpus)
+        try:
+            return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
+        except OperationError as error:
+            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and not is_helper
+            if not lacks_gpus or not self._helpers_would_do(request.gpus):
+                raise
+            # A claim that waits is what helpers make room for.
+            with trio.move_on_after(HELPERS_TIMEOUT_S):
+                return await self._resources.claim(workload_id, request, priority=spec.priority)
+            raise
+
+    async def from_helpers(self, workload: Workload, operation: command_pb2.RestoreOperation) -> Lease | None:
+        """Claims GPUs that helpers hold, if only they keep a parked workload from waking. None: they don't.
+
+        A helper takes nothing from another.
+        """
+        parked = workload.parked
+        named = bool(operation.gpu_uuids or operation.pairs)
+        if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
+            return None
+        if not self._held_by_helpers():
+            return None
+        await self._foreign.look(self._workloads)
+        chips = {self._inventory.chips.get(gpu_uuid, "") for gpu_uuid in parked.gpu_uuids}
+        request = GpuRequest(
+            len(parked.gpu_uuids),
+            name=chips.pop(),
+            preference=workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE,
+            preferred=parked.gpu_uuids,
+            allow_foreign=workload.spec.resources.allow_foreign,
+        )
+        if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request):
+            return None
+        with trio.move_on_after(HELPERS_TIMEOUT_S):
+            return await self._pool.claim(workload.workload_id, request)
+        return None
+
+    def reserve(self, plan: Plan) -> list[Lease]:
+        """Reserves the GPUs that a plan takes and that no workload of the plan holds, all or nothing.
+
+        Raises:
+            OperationError: NO_FREE_GPU, and nothing is reserved.
+        """
+        reserved: list[Lease] = []
+        try:
+            for target in plan.targets:
+                if gpu_uuids := plan.to_reserve(target):
+                    reserved.append(
+                        self._pool.reserve_gpus(
+                            target.workload.workload_id,
+                            gpu_uuids,
+                            allow_foreign=target.workload.spec.resources.allow_foreign,
+                        )
+                    )
+        except OperationError:
+            self.release(reserved)
+            raise
+        return reserved
+
+    def release(self, reserved: Sequence[Lease]) -> None:
+        """Gives back reserved GPUs. GPUs that a workload got were exchanged, and stay with it."""
+        for lease in reserved:
+            self._pool.release(lease)
+
+    def _helpers_would_do(self, request: GpuRequest) -> bool:
+        """Whether what helpers hold, and what is free, is enough."""
+        held = self._held_by_helpers()
+        return bool(held) and self._pool.slots.choose(request, held, ()) is not None
+
+    def _held_by_helpers(self) -> set[str]:
+        return {
+            gpu_uuid
+            for workload in self._workloads.all()
+            if workload.spec.HasField("helper") and workload.lease is not None
+            for gpu_uuid in workload.lease.gpu_uuids
+        }

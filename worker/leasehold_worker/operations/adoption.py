@@ -1,0 +1,293 @@
+"""Taking in processes that somebody else started, and letting workloads go again, unharmed."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.members import search_members
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.hooks.validation import check_hooks
+from leasehold_worker.host.process_readings import READING, user_threads
+from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.processes import (
+    ProcessIdentity,
+    command_line,
+    identify,
+    user_id,
+    user_name,
+    variable_of,
+)
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
+from leasehold_worker.planning.findings import Findings
+from leasehold_worker.planning.workload_checks import require_open
+from leasehold_worker.workloads.eviction import resolve
+from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
+from leasehold_worker.workloads.probes import probes
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
+
+LOOK_TIMEOUT_S: Final = 2.0
+"""How long an adoption that is done waits for a look at who is on its GPUs."""
+
+READ_TIMEOUT_S: Final = 5.0
+"""How long it may take to read what is to be adopted."""
+
+EVERYBODY: Final = "*"
+"""In the settings: processes of any user may be adopted."""
+
+
+@final
+class Adoption:
+    """The operations adopt and release.
+
+    Args:
+        driver: Asked whether a process uses CUDA.
+        inventory: Says which GPUs it is on.
+        pool: Leases them.
+        workloads: The registry.
+        foreign: Looks at who is on the GPUs before one is let go.
+        nursery: Where workloads are watched.
+        adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
+            worker's own, or everybody's where the worker is root.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        pool: GpuPool,
+        workloads: Workloads,
+        foreign: ForeignWatch,
+        nursery: trio.Nursery,
+        adopt_users: Sequence[str],
+    ) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._pool = pool
+        self._workloads = workloads
+        self._foreign = foreign
+        self._nursery = nursery
+        self._adopt_users = adopt_users
+        self._driver_checks = DriverChecks(driver, inventory)
+
+    async def adopt(
+        self, workload_id: str, operation: command_pb2.AdoptOperation, progress: Progress
+    ) -> None:
+        """Registers a process and its descendants as a workload, with a lease of the GPUs that they are on.
+
+        Nothing is done to them.
+
+        Raises:
+            OperationError: UNKNOWN_PROCESS, ALREADY_REGISTERED, NOT_PERMITTED, NOT_A_CUDA_PROCESS,
+                NO_FREE_GPU where a GPU of theirs is leased, or whatever would keep them from being suspended.
+        """
+        if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
+            progress.already_there = True
+            return
+        require_folder_name(workload_id)
+        resolve(None, operation.eviction)
+        check_hooks(operation.hooks)
+        found = await _find(operation.pid)
+        root, processes = found.root, found.processes
+        self._check_permitted(found)
+        self._check_owners(found)
+        await self._check_suspendable(processes)
+        gpu_uuids = await self._occupied_gpus(operation.pid, processes)
+        # No await from here on: nobody can take the GPUs or the process in between.
+        self._check_owners(found)
+        lease = self._pool.occupy(workload_id, gpu_uuids)
+        spec = workload_pb2.WorkloadSpec(
+            arguments=told_arguments(found.arguments),
+            resources=workload_pb2.Resources(gpu_count=len(gpu_uuids)),
+            hooks=operation.hooks,
+            eviction=operation.eviction if operation.HasField("eviction") else None,
+        )
+        name = operation.name or workload_id
+        self._workloads.add(
+            Workload(
+                workload_id,
+                name,
+                spec,
+                root,
+                self._workloads.folder(workload_id) / OUTPUT_FILE,
+                datetime.now(UTC),
+                lease,
+                origin=ADOPT,
+                user=found.members[0].user,
+                uid=found.members[0].uid,
+                ready_time=None if probes(operation.hooks) else datetime.now(UTC),
+            ),
+            self._nursery,
+        )
+        progress.claimed_gpu_uuids = lease.gpu_uuids
+        # It is done, and nothing that comes now may make it look undone.
+        with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
+            await self._foreign.look(self._workloads)
+
+    async def release(self, workload_id: str, progress: Progress) -> None:
+        """Lets a workload go: its processes run on, and what they hold is no longer leased.
+
+        Raises:
+            OperationError: WRONG_STATE where Leasehold started it, or where it does not run: a parked process
+                that is let go would wait for ever.
+        """
+        workload = self._workloads.get(workload_id)
+        if workload.state in ENDED:
+            progress.already_there = True
+            return
+        if workload.origin not in LET_GO:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"workload {workload.name} was started by Leasehold: stop it instead",
+            )
+        if workload.state != RUNNING:
+            state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"workload {workload.name} is {state}, and would stay so for ever: restore it first, or stop "
+                "it",
+                {"observed_state": state},
+            )
+        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        await self._workloads.let_go(workload)
+
+    def _check_permitted(self, found: "_Found") -> None:
+        for member in found.members:
+            if member.uid is not None and not self._may_adopt(member.uid, member.user):
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                    f"process {member.identity.pid} runs as {member.user}, and only processes of "
+                    f"{', '.join(self._adopt_users) or self._workloads.user} may be adopted: see "
+                    "adopt_users in the worker's settings",
+                    {"pid": str(member.identity.pid)},
+                )
+
+    def _may_adopt(self, uid: int, user: str) -> bool:
+        if not self._adopt_users:
+            return os.geteuid() in (0, uid)
+        return bool({EVERYBODY, str(uid), user} & set(self._adopt_users))
+
+    def _check_owners(self, found: "_Found") -> None:
+        for member in found.members:
+            holder = owner(member.identity.pid, self._workloads.all(), member.marked_id)
+            if holder is not None:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
+                    f"process {member.identity.pid} belongs to workload {holder.name} already: use that",
+                    {"pid": str(member.identity.pid)},
+                )
+
+    async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
+        findings = Findings()
+        self._driver_checks.driver(findings, SUSPEND_CUDA_VERSION)
+        if await self._driver_checks.runnable(findings, processes) and not findings.refusals:
+            search = await search_members(self._driver, processes)
+            if search.closed:
+                usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+                require_open(search, usage)
+            if not search.members:
+                raise _no_cuda(processes[0].pid)
+            await self._driver_checks.members(findings, search.members)
+        if findings.refusals:
+            raise findings.refusals[0]
+
+    async def _occupied_gpus(self, pid: int, processes: Sequence[ProcessIdentity]) -> list[str]:
+        pids = {identity.pid for identity in processes}
+        usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
+        occupied = {uuid for uuid, gpu in usage.items() if pids & gpu.processes.keys()}
+        found = [gpu.uuid for gpu in self._pool.slots.gpus if gpu.uuid in occupied]
+        if not found:
+            raise _no_cuda(pid)
+        findings = Findings()
+        await self._driver_checks.mig(findings, found)
+        if findings.refusals:
+            raise findings.refusals[0]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    identity: ProcessIdentity
+    uid: int | None
+    user: str
+    marked_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A process that may be adopted, with its descendants.
+
+    Attributes:
+        root: The process.
+        arguments: What it was started with.
+        members: It and its descendants.
+    """
+
+    root: ProcessIdentity
+    arguments: list[str]
+    members: tuple[_Member, ...]
+
+    @property
+    def processes(self) -> list[ProcessIdentity]:
+        """It and its descendants."""
+        return [member.identity for member in self.members]
+
+
+async def _find(pid: int) -> _Found:
+    """Reads the process and its descendants, in a thread that is left behind where it hangs."""
+    if pid < 1:
+        raise invalid("pid", f"{pid} is no process id: give that of a running process")
+    with user_threads(user_id(pid), READING) as limiter, trio.move_on_after(READ_TIMEOUT_S):
+        return await trio.to_thread.run_sync(_read, pid, abandon_on_cancel=True, limiter=limiter)
+    raise OperationError(
+        errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
+        f"process {pid} or a descendant can't be read within {READ_TIMEOUT_S:g} s: one may be stuck in the "
+        "kernel, or the host's directory of users does not answer",
+        {"pid": str(pid)},
+    )
+
+
+def _read(pid: int) -> _Found:
+    root = identify(pid)
+    if root is None:
+        raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
+    arguments = [] if pid in (1, os.getpid(), os.getppid()) else command_line(pid)
+    if not arguments:
+        raise _unknown(pid, "it is the system's or the worker's own")
+    processes = process_tree(root)
+    if os.getpid() in {identity.pid for identity in processes}:
+        raise _unknown(pid, "the worker itself is among its descendants")
+    members = [_member(root), *(_member(identity) for identity in processes if identity != root)]
+    return _Found(root, arguments, tuple(members))
+
+
+def _member(identity: ProcessIdentity) -> _Member:
+    uid = user_id(identity.pid)
+    return _Member(identity, uid, user_name(uid), variable_of(identity.pid, WORKLOAD_ID_VARIABLE))
+
+
+def _unknown(pid: int, why: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
+        f"process {pid} can't be adopted: {why}; `nvidia-smi` lists those that use GPUs",
+        {"pid": str(pid)},
+    )
+
+
+def _no_cuda(pid: int) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
+        f"neither process {pid} nor one of its descendants uses a GPU: wait until it does, or adopt another",
+        {"pid": str(pid)},
+    )

@@ -1,0 +1,374 @@
+"""What a command does to a workload: run, suspend, restore, remap.
+
+Each begins with its plan. How a workload is parked is its policy's; waking undoes what parked it, whatever
+that was. Suspending releases the lease, restoring claims again, and the map follows from where it lands.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.workload_pb2 import ProcessStrategy
+
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.commands.execution import CarryOut
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.commands.states import SUCCEEDED
+from leasehold_worker.driver.members import FAILED
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.files.workload_files import require_folder_name
+from leasehold_worker.hooks.validation import check_hooks
+from leasehold_worker.leasing.cordons import Cordons
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.adoption import Adoption
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
+from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
+from leasehold_worker.operations.strategy import Strategy
+from leasehold_worker.operations.termination import Termination
+from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
+from leasehold_worker.planning.durations import Durations, Way
+from leasehold_worker.planning.plan import Plan
+from leasehold_worker.planning.preflight import Preflight
+from leasehold_worker.workloads import eviction
+from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import (
+    PARKED,
+    PARKED_BY,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    WEDGED,
+)
+
+PLACEMENT_ATTEMPTS: Final = 3
+"""How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
+
+NOT_ESCALATED: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+        errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+        errors_pb2.ERROR_REASON_NOT_READY,
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_TARGET_CRASHED,
+        errors_pb2.ERROR_REASON_INTERNAL,
+    }
+)
+"""Failures that a stronger process strategy would meet as well."""
+
+
+@final
+class Operations:
+    """The operations over one worker's workloads."""
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        acquisition: Acquisition,
+        nursery: trio.Nursery,
+        *,
+        preflight: Preflight,
+        cuda_suspend: CudaSuspend,
+        keep_running: KeepRunning,
+        image_checkpoint: ImageCheckpoint,
+        stop_restart: StopRestart,
+        termination: Termination,
+        adoption: Adoption,
+        cordons: Cordons,
+        disk: CheckpointDirectory,
+        durations: Durations,
+    ) -> None:
+        self._workloads = workloads
+        self._acquisition = acquisition
+        self._nursery = nursery
+        self._cuda_suspend = cuda_suspend
+        self._keep_running = keep_running
+        self._stop_restart = stop_restart
+        self._strategies: Mapping[ProcessStrategy.ValueType, Strategy] = {
+            eviction.KEEP_RUNNING: keep_running,
+            eviction.CUDA_SUSPEND: cuda_suspend,
+            eviction.CHECKPOINT: image_checkpoint,
+            eviction.STOP: stop_restart,
+        }
+        self._termination = termination
+        self._adoption = adoption
+        self._cordons = cordons
+        self._disk = disk
+        self._durations = durations
+        self.preflight = preflight
+        """Makes the plans that suspends, restores and remaps begin with."""
+
+    async def perform(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
+        """Carries out what a command says.
+
+        Raises:
+            OperationError: It failed, or was refused. UNSUPPORTED_CAPABILITY: this worker does not know it.
+        """
+        workload_id, operation = command.workload_id, command.operation
+        match operation.WhichOneof("kind"):
+            case "run":
+                await self.run(workload_id, operation.run, progress)
+            case "suspend":
+                await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
+            case "restore":
+                parked = self._workloads.get(workload_id).parked
+                await self.restore(workload_id, operation.restore, progress)
+                self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
+            case "remap":
+                await self.remap(operation.remap, progress)
+            case "stop":
+                await self._termination.stop(workload_id, operation.stop, progress)
+                await self._disk.clean_up_in_time(self._workloads.get(workload_id))
+            case "adopt":
+                await self._adoption.adopt(workload_id, operation.adopt, progress)
+            case "release":
+                await self._adoption.release(workload_id, progress)
+            case "cordon":
+                await trio.lowlevel.checkpoint()
+                self._cordons.cordon(operation.cordon)
+            case "uncordon":
+                await trio.lowlevel.checkpoint()
+                self._cordons.uncordon(operation.uncordon)
+            case "checkpoint":
+                await self._stop_restart.checkpoint(workload_id, progress)
+                self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)
+            case "delete_checkpoints":
+                deletion = operation.delete_checkpoints
+                delete = partial(self._disk.delete, deletion.checkpoint_ids, force=deletion.force)
+                await trio.to_thread.run_sync(delete)
+            case "reset_gpu_health":
+                await self._cordons.reset_health(operation.reset_gpu_health)
+            case None:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                    "this worker is older than the coordinator and does not know the operation: update it",
+                )
+
+    async def run(self, workload_id: str, operation: command_pb2.RunOperation, progress: Progress) -> None:
+        """Takes what the program needs, without waiting, and starts it.
+
+        Raises:
+            OperationError: WORKLOAD_EXISTS: the id is taken; or whatever keeps the program from starting.
+        """
+        require_folder_name(workload_id)
+        if workload_id in self._workloads:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
+                f"workload id {workload_id} is that of workload {self._workloads.get(workload_id).name}: "
+                "run it under a new id",
+                {"field": "workload_id"},
+            )
+        spec = operation.spec
+        if not spec.arguments:
+            raise invalid("arguments", "a workload needs a program: give its arguments")
+        resolve(None, spec.eviction)
+        check_hooks(spec.hooks)
+        if operation.checkpoint_id:
+            await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        allocation = await self._acquisition.for_run(workload_id, operation)
+        lease = allocation.lease
+        progress.enter("spawn")
+        try:
+            target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
+            await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
+            self._stop_restart.expect(workload_id, operation.checkpoint_id)
+            workload = await self._workloads.spawn(
+                workload_id,
+                operation.name,
+                spec,
+                lease,
+                allocation.host,
+                self._nursery,
+                restores=bool(operation.checkpoint_id),
+            )
+        except BaseException:
+            self._stop_restart.expect(workload_id, "")
+            allocation.release()
+            raise
+        allocation.hand_over_lease()
+        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        if operation.checkpoint_id:
+            await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
+
+    async def suspend(
+        self,
+        workload_id: str,
+        operation: command_pb2.SuspendOperation,
+        progress: Progress,
+        carry_out: CarryOut | None = None,
+    ) -> None:
+        """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
+
+        Args:
+            workload_id: The workload.
+            operation: How.
+            progress: Gets what was done.
+            carry_out: Moves other workloads to a lower tier. None: no workload can be moved.
+
+        Raises:
+            OperationError: What the first one failed with; the report's warnings say the others.
+        """
+        workload = self._workloads.get(workload_id)
+        asked = operation.policy if operation.HasField("policy") else None
+        rungs = [rung.process_strategy for rung in ladder(resolve(asked, workload.spec.eviction))]
+        before = (workload.state, workload.hooked)
+        yielded_before = workload.yielded
+        tried: list[ProcessStrategy.ValueType] = []
+        first: OperationError | None = None
+        while True:
+            progress.enter("preflight")
+            plan = await self.preflight.suspend(workload_id, operation, tried)
+            try:
+                if plan.moves_down and not plan.refused:
+                    if carry_out is not None:
+                        await _make_room(plan, progress, carry_out)
+                    plan = await self.preflight.suspend(workload_id, operation, tried)
+                    plan.require_room()
+                if not self._is_settled(plan, progress):
+                    # Kept with the states that follow; who was parked as a helper stays one.
+                    workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
+                    await self._suspend(plan, progress)
+                progress.policy = plan.policy
+                return
+            except OperationError as error:
+                first = first or error
+                workload.yielded = yielded_before and workload.state in PARKED
+                is_as_before = (workload.state, workload.hooked) == before
+                if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
+                    raise
+                tried += rungs[: rungs.index(plan.policy.process_strategy) + 1]
+                if rungs[-1] in tried:
+                    raise first from None
+                how = "was not possible" if plan.refused else "failed and was undone"
+                progress.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
+
+    async def _suspend(self, plan: Plan, progress: Progress) -> None:
+        if plan.policy is None:
+            raise ValueError("a plan that suspends has a policy")
+        await self._strategies[plan.policy.process_strategy].suspend(plan, progress)
+
+    async def restore(
+        self, workload_id: str, operation: command_pb2.RestoreOperation, progress: Progress
+    ) -> None:
+        """Wakes a parked workload, whatever it was parked by: takes GPUs, and undoes that.
+
+        Raises:
+            OperationError: It failed, and the workload is parked as before as far as the report says.
+        """
+        progress.enter("preflight")
+        workload = self._workloads.get(workload_id)
+        named = bool(operation.gpu_uuids or operation.pairs)
+        if workload.is_half_awake and not named:
+            await self._keep_running.call_up(workload, progress)
+            return
+        if workload.state == STOPPED:
+            plan = await self.preflight.restore(workload_id, operation)
+            if not self._is_settled(plan, progress):
+                await self._stop_restart.restore(plan, (), progress)
+            return
+        lent = None
+        if workload.state != SLEEPING:
+            lent = await self._acquisition.from_helpers(workload, operation)
+        if lent is not None:
+            await self._restore_on(lent, progress)
+            return
+        for attempt in range(PLACEMENT_ATTEMPTS):
+            plan = await self.preflight.restore(workload_id, operation)
+            if self._is_settled(plan, progress):
+                return
+            try:
+                reserved = self._acquisition.reserve(plan)
+                break
+            except OperationError:  # somebody else was quicker
+                if named or attempt == PLACEMENT_ATTEMPTS - 1:
+                    raise
+        await self._wake(plan, reserved, progress)
+
+    async def _restore_on(self, lease: Lease, progress: Progress) -> None:
+        """Restores a workload on GPUs that were claimed for it."""
+        try:
+            named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
+            plan = await self.preflight.restore(lease.workload_id, named, held=lease.gpu_uuids)
+            plan.require()
+            progress.warnings += plan.findings.warnings
+        except BaseException:
+            self._acquisition.release([lease])
+            raise
+        await self._wake(plan, [lease], progress)
+
+    async def _wake(self, plan: Plan, reserved: list[Lease], progress: Progress) -> None:
+        strategy = self._strategies[PARKED_BY.get(plan.target.workload.state, eviction.CUDA_SUSPEND)]
+        try:
+            await strategy.restore(plan, reserved, progress)
+        finally:
+            self._acquisition.release(reserved)
+        _warn_of_children(progress)
+
+    async def remap(self, operation: command_pb2.RemapOperation, progress: Progress) -> None:
+        """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
+        progress.enter("preflight")
+        plan = await self.preflight.remap(operation)
+        if self._is_settled(plan, progress):
+            return
+        reserved = self._acquisition.reserve(plan)
+        try:
+            await self._cuda_suspend.remap(plan, reserved, progress)
+        finally:
+            self._acquisition.release(reserved)
+        _warn_of_children(progress)
+
+    def _note_failed(self, plan: Plan) -> None:
+        """Makes workloads WEDGED of which the driver has given a member up, which it never takes back."""
+        for target in plan.targets:
+            failed = [member.identity.pid for member in target.members if member.state == FAILED]
+            if failed and target.workload.state == RUNNING:
+                target.workload.members = target.members
+                target.workload.error = OperationError(
+                    errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                    f"process {failed[0]} is FAILED: the driver has given it up, so stop the workload",
+                    {"pid": str(failed[0])},
+                )
+                self._workloads.set_state(target.workload, WEDGED)
+
+    def _is_settled(self, plan: Plan, progress: Progress) -> bool:
+        """Whether there is nothing to do.
+
+        Raises:
+            OperationError: The first thing that the plan found in the way.
+        """
+        self._note_failed(plan)
+        plan.require()
+        for target in plan.targets:  # NVML may list no process of a container
+            if target.members and not target.workload.has_probe:
+                self._workloads.set_ready(target.workload)
+        progress.warnings += plan.findings.warnings
+        progress.already_there = plan.already_there
+        return plan.already_there
+
+
+def _warn_of_children(progress: Progress) -> None:
+    """Says what a move can't change."""
+    if progress.applied_pairs:
+        progress.warnings.append(CHILDREN_OF_MOVED)
+
+
+async def _make_room(plan: Plan, progress: Progress, carry_out: CarryOut) -> None:
+    """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
+    for move in plan.moves_down:
+        progress.enter("make_room")
+        operation = command_pb2.Operation(
+            suspend=command_pb2.SuspendOperation(policy=move.policy, force=True)
+        )
+        outcome = await carry_out(move.workload_id, operation, move.generation)
+        if outcome.state != SUCCEEDED:
+            progress.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
+        else:
+            progress.warnings.append(move.text)

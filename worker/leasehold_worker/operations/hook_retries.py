@@ -1,0 +1,78 @@
+"""What hooks have left undone of a workload that runs is tried again, a few times."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.worker_session_pb2 import CommandUpdate
+
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 1.0
+WAITS_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""How long is waited before each attempt. After the last it is left to `leasehold wake`."""
+
+
+@final
+class HookRetries:
+    """Wakes workloads that run, and whose hooks were not all undone.
+
+    Args:
+        workloads: All of the worker.
+        carry_out: Carries out a command of the worker's own.
+    """
+
+    def __init__(
+        self,
+        workloads: Callable[[], Iterable[Workload]],
+        carry_out: Callable[[str, Operation], Awaitable[CommandUpdate]],
+    ) -> None:
+        self._workloads = workloads
+        self._carry_out = carry_out
+        self._in_hand: set[str] = set()
+
+    async def run(self) -> None:
+        """Goes on until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                for workload in self._workloads():
+                    if workload.is_half_awake and workload.workload_id not in self._in_hand:
+                        self._in_hand.add(workload.workload_id)
+                        nursery.start_soon(self._see_to, workload)
+                await trio.sleep(LOOK_INTERVAL_S)
+
+    async def _see_to(self, workload: Workload) -> None:
+        try:
+            await self._try_again(workload)
+        except Exception:
+            logger.exception("hooks of workload %s can't be called, by a defect", workload.name)
+        while workload.is_half_awake:  # noqa: ASYNC110 - a look now and then is enough
+            await trio.sleep(LOOK_INTERVAL_S)
+        self._in_hand.discard(workload.workload_id)
+
+    async def _wake(self, workload: Workload) -> CommandUpdate | None:
+        """Wakes it, once no other command is under way. None: that one has done it, or parked it."""
+        operation = Operation(restore=command_pb2.RestoreOperation())
+        while workload.is_half_awake:
+            outcome = await self._carry_out(workload.workload_id, operation)
+            if outcome.error.reason != errors_pb2.ERROR_REASON_WORKLOAD_BUSY:
+                return outcome
+            await trio.sleep(LOOK_INTERVAL_S)
+        return None
+
+    async def _try_again(self, workload: Workload) -> None:
+        for wait_s in WAITS_S:
+            await trio.sleep(wait_s)
+            outcome = await self._wake(workload)
+            if outcome is None:
+                return
+            if not outcome.HasField("error"):
+                logger.info("workload %s: its hooks are undone", workload.name)
+                return
+            logger.warning("workload %s: its hooks are not undone: %s", workload.name, outcome.error.message)
+        logger.error("workload %s: its hooks are left to `leasehold wake`", workload.name)

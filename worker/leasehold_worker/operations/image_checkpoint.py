@@ -1,0 +1,339 @@
+"""Processes that become an image on disk, and come back from it: CRIU's part of parking and waking.
+
+The driver has moved device memory into the processes before they are written, and moves it back after they
+were read. So an image holds everything, and wakes on any GPUs alike.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy
+from msgspec import structs
+
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.checkpoints.disk_reservations import DiskReservation
+from leasehold_worker.checkpoints.image_manifest import ImageSubject
+from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
+from leasehold_worker.checkpoints.publication import publish, verify
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.criu.compatibility import ImageHost
+from leasehold_worker.criu.dump import dump
+from leasehold_worker.criu.obstacles import outside_connections
+from leasehold_worker.criu.restore import new_identities, taken_pids
+from leasehold_worker.criu.restore import restore as restore_image
+from leasehold_worker.criu.support import CriuSupport, image_memory
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
+from leasehold_worker.driver.members import Member, MemberOutcome, find_members
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import discard_tree
+from leasehold_worker.host.processes import ProcessIdentity, wait_ended
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.moves.move import intent_of
+from leasehold_worker.moves.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.termination import Termination
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.programs.programs import forget_start
+from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING, UNKNOWN
+from leasehold_worker.workloads.workload import Parked, Workload
+
+logger = logging.getLogger(__name__)
+
+
+POLL_INTERVAL_S: Final = 0.01
+GONE_TIMEOUT_S: Final = 30.0
+"""How long processes may take to be gone once CRIU has ended them."""
+
+
+@final
+class ImageCheckpoint:
+    """Writes and brings back the processes of one host's workloads.
+
+    Args:
+        support: The CRIU of this host.
+        store: Where images are kept.
+        disk: Deletes those that nobody needs any more.
+        host_memory: The ledger of promised host memory.
+        host: Says what an image is for, and whether one is for this host.
+        driver: Finds the CUDA processes of what was brought back.
+        pool: The GPUs.
+        workloads: The registry.
+        moving: Takes members up.
+        stopping: Ends what can't be brought back.
+        nursery: Where workloads are watched.
+    """
+
+    def __init__(
+        self,
+        support: CriuSupport,
+        store: ImageStore,
+        disk: CheckpointDirectory,
+        host_memory: SuspendMemory,
+        host: ImageHost,
+        driver: Driver,
+        pool: GpuPool,
+        workloads: Workloads,
+        cuda_suspend: CudaSuspend,
+        termination: Termination,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._support = support
+        self._store = store
+        self._disk = disk
+        self._host_memory = host_memory
+        self._host = host
+        self._driver = driver
+        self._pool = pool
+        self._workloads = workloads
+        self._cuda_suspend = cuda_suspend
+        self._termination = termination
+        self._nursery = nursery
+
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
+        """Suspends the processes of a workload, writes them to disk, and sees them end; or rolls that back.
+
+        Raises:
+            OperationError: It failed, and the workload is as before as far as the progress says.
+        """
+        async with self._cuda_suspend.suspended(plan, progress) as move:
+            move.kept = await self.keep(plan, progress)
+
+    async def keep(self, plan: Plan, progress: Progress) -> StoredCheckpoint:
+        """Writes the parked processes of a workload to disk, and sees them end.
+
+        A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
+
+        Raises:
+            OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
+        """
+        workload = plan.target.workload
+        criu = self._support.require_criu()
+        processes = await workload.find_processes()
+        for obstacle in await self._support.obstacles(processes, suspended=True):
+            raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+        needed = next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None)
+        with self._disk.room() as room:
+            await trio.to_thread.run_sync(room.hold, needed or 0)
+            partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
+            # It is final, and others' operations go on, some time before the workload is settled.
+            self._disk.expect(partial_image.image_id, workload)
+            try:
+                progress.enter("image")
+                intent = intent_of("image", plan, {}, ())
+                await progress.intend(structs.replace(intent, checkpoint_id=partial_image.image_id))
+                target = plan.target
+                subject = self._host.subject(workload, target.home, target.members, processes, criu)
+                kept = await self._write(workload, partial_image, subject, room, progress)
+            finally:
+                partial_image.close()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(discard_tree, partial_image.path)
+        with trio.CancelScope(shield=True), trio.move_on_after(GONE_TIMEOUT_S):
+            for identity in processes:
+                await wait_ended(identity)
+            pids = [identity.pid for identity in processes]
+            while taken_pids(pids):  # noqa: ASYNC110 - nothing tells that their parents have waited for them
+                await trio.sleep(POLL_INTERVAL_S)
+        progress.checkpoint_id, progress.disk_bytes = kept.checkpoint_id, kept.disk_bytes
+        return kept
+
+    async def _write(
+        self,
+        workload: Workload,
+        partial_image: PartialImage,
+        subject: ImageSubject,
+        room: DiskReservation,
+        progress: Progress,
+    ) -> StoredCheckpoint:
+        """Has CRIU write the processes, and end them once the image is final."""
+        kept: list[StoredCheckpoint] = []
+
+        async def commit() -> None:
+            # The processes are stopped, and begin no connection any more. Others were refused before.
+            look = partial(outside_connections, await workload.find_processes())
+            for obstacle in await trio.to_thread.run_sync(look):
+                raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+            image = await publish(self._store, partial_image, subject)
+            crash_point("image-final")
+            kept.append(StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes))
+
+        def note_written(size_bytes: int) -> None:
+            room.written_bytes = size_bytes
+            progress.tell_bytes("image", size_bytes)
+
+        self._workloads.stop_watching(workload)
+        try:
+            await dump(
+                self._support.require_criu(),
+                workload.root.pid,
+                partial_image.path,
+                commit,
+                progress=note_written,
+            )
+        except BaseException as error:
+            if not kept:
+                self._workloads.watch_again(workload, self._nursery)
+                raise
+            with trio.CancelScope(shield=True):
+                await self._end_written(workload, kept[0].checkpoint_id, error, progress)
+        return kept[0]
+
+    async def _end_written(
+        self, workload: Workload, image_id: str, error: BaseException, progress: Progress
+    ) -> None:
+        """Ends processes of which there is an image, and that CRIU has not ended as it should.
+
+        Raises:
+            OperationError: They live, and the image is deleted.
+        """
+        progress.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
+        try:
+            await self._termination.end_processes(workload, progress, parked=True)
+        except OperationError:
+            await self.forget(image_id)
+            self._workloads.watch_again(workload, self._nursery)
+            raise
+
+    async def find_kept(self, image_id: str) -> StoredCheckpoint | None:
+        """An image that is whole, as far as its name says. None: there is none."""
+        try:
+            image = await trio.to_thread.run_sync(self._store.find, image_id)
+        except OperationError:
+            return None
+        return StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes)
+
+    async def forget(self, image_id: str) -> None:
+        """Deletes an image that nobody needs."""
+        try:
+            await trio.to_thread.run_sync(self._store.delete, image_id)
+        except OperationError as error:
+            logger.warning("image %s can't be deleted: %s", image_id, error.message)
+
+    def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
+        """Notes after a restart of the worker that a workload has become an image. No await in here."""
+        (found,) = intent.targets
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        target = WorkloadPlan(
+            workload,
+            members=found.members,
+            home=found.home,
+            full_bytes=found.full_bytes,
+        )
+        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
+        members = tuple(outcome.member_after() for outcome in outcomes)
+        settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
+
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+        """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
+
+        Raises:
+            OperationError: It failed. Nothing of it runs, and the image is as it was.
+        """
+        workload = plan.target.workload
+        before, parked = workload.members, workload.parked
+        if parked is None:
+            raise ValueError("a workload that is parked has what it is parked by")
+        self._workloads.set_state(workload, RESTORING)
+        try:
+            self._workloads.host_shares.take(workload)
+            with self._host_memory.charged(image_memory(workload), parks=False):
+                await self._resume(plan, parked, reserved, progress)
+            plan.target.wakes = True
+            await self._cuda_suspend.restore(plan, reserved, progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.put_back(workload, parked, before, progress)
+            raise
+        self._workloads.watch_again(workload, self._nursery)
+        await self._disk.clean_up_in_time(workload)
+
+    async def _resume(
+        self, plan: Plan, parked: Parked, reserved: Sequence[Lease], progress: Progress
+    ) -> None:
+        """Has CRIU bring the processes back, and finds the members among them."""
+        workload = plan.target.workload
+        criu = self._support.require_criu()
+        progress.enter("verify")
+        image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
+        self._host.check(image.manifest, criu)
+        await verify(self._store, image, partial(progress.tell_bytes, "verify"))
+        intent = structs.replace(intent_of("resume", plan, {}, reserved), checkpoint_id=parked.checkpoint_id)
+        await progress.intend(intent)
+        progress.enter("resume")
+        folder = self._workloads.folder(workload.workload_id)
+        group = self._workloads.host_shares.group_of(workload)
+        forget_start(folder)
+        self._workloads.host_shares.limit_memory(workload, sum(parked.device_memory_bytes.values()))
+        workload.root = await restore_image(
+            criu,
+            image.path,
+            image.manifest.subject.root_pid,
+            image.manifest.pids,
+            folder,
+            group=group,
+            nursery=self._nursery,
+        )
+        workload.absent = False
+        progress.checkpoint_id, progress.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
+        plan.target.members = workload.members = await self._members(workload, workload.members)
+        self._workloads.set_state(workload, RESTORING)
+
+    async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
+        """The members under their new identities, where the driver has them now.
+
+        Raises:
+            OperationError: CRIU_FAILED: the driver knows nothing of one.
+        """
+        now = new_identities(member.identity for member in before)
+        found = await find_members(self._driver, await workload.find_processes())
+        states: Mapping[ProcessIdentity, Member] = {member.identity: member for member in found}
+        members: list[Member] = []
+        for member in before:
+            identity = now.get(member.identity)
+            if identity is None or identity not in states:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_CRIU_FAILED,
+                    f"CRIU brought back process {member.identity.pid}, and the driver does not know that it "
+                    "uses CUDA: its driver may be another one than when it was written",
+                    {"pid": str(member.identity.pid)},
+                )
+            members.append(replace(member, identity=identity, state=states[identity].state))
+        return tuple(members)
+
+    async def put_back(
+        self, workload: Workload, parked: Parked, members: tuple[Member, ...], progress: Progress
+    ) -> None:
+        """Ends what was brought back of a workload, if it lives: it is an image as before."""
+        try:
+            await self._termination.end_processes(workload, progress, parked=True)
+        except OperationError as error:
+            progress.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            workload.error = error
+            self._workloads.watch_again(workload, self._nursery)
+            self._workloads.set_state(workload, UNKNOWN)
+            return
+        workload.absent = True
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        self._workloads.host_shares.give_back(workload)
+        policy = EvictionPolicy()
+        policy.CopyFrom(parked.policy)
+        policy.process_strategy = CHECKPOINT  # what is left of a restore may say otherwise
+        workload.members, workload.parked = members, replace(parked, policy=policy)
+        workload.restored, workload.error = False, None
+        self._workloads.set_state(workload, CHECKPOINTED)

@@ -1,0 +1,198 @@
+"""Workloads that sleep: their framework has put the weights away, and their processes run on.
+
+They give their lease up, and keep a CUDA context on their GPUs, of half a gibibyte or so. So they can only
+wake where they were. What they keep is no part of what the GPUs offer to others.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy
+
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.members import bytes_by_gpu
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.errors import OperationError
+from leasehold_worker.leasing.leases import Lease, SlotLease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.leasing.suspend_memory import SuspendMemory
+from leasehold_worker.moves.move import intent_of
+from leasehold_worker.moves.workload_hooks import HookFactory, OperationHooks
+from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.workload_checks import require_alive
+from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSPENDING
+from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
+
+MOST_KEPT: Final = 0.5
+"""Part of a GPU's memory that a workload may keep there while it sleeps. With more, the GPU is of little use
+to others."""
+
+
+@final
+class KeepRunning:
+    """Puts workloads to sleep, and wakes them, by nothing but their hooks."""
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        workloads: Workloads,
+        hook_factory: HookFactory,
+        cuda_suspend: CudaSuspend,
+        *,
+        verification: Verification,
+        host_memory: SuspendMemory,
+    ) -> None:
+        self._pool = pool
+        self._workloads = workloads
+        self._hook_factory = hook_factory
+        self._cuda_suspend = cuda_suspend
+        self._verification = verification
+        self._host_memory = host_memory
+
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
+        """Calls the hooks of the way down, and gives the lease up.
+
+        Raises:
+            OperationError: A hook failed, or MEMORY_NOT_FREED; all hooks are undone, and the workload runs.
+        """
+        target, policy = plan.target, plan.policy
+        workload = target.workload
+        if policy is None:
+            raise ValueError("a workload is put to sleep by a policy")
+        full = bytes_by_gpu(target.members)
+        self._workloads.set_state(workload, SUSPENDING)
+        try:
+            operation_hooks = self._hook_factory.operation_hooks(plan.targets, policy, progress)
+            # At most all of it goes to host memory: only the framework knows how much it drops.
+            offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
+            with self._host_memory.charged(offloaded):
+                self._workloads.host_shares.limit_memory(workload, sum(offloaded.values()))
+                await self._cuda_suspend.call_down(plan, operation_hooks, [], progress)
+            kept = await self._kept_bytes(target, policy, operation_hooks)
+            require_alive(workload)
+        except BaseException:
+            self._workloads.host_shares.limit_memory(workload, 0)
+            self._workloads.set_state(workload, RUNNING)
+            raise
+        left = bytes_by_gpu(target.members)
+        freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
+        # No await from here on: the lease and the state are one record on disk.
+        self._pool.slots.add_asleep(kept)
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        progress.released_gpu_uuids = target.home
+        workload.members = target.members
+        workload.parked = Parked(
+            gpu_uuids=target.home,
+            device_memory_bytes=freed,
+            policy=policy,
+            since=datetime.now(UTC),
+            host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
+        )
+        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
+        self._workloads.set_state(workload, SLEEPING)
+
+    async def _kept_bytes(
+        self, target: WorkloadPlan, policy: EvictionPolicy, operation_hooks: OperationHooks
+    ) -> dict[str, int | None]:
+        """What the workload keeps on its GPUs, by GPU.
+
+        Raises:
+            OperationError: MEMORY_NOT_FREED: more than others could do without. The hooks are undone.
+        """
+        try:
+            kept = await self._verification.kept_bytes(target.members, target.home)
+            if policy.weight_strategy != RETAIN:
+                for gpu_uuid, kept_bytes in kept.items():
+                    _require_room(target.workload, self._pool.slots.get(gpu_uuid), kept_bytes)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await operation_hooks.back()
+            raise
+        return kept
+
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+        """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
+
+        Raises:
+            OperationError: A hook failed. The workload sleeps again; or where it can't be brought to that, it
+                runs and holds its GPUs, since it takes them.
+        """
+        workload = plan.target.workload
+        operation_hooks = self._hook_factory.operation_hooks(plan.targets, None, progress)
+        self._workloads.set_state(workload, RESTORING)
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await progress.intend(intent_of("hooks", plan, {}, reserved))
+            progress.enter("hooks")
+            with trio.CancelScope(shield=True):
+                try:
+                    await operation_hooks.up()
+                except OperationError:
+                    if not await operation_hooks.down_again():
+                        self._take_over(plan, reserved, progress)
+                    raise
+            self._take_over(plan, reserved, progress)
+        except BaseException:
+            if workload.state == RESTORING:
+                self._workloads.set_state(workload, SLEEPING)
+            raise
+
+    async def call_up(self, workload: Workload, progress: Progress) -> None:
+        """Calls the hooks of the way up for a workload that runs, since not all of them were undone.
+
+        Raises:
+            OperationError: HOOK_FAILED; what is left is tried again the next time.
+        """
+        progress.enter("hooks")
+        with trio.CancelScope(shield=True):
+            members = await self._cuda_suspend.members_of(workload)
+            operation_hooks = self._hook_factory.operation_hooks(
+                [WorkloadPlan(workload, members=members)], None, progress
+            )
+            try:
+                await operation_hooks.up()
+            finally:
+                self._workloads.set_state(workload, workload.state)
+
+    def _take_over(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+        """Gives a workload the GPUs on which it is awake. No await in here: one record on disk.
+
+        Raises:
+            OperationError: TARGET_CRASHED: it ended meanwhile.
+        """
+        workload = plan.target.workload
+        require_alive(workload)
+        granted = self._pool.reassign(reserved, [(workload.workload_id, plan.target.destination)])
+        workload.lease = granted.get(workload.workload_id)
+        workload.parked = None
+        workload.yielded = False
+        progress.claimed_gpu_uuids = plan.target.destination
+        self._workloads.host_shares.limit_memory(workload, 0)
+        self._workloads.set_state(workload, RUNNING)
+
+
+def _require_room(workload: Workload, slot: SlotLease, kept_bytes: int | None) -> None:
+    if kept_bytes is None:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            f"NVML can't say how much of {slot.gpu_uuid} workload {workload.name} keeps: "
+            "suspend it by cuda_suspend",
+            {"gpu_uuid": slot.gpu_uuid},
+        )
+    if slot.memory_bytes is not None and kept_bytes > slot.memory_bytes * MOST_KEPT:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            f"workload {workload.name} keeps {size_text(kept_bytes)} of the {size_text(slot.memory_bytes)} "
+            f"of {slot.gpu_uuid}, and may keep {MOST_KEPT:.0%}: have its framework free more, or suspend it "
+            "by cuda_suspend",
+            {"gpu_uuid": slot.gpu_uuid, "bytes_after": str(kept_bytes)},
+        )

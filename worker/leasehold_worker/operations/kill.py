@@ -1,0 +1,173 @@
+"""Killing a workload's processes without hanging the host.
+
+Killing a process that was restored and runs was seen to hang the whole host (NVIDIA/cuda-checkpoint issue
+53); killing one that is checkpointed was not. So members of a workload that was restored are suspended first,
+and left alone where that fails.
+
+Processes can fork while they are killed. The kernel ends a whole control group (cgroup.kill), and a whole
+process group, in one step that no fork escapes, so nothing has to be frozen before. Processes outside of such
+a group are looked for and killed again and again, until nothing new is found.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.group import Group
+from leasehold_worker.driver.helper_pool import Driver
+from leasehold_worker.driver.members import LOCKED, RUNNING, Member, find_members
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.driver.transfer_rates import Rates
+from leasehold_worker.driver.verification import Verification
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.process_readings import SEARCH, user_threads
+from leasehold_worker.host.process_trees import ProcessTree, kill_children, kill_tree
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.planning.driver_checks import blocked_among
+from leasehold_worker.workloads.workload import Workload, home_of
+
+ENDING_S: Final = 1.0
+"""How long a member that can't be suspended may take to be gone: it may have been told to end."""
+
+CHASE_S: Final = 2.0
+"""How long processes are chased that start others while they are killed."""
+
+POLL_INTERVAL_S: Final = 0.05
+
+
+@final
+class Killer:
+    """Kills the processes of workloads of one worker."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        inventory: Inventory,
+        rates: Rates,
+        end_group: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Prepares a killer.
+
+        Args:
+            driver: Suspends members before they are killed.
+            inventory: Their GPUs.
+            rates: How long that takes.
+            end_group: Kills what is in the control group of a workload, by its id, if it has one.
+        """
+        self._end_group = end_group
+        self._driver = driver
+        self._inventory = inventory
+        self._rates = rates
+
+    async def kill(self, workload: Workload, progress: Progress, *, force: bool = False) -> None:
+        """Sends SIGKILL to every process of the workload, once that is safe.
+
+        Args:
+            workload: The workload; its first process may have ended.
+            progress: Gets what was done with the members.
+            force: Kill also what could not be suspended.
+
+        Raises:
+            OperationError: UNSAFE_KILL, and nothing was killed.
+        """
+        async with workload.ending:
+            if workload.restored and not force:
+                await self._park(workload, progress)
+            progress.enter("kill")
+            self._end_group(workload.workload_id)
+            await _kill_all(workload)
+
+    async def _park(self, workload: Workload, progress: Progress) -> None:
+        """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
+        while True:
+            running: Sequence[Member] = ()
+            try:
+                running = await self._running_members(workload)
+                if not running:
+                    return
+                lanes = [
+                    [member]
+                    for member in await Verification(self._inventory).measured(running, home_of(workload))
+                ]
+                group = Group(self._driver, self._inventory, self._rates, lanes, progress.enter)
+                progress.outcomes += [(workload.workload_id, outcome) for outcome in group.outcomes]
+                await group.suspend(DEFAULT_LOCK_TIMEOUT_S, _nobody)
+            except OperationError as error:
+                if await self._become_fewer(workload, running):
+                    continue
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSAFE_KILL,
+                    f"workload {workload.name} was restored and still runs, and can't be suspended before "
+                    f"it is killed, which could hang the host ({error.message}): try again, or force it",
+                    error.metadata,
+                ) from error
+            else:
+                return
+
+    async def _become_fewer(self, workload: Workload, running: Sequence[Member]) -> bool:
+        """Whether one of the members is soon gone, or without CUDA: then the others may be suspended."""
+        known = {member.identity for member in running}
+        with trio.move_on_after(ENDING_S):
+            while True:
+                with suppress(OperationError):
+                    left = {member.identity for member in await self._running_members(workload)}
+                    if not left or known - left:
+                        return True
+                await trio.sleep(POLL_INTERVAL_S)
+        return False
+
+    async def _running_members(self, workload: Workload) -> list[Member]:
+        processes = await workload.find_processes()
+        for identity, reason in await blocked_among(processes):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE, f"process {identity.pid} is {reason}"
+            )
+        members = await find_members(self._driver, processes)
+        return [member for member in members if member.state in (RUNNING, LOCKED)]
+
+
+async def _kill_all(workload: Workload) -> None:
+    """Sends SIGKILL to all processes, and to those that they started meanwhile.
+
+    If the search for marked processes hangs, the others are chased alone.
+    """
+    kill_tree(await workload.find_tree())
+    for mark in dict.fromkeys((workload.mark, "")):
+        with user_threads(workload.uid, SEARCH) as limiter, trio.move_on_after(2 * CHASE_S):
+            chase = partial(_chase, workload.scanner(mark), workload.launcher)
+            await trio.to_thread.run_sync(chase, abandon_on_cancel=True, limiter=limiter if mark else None)
+            return
+
+
+def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
+    """Kills what it finds until nothing new is found, for CHASE_S.
+
+    Call it in a thread: a marked process that is stuck in the kernel can make it wait for ever.
+    """
+    killed: set[ProcessIdentity] = set()
+    deadline = time.monotonic() + CHASE_S
+    while time.monotonic() < deadline:
+        # A process that forks and exits lives for a moment only: no scan of all processes is as quick.
+        while launcher is not None and time.monotonic() < deadline:
+            children = kill_children(launcher)
+            if killed.issuperset(children):
+                break
+            killed |= children
+        tree = scan(0.0)
+        if time.monotonic() > deadline:
+            return  # what it found may be long ago, and the ids of groups somebody else's by now
+        kill_tree(tree)
+        if tree.complete and killed.issuperset(tree.processes):
+            return
+        killed |= set(tree.processes)
+
+
+async def _nobody() -> tuple[Member, ...]:
+    return ()

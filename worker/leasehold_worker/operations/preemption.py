@@ -1,0 +1,275 @@
+"""Helpers: they get GPUs that nobody waits for, and give them back once somebody does.
+
+A helper is asked first: by its stream, or by the signal that it declared. After its grace it is suspended or
+stopped, as it declared. One that was suspended is woken as soon as GPUs are spare again. Everything here
+follows the events of the pool; nothing is polled.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Operation
+
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.states import SUCCEEDED
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import send_signal
+from leasehold_worker.leasing.claim_queue import Kept, kept_with
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, is_weaker
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import PARKED, RUNNING
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_GRACE_S: Final = 10.0
+GRACE_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as for the coordinator's requests."""
+
+AGAIN_S: Final = 5.0
+"""When a helper is asked again that could not be suspended or stopped, or woken."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperLease:
+    """GPUs that a helper holds.
+
+    Attributes:
+        lease: Its lease.
+        asked: It gives them back already.
+        stubborn: They could not be taken from it when it was asked last, so it is asked after all others.
+    """
+
+    lease: Lease
+    asked: bool = False
+    stubborn: bool = False
+
+
+def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
+    """The leases of helpers that have to end for the claims that wait. The newest go first.
+
+    A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
+    alone. Where all of them together would not do, it takes none, and neither do those behind it on the same
+    GPUs; nor where it waits for CPU time or memory, which helpers keep. Then those behind it take none of the
+    GPUs that are kept for it. A worker that is cordoned grants
+    nothing, so it asks nobody.
+    """
+    if pool.slots.worker_cordon is not None:
+        return []
+    coming = {
+        uuid for helper in helpers if helper.asked and not helper.stubborn for uuid in helper.lease.gpu_uuids
+    }
+    newest_first = sorted(helpers, key=lambda helper: (helper.stubborn, -helper.lease.fencing_token))
+    unasked = [helper.lease for helper in newest_first if not helper.asked]
+    wanted: list[Lease] = []
+    taken: set[str] = set()
+    kept = Kept()
+
+    def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
+        """What a claim would get if these ended too."""
+        freed = coming.union(*(lease.gpu_uuids for lease in leases))
+        return pool.slots.choose(request, freed - taken, taken)
+
+    for waiter in pool.waiting:
+        if waiter.helper:
+            break
+        obtainable = pool.slots.obtainable(waiter.request)
+        at_once = pool.slots.choose(waiter.request, (), kept.gpu_uuids)
+        asks = at_once is None and waiter.has_host(kept.host)
+        kept = kept_with(kept, waiter, at_once, obtainable)
+        needed = _newest_needed(unasked, partial(gpus_for, waiter.request)) if asks else None
+        chosen = None if needed is None else gpus_for(waiter.request, needed)
+        if needed is None or chosen is None:
+            taken |= obtainable if at_once is None else set(at_once)
+            continue
+        wanted += needed
+        coming |= {uuid for lease in needed for uuid in lease.gpu_uuids}
+        unasked = [lease for lease in unasked if lease not in needed]
+        taken |= set(chosen)
+    return wanted
+
+
+def _newest_needed(
+    newest_first: Sequence[Lease], gpus_for: Callable[[Iterable[Lease]], tuple[str, ...] | None]
+) -> list[Lease] | None:
+    """The newest leases that serve a claim, less those without which it is served as well. None: too few."""
+    for count in range(len(newest_first) + 1):
+        needed = list(newest_first[:count])
+        if gpus_for(needed) is not None:
+            for lease in reversed(newest_first[:count]):
+                others = [other for other in needed if other is not lease]
+                if gpus_for(others) is not None:
+                    needed = others
+            return needed
+    return None
+
+
+def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.EvictionPolicy:
+    """How a helper is parked that gives its GPUs back: by CUDA suspend, and else as it declares."""
+    allowed = declared.escalate_to and not is_weaker(declared.escalate_to, CUDA_SUSPEND)
+    return workload_pb2.EvictionPolicy(
+        weight_strategy=declared.weight_strategy,
+        process_strategy=CUDA_SUSPEND,
+        escalate_to=declared.escalate_to if allowed else workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+    )
+
+
+def spare_gpus(pool: GpuPool) -> int:
+    """On how many GPUs parked helpers may wake."""
+    return 0 if pool.slots.worker_cordon is not None else len(pool.unclaimed(for_helper=True))
+
+
+@final
+class Preemption:
+    """Looks after the helpers of one host.
+
+    Args:
+        pool: The GPUs.
+        workloads: The registry.
+        commands: Suspends, stops and wakes helpers.
+        ask: Tells a helper that holds on by a stream, by its workload's id, how long it has.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        workloads: Workloads,
+        commands: Commands,
+        ask: Callable[[str, float], None],
+    ) -> None:
+        self._pool = pool
+        self._workloads = workloads
+        self._commands = commands
+        self._ask = ask
+        self._yielding: set[str] = set()
+        self._waking: set[str] = set()
+        self._stubborn: dict[str, int] = {}
+        """Generations of helpers from which nothing could be taken: in the next they are asked anew."""
+
+    async def run(self) -> None:
+        """Arbitrates until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._make_room(nursery)
+                self._wake_some(nursery)
+                await self._pool.wait_changed()
+
+    def _helpers(self) -> list[Workload]:
+        return [workload for workload in self._workloads.all() if workload.spec.HasField("helper")]
+
+    def _leases(self, *, without: str = "") -> list[HelperLease]:
+        """What helpers hold; ``without`` counts as not asked."""
+        return [
+            HelperLease(
+                helper.lease,
+                asked=helper.workload_id in self._yielding and helper.workload_id != without,
+                stubborn=self._stubborn.get(helper.workload_id) == helper.generation,
+            )
+            for helper in self._helpers()
+            if helper.lease is not None
+        ]
+
+    def _make_room(self, nursery: trio.Nursery) -> None:
+        if not self._pool.pending_claimers:
+            return
+        holding = {helper.lease.lease_id: helper for helper in self._helpers() if helper.lease is not None}
+        for lease in helpers_to_ask(self._pool, self._leases()):
+            helper = holding[lease.lease_id]
+            self._yielding.add(helper.workload_id)
+            nursery.start_soon(self._take_back, helper)
+
+    async def _take_back(self, helper: Workload) -> None:
+        """Asks a helper for its GPUs, and takes them after its grace if they are still needed then."""
+        try:
+            grace_s = _grace_s(helper)
+            logger.info("helper %s is asked for its GPUs, within %g s", helper.name, grace_s)
+            self._tell(helper)
+            with trio.move_on_after(grace_s):
+                await self._wait_given_back(helper)
+            if self._is_needed(helper):
+                await self._take(helper)
+        except Exception:
+            logger.exception("helper %s can't be asked for its GPUs, by a defect", helper.name)
+            self._stubborn[helper.workload_id] = helper.generation
+            await trio.sleep(AGAIN_S)
+        finally:
+            self._yielding.discard(helper.workload_id)
+
+    def _tell(self, helper: Workload) -> None:
+        self._ask(helper.workload_id, _grace_s(helper))
+        if helper.spec.helper.HasField("signal_number"):
+            try:
+                send_signal(helper.root, helper.spec.helper.signal_number)
+            except (OperationError, OSError) as error:
+                logger.warning("helper %s can't be signalled: %s", helper.name, error)
+
+    async def _wait_given_back(self, helper: Workload) -> None:
+        while helper.lease is not None and self._pool.pending_claimers:
+            await self._pool.wait_changed()
+
+    def _is_needed(self, helper: Workload) -> bool:
+        """Whether a claim still waits for what the helper holds: the one that did may be gone."""
+        wanted = helpers_to_ask(self._pool, self._leases(without=helper.workload_id))
+        return helper.lease in wanted
+
+    async def _take(self, helper: Workload) -> None:
+        if helper.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP:
+            operation = Operation(stop=command_pb2.StopOperation())
+        else:
+            suspend = command_pb2.SuspendOperation(gives_way=True, policy=helper_policy(helper.spec.eviction))
+            operation = Operation(suspend=suspend)
+        outcome = await self._commands.carry_out(helper.workload_id, operation)
+        if outcome.state != SUCCEEDED:
+            logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
+            self._stubborn[helper.workload_id] = helper.generation
+            self._pool.note_change()
+            await trio.sleep(AGAIN_S)
+            self._pool.note_change()
+
+    def _wake_some(self, nursery: trio.Nursery) -> None:
+        """Wakes parked helpers, the longest parked first, as many as there are GPUs for."""
+        spare = spare_gpus(self._pool)
+        parked = [
+            (helper.parked.since, len(helper.parked.gpu_uuids), helper)
+            for helper in self._helpers()
+            if helper.yielded and helper.state in PARKED and helper.parked is not None
+        ]
+        for _, needed, helper in sorted(parked, key=lambda entry: entry[0]):
+            if needed <= spare and helper.workload_id not in self._waking:
+                spare -= needed
+                self._waking.add(helper.workload_id)
+                nursery.start_soon(self._wake, helper)
+
+    async def _wake(self, helper: Workload) -> None:
+        try:
+            operation = Operation(restore=command_pb2.RestoreOperation())
+            outcome = await self._commands.carry_out(helper.workload_id, operation)
+            if outcome.state == SUCCEEDED:
+                logger.info("helper %s is woken", helper.name)
+                return
+            logger.warning("helper %s can't be woken now: %s", helper.name, outcome.error.message)
+            await trio.sleep(AGAIN_S)
+        except Exception:
+            logger.exception("helper %s can't be woken, by a defect", helper.name)
+            await trio.sleep(AGAIN_S)
+        finally:
+            self._waking.discard(helper.workload_id)
+        if helper.state != RUNNING:
+            self._pool.note_change()
+
+
+def _grace_s(helper: Workload) -> float:
+    """How long a helper has from the request on."""
+    terms = helper.spec.helper
+    if not terms.HasField("grace"):
+        return DEFAULT_GRACE_S
+    return min(max(0.0, seconds(terms.grace)), GRACE_LIMIT_S)

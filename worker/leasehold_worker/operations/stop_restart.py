@@ -1,0 +1,364 @@
+"""Applications that save themselves: stopped with a checkpoint, started again, and restored from it.
+
+The application may serve none. Then stopping loses what it has computed, and that has to be asked for.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+from msgspec import structs
+
+from leasehold_worker.applications import checkpointing
+from leasehold_worker.applications.application import Application
+from leasehold_worker.applications.checkpointing import no_kernel
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, ApplicationTimeouts
+from leasehold_worker.checkpoints.application_file import StoredCheckpoint
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.commands.intents import Intent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import ProcessIdentity, wait_ended
+from leasehold_worker.leasing.allocation import Allocation
+from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.moves.move import intent_of
+from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.termination import Termination
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.workload_checks import require_alive, require_state
+from leasehold_worker.workloads.eviction import RETAIN, STOP
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import (
+    CHECKPOINTED,
+    RESTORING,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    SUSPENDING,
+    UNKNOWN,
+)
+from leasehold_worker.workloads.workload import Parked, Workload
+
+STOP_POLICY: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=STOP)
+
+
+@final
+class StopRestart:
+    """Saves and restores applications of one host, around the end and the start of their processes.
+
+    Args:
+        pool: The GPUs.
+        workloads: The registry.
+        kernels: The applications that are served.
+        envelopes: Where what they save is kept.
+        disk: Says what is left on disk for them, and which are in use.
+        stopping: Ends processes.
+        taking: Takes what a program needs of the host.
+        nursery: Where workloads are watched.
+        timeouts: How long applications may take.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        workloads: Workloads,
+        applications: ApplicationRegistry,
+        application_store: ApplicationStore,
+        disk: CheckpointDirectory,
+        termination: Termination,
+        acquisition: Acquisition,
+        nursery: trio.Nursery,
+        timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._timeouts = timeouts
+        self._pool = pool
+        self._workloads = workloads
+        self._applications = applications
+        self._application_store = application_store
+        self._disk = disk
+        self._termination = termination
+        self._acquisition = acquisition
+        self._nursery = nursery
+
+    async def checkpoint(self, workload_id: str, progress: Progress) -> None:
+        """Has the application of a running workload save itself, and go on.
+
+        Raises:
+            OperationError: WRONG_STATE; KERNEL_NOT_READY: it serves none, or says no; or what it failed with.
+        """
+        workload = self._workloads.get(workload_id)
+        require_state(workload, (RUNNING,), "checkpointed")
+        kernel = self.kernel_of(workload)
+        progress.enter("save")
+        self._told(await self._save(kernel, progress, resume=True), progress)
+        await self._disk.clean_up_in_time(workload)
+
+    def kernel_of(self, workload: Workload) -> Application:
+        """The kernel that a workload's application serves.
+
+        Raises:
+            OperationError: KERNEL_NOT_READY: it serves none.
+        """
+        kernel = self._applications.of(workload.workload_id)
+        if kernel is None:
+            raise no_kernel(workload)
+        return kernel
+
+    async def suspend(self, plan: Plan, progress: Progress) -> None:
+        """Has the application save itself if it can, ends the processes, and gives all of the host back.
+
+        It can be cancelled until the processes are told to end.
+
+        Raises:
+            OperationError: It failed, and the workload is as before.
+        """
+        workload = plan.target.workload
+        before = workload.state
+        saved: StoredCheckpoint | None = None
+        kernel = self._applications.of(workload.workload_id) if before == RUNNING else None
+        if plan.saves and kernel is None:
+            raise no_kernel(workload)
+        self._workloads.set_state(workload, SUSPENDING)
+        try:
+            if kernel is not None:
+                progress.enter("save")
+                await progress.intend(intent_of("save", plan, {}, ()))
+                saved = self._told(await self._save(kernel, progress, resume=False), progress)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            with trio.CancelScope(shield=True):
+                kept = saved or await self._newest(workload)
+                if kept is not None:
+                    self._disk.expect(kept.checkpoint_id, workload)
+                await progress.intend(_ending("end", plan, kept))
+                if before != CHECKPOINTED:
+                    require_alive(workload)  # one that has come to its own end is not to be started again
+                self._workloads.stop_watching(workload)
+                at_work = before in (RUNNING, SLEEPING)
+                told = partial(progress.intend, _ending("ending", plan, kept))
+                await self._termination.end_processes(workload, progress, parked=not at_work, told=told)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if kernel is not None and saved is not None:
+                    progress.warnings += [warning for warning in [await kernel.undo()] if warning]
+                self.keep_alive(workload, before)
+            raise
+        self.settle_stopped(plan.target, plan.policy, kept, progress)
+        await self._disk.clean_up_in_time(workload)
+
+    def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
+        """Puts a workload back whose processes were to end and have not."""
+        if workload.watching.cancel_called and not workload.absent:
+            self._workloads.watch_again(workload, self._nursery)
+        self._workloads.set_state(workload, state)
+
+    def settle_stopped(
+        self,
+        target: WorkloadPlan,
+        policy: EvictionPolicy | None,
+        kept: StoredCheckpoint | None,
+        progress: Progress,
+    ) -> None:
+        """Gives back all that a workload held whose processes have ended, and says from what it can be woken.
+
+        No await in here: leases and states are one record on disk.
+        """
+        workload = target.workload
+        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.lease = None
+        self._workloads.host_shares.give_back(workload)
+        workload.members = ()
+        workload.restored = workload.headless = False
+        workload.absent, workload.hooked = True, None
+        workload.parked = Parked(
+            gpu_uuids=target.home,
+            device_memory_bytes={},
+            policy=policy or STOP_POLICY,
+            since=workload.parked.since if workload.parked else datetime.now(UTC),
+            host_bytes=0,
+            checkpoint_id=kept.checkpoint_id if kept else "",
+            disk_bytes=kept.file_bytes if kept else 0,
+        )
+        self._workloads.set_state(workload, STOPPED)
+
+    async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
+        """Starts the program of a stopped workload, and restores its application.
+
+        No lease is reserved for that. The program needs resources of the host, too: both are claimed here.
+
+        Raises:
+            OperationError: It failed; nothing of it runs, and the workload is stopped as before.
+        """
+        workload = plan.target.workload
+        run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
+        allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
+        lease = allocation.lease
+        workload.host = allocation.host
+        self._workloads.set_state(workload, RESTORING)
+        try:
+            progress.enter("start")
+            await progress.intend(intent_of("start", plan, {}, [lease] if lease else []))
+            self.expect(workload.workload_id, plan.checkpoint_id)
+            await self._workloads.start_again(
+                workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
+            )
+            if plan.checkpoint_id:
+                named = plan.named_checkpoint_id or None
+                await self._restore(workload, workload.workload_id, named, progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                self.expect(workload.workload_id, "")
+                await self._go_back(workload, allocation, progress)
+            raise
+        self.settle_started(workload, allocation.hand_over_lease(), progress)
+
+    def settle_started(self, workload: Workload, lease: Lease | None, progress: Progress) -> None:
+        """Makes a workload run that was started again."""
+        workload.lease = lease
+        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        workload.parked = None
+        workload.yielded = False
+        workload.start_time = datetime.now(UTC)
+        self._workloads.watch_again(workload, self._nursery)
+        self._workloads.set_state(workload, RUNNING)
+
+    async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
+        """Ends what was started of a workload: it is stopped as before, or keeps what it has."""
+        try:
+            await self._termination.end_processes(workload, progress, parked=True)
+        except OperationError as error:
+            progress.warnings.append(f"and what was started could not be ended: {error.message}")
+            workload.lease = allocation.hand_over_lease()
+            workload.error = error
+            self._workloads.watch_again(workload, self._nursery)
+            self._workloads.set_state(workload, UNKNOWN)
+            return
+        workload.absent = True
+        workload.host = None
+        self._workloads.host_shares.give_back(workload)  # the control group
+        allocation.release()
+        self._workloads.set_state(workload, STOPPED)
+
+    def expect(self, workload_id: str, checkpoint_id: str) -> None:
+        """Says whether an application that is about to be started is to wait until it is restored."""
+        if checkpoint_id:
+            self._applications.expect_restore(workload_id)
+        else:
+            self._applications.forget_restore(workload_id)
+
+    async def find(self, checkpoint_id: str) -> StoredCheckpoint | None:
+        """A checkpoint that is whole by its header. None: there is none."""
+        try:
+            return await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
+        except OperationError:
+            return None
+
+    async def require_checkpoint(self, checkpoint_id: str) -> None:
+        """Refuses what is not there, or not whole.
+
+        Raises:
+            OperationError: UNKNOWN_CHECKPOINT, or CHECKPOINT_CORRUPT.
+        """
+        await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
+
+    async def begin_with(self, workload: Workload, checkpoint_id: str, progress: Progress) -> None:
+        """Restores the application of a workload that was just started.
+
+        Raises:
+            OperationError: It can't be restored; the workload is ended.
+        """
+        try:
+            await self._restore(workload, "", checkpoint_id, progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                self.expect(workload.workload_id, "")
+                stop = command_pb2.StopOperation()
+                await self._termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+            raise
+
+    async def _restore(
+        self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, progress: Progress
+    ) -> None:
+        """Restores the application of a program that was just started, once it serves its kernel."""
+        progress.enter("load")
+        kernel = await self._served(workload)
+        restored = await checkpointing.restore(
+            kernel,
+            self._application_store,
+            workload_id=from_workload_id,
+            checkpoint_id=checkpoint_id,
+            timeouts=self._timeouts,
+            progress=progress.tell_bytes,
+        )
+        self._applications.forget_restore(workload.workload_id)
+        progress.warnings += restored.warnings
+        progress.checkpoint_id = restored.checkpoint.checkpoint_id
+        progress.disk_bytes = restored.checkpoint.file_bytes
+
+    async def _served(self, workload: Workload) -> Application:
+        """Waits for the kernel of a program that was just started, and for no program that has ended."""
+        found: list[Application] = []
+        errors: list[OperationError] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
+            try:
+                found.append(
+                    await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
+                )
+            except OperationError as error:
+                errors.append(error)
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        if not found:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+                f"the program of workload {workload.name} ended before its application served a kernel: "
+                "`leasehold logs` shows why",
+                {"workload_id": workload.workload_id},
+            )
+        return found[0]
+
+    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> checkpointing.Saved:
+        available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
+        with self._disk.room() as room:
+            return await checkpointing.save(
+                kernel,
+                self._application_store,
+                available_bytes=available_bytes,
+                room=room,
+                resume=resume,
+                timeouts=self._timeouts,
+                progress=progress.tell_bytes,
+            )
+
+    def _told(self, saved: checkpointing.Saved, progress: Progress) -> StoredCheckpoint:
+        progress.warnings += saved.warnings
+        progress.checkpoint_id = saved.checkpoint.checkpoint_id
+        progress.disk_bytes = saved.checkpoint.file_bytes
+        return saved.checkpoint
+
+    async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
+        """The newest checkpoint of a workload that is whole by its header. None: it has none."""
+        found = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
+        return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
+
+
+def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:
+    intent = intent_of(phase, plan, {}, ())
+    if kept is None:
+        return intent
+    return structs.replace(intent, checkpoint_id=kept.checkpoint_id, disk_bytes=kept.file_bytes)
+
+
+async def _cancel_at_end(root: ProcessIdentity, scope: trio.CancelScope) -> None:
+    await wait_ended(root)
+    scope.cancel()

@@ -1,0 +1,189 @@
+"""Ending a workload on somebody's word."""
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+
+from leasehold_worker.commands.intents import Intent, WorkloadIntent
+from leasehold_worker.commands.progress import Progress
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.processes import catches, send_signal, wait_ended
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.registry import KILL_AGAIN_S, LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
+from leasehold_worker.workloads.states import AWAY, ENDED, RUNNING, SLEEPING, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.workload import Workload
+
+DEFAULT_GRACE_S: Final = 10.0
+LONGEST_GRACE_S: Final = 366 * 86_400.0
+"""A year, as the coordinator has it."""
+
+KILL_WAIT_S: Final = 15.0
+"""How long a killed workload may take to be gone."""
+
+
+@final
+class Termination:
+    """The stop operation."""
+
+    def __init__(self, workloads: Workloads, killer: Killer) -> None:
+        self._workloads = workloads
+        self._killer = killer
+
+    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, progress: Progress) -> None:
+        """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
+
+        A parked workload is killed at once: its CUDA calls block, so it could not end by itself. So is one
+        that was restored and does not handle SIGTERM, which would kill it while it runs.
+
+        Raises:
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+        """
+        workload = self._workloads.get(workload_id)
+        if workload.state in ENDED:
+            progress.already_there = True
+            return
+        before = workload.state
+        home = workload.lease.gpu_uuids if workload.lease else ()
+        target = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
+        await progress.intend(Intent("stop", (target,)))
+        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        if before in AWAY:
+            self._workloads.end_without_processes(workload)
+            return
+        with trio.CancelScope(shield=True):
+            if before in (RUNNING, SLEEPING) and self._may_terminate(workload, force=operation.force):
+                progress.enter("terminate")
+                send_signal(workload.root, signal.SIGTERM)
+                await _wait_grace(workload, operation)
+            if not workload.ended.is_set():
+                await self._kill(workload, before, progress, force=operation.force)
+
+    async def resume(
+        self, workload: Workload, operation: command_pb2.StopOperation, progress: Progress, *, parked: bool
+    ) -> None:
+        """Ends a workload whose stop was under way when the worker was killed.
+
+        SIGTERM may have been sent, and is not sent twice: many programs take the second for an order to
+        drop everything. The grace counts anew.
+
+        Args:
+            workload: The workload.
+            operation: How it is to be stopped.
+            progress: Gets what was done with the members.
+            parked: It was parked when the stop began.
+
+        Raises:
+            OperationError: As for :meth:`stop`.
+        """
+        if workload.state in ENDED:
+            return
+        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        if workload.absent:
+            self._workloads.end_without_processes(workload)
+            return
+        with trio.CancelScope(shield=True):
+            if not parked and self._may_terminate(workload, force=operation.force):
+                await _wait_grace(workload, operation)
+            if not workload.ended.is_set():
+                before = SUSPENDED if parked else RUNNING
+                await self._kill(workload, before, progress, force=operation.force)
+
+    async def end_processes(
+        self,
+        workload: Workload,
+        progress: Progress,
+        *,
+        parked: bool,
+        told: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Ends the processes of a workload that goes on without them, and waits until they are gone.
+
+        Nobody may be watching for the workload's end.
+
+        Args:
+            workload: The workload.
+            progress: Gets what was done with the members.
+            parked: Its CUDA calls block, so it could not end by itself and is killed at once.
+            told: Notes that it has been told to end, and so will.
+
+        Raises:
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+        """
+        if workload.absent:
+            await trio.lowlevel.checkpoint()
+            return
+        if not parked and self._may_terminate(workload, force=False):
+            progress.enter("terminate")
+            send_signal(workload.root, signal.SIGTERM)
+            if told is not None:
+                await _note(told, progress)
+            with trio.move_on_after(DEFAULT_GRACE_S):
+                await wait_ended(workload.root)
+        # Takes as long as suspending the members does, and is not broken off.
+        await self._killer.kill(workload, progress)
+        deadline = trio.current_time() + KILL_WAIT_S
+        while not await _gone(workload):
+            if trio.current_time() > deadline:
+                raise _stuck(workload)
+            await self._killer.kill(workload, progress)
+
+    def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
+        return force or not workload.restored or catches(workload.root, signal.SIGTERM)
+
+    async def _kill(
+        self,
+        workload: Workload,
+        before: workload_pb2.WorkloadState.ValueType,
+        progress: Progress,
+        *,
+        force: bool,
+    ) -> None:
+        try:
+            await self._killer.kill(workload, progress, force=force)
+        except OperationError as error:
+            workload.error = error if workload.headless else workload.error
+            self._workloads.set_state(workload, UNKNOWN if workload.headless else before)
+            raise
+        with trio.move_on_after(KILL_WAIT_S):
+            await workload.ended.wait()
+        if not workload.ended.is_set():
+            self._workloads.set_state(workload, UNKNOWN)
+            raise _stuck(workload)
+
+
+async def _gone(workload: Workload) -> bool:
+    """Whether no process is left soon. What was started while the others were killed has to be killed too."""
+    pause_s = POLL_INTERVAL_S
+    with trio.move_on_after(KILL_AGAIN_S):
+        while not await workload.is_gone():  # nothing else tells
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return True
+    return False
+
+
+def _stuck(workload: Workload) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_DRIVER_ERROR,
+        f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in the "
+        "kernel, and its GPUs stay leased",
+    )
+
+
+async def _note(told: Callable[[], Awaitable[None]], progress: Progress) -> None:
+    """Notes what can't be taken back, or says that it couldn't."""
+    try:
+        await told()
+    except OperationError as error:
+        progress.warnings.append(f"that it was told to end is not on disk: {error.message}")
+
+
+async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:
+    has_grace = operation.HasField("grace")
+    grace_s = min(max(0.0, seconds(operation.grace)), LONGEST_GRACE_S) if has_grace else DEFAULT_GRACE_S
+    with trio.move_on_after(grace_s):
+        await workload.ended.wait()

@@ -1,0 +1,1 @@
+"""What an operation would do, and what forbids it."""

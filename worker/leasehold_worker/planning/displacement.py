@@ -1,0 +1,100 @@
+"""Members of a workload on GPUs that it does not lease.
+
+A move changes where processes run, and can't change their environment: a child that a moved process starts
+reads the CUDA_VISIBLE_DEVICES of the start, and begins on the old GPU. Such a member counts as displaced from
+the GPU that took the place of the one that it uses, so that a restore or a remap brings it there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import trio
+from leasehold.v1 import errors_pb2
+
+from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
+from leasehold_worker.driver.members import RUNNING, Member
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.inventory import GpuUsage
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.processes import ProcessIdentity, variable_of
+from leasehold_worker.planning.findings import Findings
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+CHILDREN_OF_MOVED = (
+    "processes that the workload starts from now on still read the CUDA_VISIBLE_DEVICES of its start: those "
+    "that begin to use CUDA do so on the old GPUs, without a lease"
+)
+
+
+def is_elsewhere(
+    processes: Sequence[ProcessIdentity], held: Collection[str], usage: Mapping[str, GpuUsage]
+) -> bool:
+    """Whether NVML lists one of the processes on a GPU that is not held."""
+    pids = {identity.pid for identity in processes}
+    return any(gpu_uuid not in held and pids & gpu.processes.keys() for gpu_uuid, gpu in usage.items())
+
+
+async def find_displaced(
+    members: Sequence[Member], home: Sequence[str], chips: Mapping[str, str], findings: Findings
+) -> tuple[Member, ...]:
+    """As :func:`displaced`, in a thread.
+
+    Raises:
+        OperationError: As for that; TARGET_NOT_RUNNABLE, a member can't be read.
+    """
+    if not any(_is_strange(member, home) for member in members):
+        await trio.lowlevel.checkpoint()
+        return tuple(members)
+    look = partial(displaced, members, home, chips, findings)
+    return await read_process(members[0].identity.pid, look)
+
+
+def displaced(
+    members: Sequence[Member], home: Sequence[str], chips: Mapping[str, str], findings: Findings
+) -> tuple[Member, ...]:
+    """The members, those on GPUs that the workload does not hold as displaced from the ones that it does.
+
+    Args:
+        members: Measured. They may block to be read.
+        home: GPUs that the workload holds, in its order.
+        chips: Chip name by UUID of every GPU of the host.
+        findings: Gets a warning for each member that is displaced.
+
+    Raises:
+        OperationError: REMAP_NOT_APPLIED, it can't be told which GPU has taken the place of one in use.
+    """
+    return tuple(_displaced(member, home, chips, findings) for member in members)
+
+
+def _is_strange(member: Member, home: Sequence[str]) -> bool:
+    """Whether a running member is on a GPU that its workload, which holds some, does not hold."""
+    return bool(home) and member.state == RUNNING and not set(member.gpu_uuids) <= set(home)
+
+
+def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], findings: Findings) -> Member:
+    if not _is_strange(member, home):
+        return member
+    used = member.gpu_uuids
+    strange = [gpu_uuid for gpu_uuid in used if gpu_uuid not in home]
+    pid, names = member.identity.pid, ", ".join(strange)
+    started_with = variable_of(pid, VISIBLE_VARIABLE).split(",")
+    if len(started_with) != len(home) or not set(used) <= set(started_with):
+        raise OperationError(
+            errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
+            f"process {pid} uses {names}, which its workload does not lease and did not start with: end it",
+            {"pid": str(pid), "gpu_uuid": strange[0]},
+        )
+    old = dict(zip(started_with, home, strict=True))
+    findings.warn(
+        "leased_gpus",
+        f"process {pid} uses {names}, which its workload does not lease: the next restore or "
+        "remap moves the process to a GPU of the lease",
+    )
+    return replace(
+        member,
+        device_memory_bytes={old[gpu_uuid]: size for gpu_uuid, size in member.device_memory_bytes.items()},
+        gpu_uuids=tuple(old[gpu_uuid] for gpu_uuid in used),
+        displacement=complete_pairs([GpuPair(old[gpu_uuid], gpu_uuid) for gpu_uuid in used], chips),
+    )

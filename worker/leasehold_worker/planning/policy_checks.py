@@ -1,0 +1,242 @@
+"""What a policy needs beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
+
+from functools import partial
+from typing import Final, final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2
+
+from leasehold_worker.applications.checkpointing import no_kernel
+from leasehold_worker.applications.registry import ApplicationRegistry
+from leasehold_worker.byte_sizes import size_text
+from leasehold_worker.checkpoints.application_file import StoredCheckpoint
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.criu.image_size import image_bytes
+from leasehold_worker.criu.support import CriuSupport
+from leasehold_worker.errors import OperationError
+from leasehold_worker.gpus.uuids import normalize_uuid
+from leasehold_worker.hooks.validation import weights_hooks
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.leasing.allocation import AllocRequest, Resources
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.planning.plan import Destination, Plan, TierNeed
+from leasehold_worker.workloads.eviction import (
+    CHECKPOINT,
+    DEVICE,
+    DISK,
+    HOST,
+    KEEP_RUNNING,
+    RETAIN,
+    STOP,
+    policy_text,
+    process_text,
+    strategy_of,
+    weights_text,
+)
+from leasehold_worker.workloads.states import AWAY, RUNNING, SUSPENDED
+from leasehold_worker.workloads.workload import RUN, Workload
+
+_SAYS: Final = {
+    errors_pb2.ERROR_REASON_NOTHING_FREED: "frees no device memory",
+    errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST: "loses what the workload has computed since it was saved",
+}
+
+
+@final
+class PolicyChecks:
+    """Looks at what policies need, for the plans of one worker."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        applications: ApplicationRegistry,
+        application_store: ApplicationStore,
+        disk: CheckpointDirectory,
+        criu: CriuSupport,
+    ) -> None:
+        self._resources = resources
+        self._applications = applications
+        self._application_store = application_store
+        self._disk = disk
+        self._criu = criu
+
+    def check(self, plan: Plan, *, allowed: bool) -> None:
+        """Refuses what frees nothing, loses something, or that nobody could do.
+
+        Args:
+            plan: With the policy, which gets what is found.
+            allowed: Whether it may free nothing, or lose something.
+        """
+        workload, policy = plan.target.workload, plan.policy
+        if policy is None:
+            return
+        with plan.findings.check("policy", policy_text(policy)):
+            self._check_weights(workload, plan)
+            if policy.process_strategy in (CHECKPOINT, STOP) and workload.origin != RUN:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+                    f"workload {workload.name} was not started by a worker, which could not start it again: "
+                    f"park it by cuda_suspend instead of {process_text(policy.process_strategy)}",
+                )
+            refusal = strategy_of(policy).refusal
+            plan.saves = bool(refusal) and self._is_harmless(workload, refusal)
+            if refusal and not self._is_harmless(workload, refusal):
+                message = f"{policy_text(policy)} {_SAYS[refusal]}"
+                if not allowed:
+                    raise OperationError(refusal, f"{message}: choose another policy, or force it")
+                plan.findings.warn("policy", f"{message}, and that is allowed")
+
+    def _check_weights(self, workload: Workload, plan: Plan) -> None:
+        policy = plan.policy
+        if policy is None or policy.process_strategy == STOP or workload.parked is not None:
+            return
+        weights = policy.weight_strategy
+        if weights != RETAIN and not weights_hooks(workload.spec.hooks, weights):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"no hook of workload {workload.name} can {weights_text(weights)} its weights: declare vllm, "
+                "sglang, or another one with frees_memory when it is run, or retain them",
+                {"field": "policy.weight_strategy"},
+            )
+
+    def _is_harmless(self, workload: Workload, refusal: errors_pb2.ErrorReason.ValueType) -> bool:
+        """Whether nothing is lost, since the application saves itself first."""
+        lost = refusal == errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST
+        return lost and workload.state == RUNNING and self._applications.of(workload.workload_id) is not None
+
+    async def look_at_image(self, plan: Plan) -> None:
+        """What writing an image takes: a CRIU, processes that it can write, and room on disk."""
+        findings, target = plan.findings, plan.target
+        target.processes = target.processes or await target.workload.find_processes()
+        with findings.check("criu", "works here"):
+            self._criu.require_criu()
+        at_rest = target.workload.state == SUSPENDED
+        try:
+            for obstacle in await self._criu.obstacles(target.processes, suspended=at_rest):
+                error = OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
+                findings.refuse("processes", error)
+            read = partial(image_bytes, target.processes)
+            needed = await read_process(target.workload.root.pid, read, is_long=True)
+        except OperationError as error:
+            findings.refuse("processes", error)
+            return
+        if not at_rest:
+            needed += sum(member.total_bytes for member in target.members)
+        await self._look_at_disk(plan, needed)
+
+    async def _look_at_disk(self, plan: Plan, needed_bytes: int) -> None:
+        available = await trio.to_thread.run_sync(self._disk.available_bytes)
+        plan.tiers.append(TierNeed(DISK, needed_bytes, available))
+        with plan.findings.check("disk", f"about {size_text(needed_bytes)} needed"):
+            if needed_bytes > available:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
+                    f"about {size_text(needed_bytes)} don't fit into the {size_text(available)} that are "
+                    "left for checkpoints: delete some, or raise checkpoint_limit in the worker's settings",
+                )
+
+    async def look_at_application(self, plan: Plan) -> None:
+        """What stopping a workload takes: an application that can save itself now, if it serves a kernel."""
+        workload = plan.target.workload
+        if workload.state != RUNNING or self._applications.of(workload.workload_id) is None:
+            plan.findings.skip("application", "it serves no kernel, or is parked: nothing is saved")
+            return
+        await self.look_at_kernel(plan)
+
+    async def look_at_kernel(self, plan: Plan) -> None:
+        """What saving an application takes: a kernel that says yes, and room on disk."""
+        findings, workload = plan.findings, plan.target.workload
+        kernel = self._applications.of(workload.workload_id)
+        if kernel is None:
+            findings.refuse("application", no_kernel(workload))
+            return
+        with findings.check("application", "can save itself"):
+            readiness = await kernel.can_checkpoint()
+            if not readiness.ready:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
+                    f"the application of workload {workload.name} can't save itself now: "
+                    f"{readiness.reason or 'it does not say why'}; try again later",
+                )
+        if not plan.refused:
+            await self._look_at_disk(plan, await kernel.size_estimate())
+
+    async def look_at_kept_image(self, plan: Plan) -> None:
+        """What bringing processes back takes: CRIU, and an image for this host. Its bytes are read later."""
+        workload = plan.target.workload
+        plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
+        with plan.findings.check("criu", "works here"):
+            self._criu.require_criu()
+        with plan.findings.check("image", f"{plan.checkpoint_id} is there, and for this host"):
+            await self._criu.check_kept(plan.checkpoint_id)
+        with plan.findings.check("resources", "there"):
+            host = AllocRequest.of(workload.spec.resources).host
+            self._resources.alloc(workload.workload_id, AllocRequest(GpuRequest(0), host), live=False)
+        plan.host_memory = need = self._criu.need(workload)
+        with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
+            need.check()
+
+    async def look_at_start(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+        """What starting a stopped workload again takes: room, and what its application had saved."""
+        findings, workload = plan.findings, plan.target.workload
+        parked_id = workload.parked.checkpoint_id if workload.parked else ""
+        plan.checkpoint_id = operation.checkpoint_id or parked_id
+        with findings.check("pairs", "none"):
+            if operation.pairs:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+                    f"workload {workload.name} is stopped, and starts afresh: name GPUs instead of pairs",
+                    {"field": "pairs"},
+                )
+        with findings.check("resources", "there"):
+            request = AllocRequest.of(workload.spec.resources, plan.target.home)
+            if operation.gpu_uuids:
+                request = AllocRequest(GpuRequest(0), request.host)
+            taken = self._resources.alloc(
+                workload.workload_id, request, live=False, priority=workload.spec.priority
+            )
+            gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
+            plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
+        if operation.checkpoint_id:
+            with findings.check("checkpoint", f"{plan.checkpoint_id} is there"):
+                found = await trio.to_thread.run_sync(self._application_store.find, operation.checkpoint_id)
+                plan.tiers.append(TierNeed(DISK, found.file_bytes, None))
+            return
+        found_all = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
+        whole = [each for each in found_all if isinstance(each, StoredCheckpoint)]
+        if plan.checkpoint_id and not found_all:
+            findings.refuse("checkpoint", _gone(plan.checkpoint_id, workload))
+        elif whole:
+            plan.tiers.append(TierNeed(DISK, whole[0].file_bytes, None))
+
+    def tell_tiers(self, plan: Plan) -> None:
+        """Where bytes would go, or come from."""
+        workload, policy = plan.target.workload, plan.policy
+        if policy is None:
+            return
+        moved = sum(member.total_bytes for member in plan.members)
+        told = {need.tier for need in plan.tiers}
+        for tier in strategy_of(policy).tiers:
+            if tier in told:
+                continue
+            match tier:
+                case _ if tier == HOST:
+                    available = plan.host_memory.available_bytes if plan.host_memory else None
+                    plan.tiers.append(TierNeed(HOST, moved, available))
+                case _ if tier == DEVICE:
+                    everything = policy.process_strategy == KEEP_RUNNING and policy.weight_strategy == RETAIN
+                    plan.tiers.append(TierNeed(DEVICE, moved if everything else None, None))
+                case _ if workload.parked is not None and workload.state in AWAY:
+                    plan.tiers.append(TierNeed(DISK, workload.parked.disk_bytes, None))
+                case _:
+                    plan.tiers.append(TierNeed(tier, None, None))
+
+
+def _gone(checkpoint_id: str, workload: Workload) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        f"checkpoint {checkpoint_id} of workload {workload.name} is not in the image directory any more: "
+        "bring it back, name another one by its id, or run the program afresh",
+        {"checkpoint_id": checkpoint_id},
+    )

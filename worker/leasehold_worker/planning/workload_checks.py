@@ -1,0 +1,222 @@
+"""What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
+
+from leasehold_worker.driver.gpu_pairs import GpuPair
+from leasehold_worker.driver.members import (
+    CHECKPOINTED,
+    FAILED,
+    LOCKED,
+    RUNNING,
+    Member,
+    Search,
+    state_name,
+)
+from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.gpus.inventory import GpuUsage
+from leasehold_worker.gpus.uuids import normalize_uuid
+from leasehold_worker.host.process_readings import read_process
+from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive, user_id
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.states import (
+    ENDED,
+    PARKED,
+    WEDGED,
+)
+from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
+from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+JOB_FILE_VARIABLE: Final = "CUDA_CHECKPOINT_JOB_FILE"
+
+_REMEDIES: Final = {
+    WORKLOAD_RUNNING: "suspend it first",
+    **dict.fromkeys(PARKED, "restore it first"),
+    WORKLOAD_UNKNOWN: "restore it first, without naming GPUs",
+    WEDGED: "stop it, nothing else helps",
+    **dict.fromkeys(ENDED, "run it again"),
+}
+"""What leads out of a state that an operation can't begin in."""
+
+
+def require_state(workload: Workload, states: Collection[WorkloadState.ValueType], verb: str) -> None:
+    """Refuses a workload in other states with WRONG_STATE; ``verb`` is what can't be done then."""
+    if workload.state not in states:
+        wanted = " or ".join(_name(state) for state in sorted(states))
+        raise OperationError(
+            errors_pb2.ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is {_name(workload.state)}, and only one that is {wanted} can be "
+            f"{verb}: {_REMEDIES.get(workload.state, 'wait until its command has ended')}",
+            {"observed_state": _name(workload.state)},
+        )
+
+
+def require_alive(workload: Workload) -> None:
+    """Refuses to lease GPUs to a workload that ended during the operation, with TARGET_CRASHED."""
+    # The end of its first process is seen a little later by whoever watches it.
+    if workload.state in ENDED or not is_alive(workload.root):
+        raise OperationError(
+            errors_pb2.ERROR_REASON_TARGET_CRASHED,
+            f"workload {workload.name} ended during the operation: look at its output",
+        )
+
+
+def require_members(workload: Workload, members: Sequence[Member], *, listed: bool = False) -> None:
+    """Refuses a workload without CUDA processes, or with one that is not RUNNING.
+
+    Args:
+        workload: The workload.
+        members: Its CUDA processes by the driver's word.
+        listed: NVML lists a process of it, so that it uses CUDA whatever the driver says.
+    """
+    if not members:
+        if workload.awaits_readiness and not listed:
+            raise _not_ready(workload, "no process of it uses CUDA yet", "stop it")
+        raise OperationError(
+            errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
+            f"no process of workload {workload.name} uses CUDA: wait until it does, or stop it",
+        )
+    for member in members:
+        if member.state != RUNNING:
+            state = state_name(member.state)
+            cuda_suspend = member.state in (LOCKED, CHECKPOINTED)
+            remedy = (
+                "let whoever suspends it resume it" if cuda_suspend else "stop the workload if it stays so"
+            )
+            if member.state == FAILED:
+                remedy = "the driver has given it up, so stop the workload"
+            raise OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"process {member.identity.pid} is {state}, and only one that is RUNNING can be suspended: "
+                f"{remedy}",
+                {"pid": str(member.identity.pid), "observed_state": state},
+            )
+
+
+def require_ready(workload: Workload) -> None:
+    """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY."""
+    if workload.awaits_readiness and workload.has_probe:
+        raise _not_ready(workload, workload.unready or "its readiness probe has not answered yet", "force it")
+
+
+def _not_ready(workload: Workload, why: str, other: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_NOT_READY,
+        f"workload {workload.name} is not ready ({why}): try again once `leasehold wait {workload.name}` has "
+        f"returned, or {other}",
+        {"workload_id": workload.workload_id},
+    )
+
+
+def require_all(
+    processes: Iterable[ProcessIdentity], members: Iterable[Member], usage: Mapping[str, GpuUsage]
+) -> None:
+    """Refuses with MEMBERS_CHANGED where NVML lists a process on a GPU that is not among the members."""
+    known = {member.identity.pid for member in members}
+    listed = {pid for gpu in usage.values() for pid in gpu.processes}
+    for identity in processes:
+        if identity.pid in listed - known:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
+                f"NVML lists process {identity.pid} on a GPU, and the driver says that it does not use CUDA: "
+                "it may be starting or ending, so try again",
+                {"pid": str(identity.pid)},
+            )
+
+
+def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
+    """Refuses with PERMISSION_OR_OS processes that the worker may not trace and that may use CUDA.
+
+    That NVML does not list such a process shows that it uses no GPU only where NVML lists every member: in a
+    container with a process namespace of its own, NVML lists none.
+    """
+    listed = {pid for gpu in usage.values() for pid in gpu.processes}
+    unlisted = [member.identity.pid for member in search.members if member.identity.pid not in listed]
+    for identity in search.closed:
+        if identity.pid in listed:
+            why = "NVML lists it on a GPU"
+        elif unlisted:
+            why = f"it may use CUDA, as NVML does not list process {unlisted[0]} either, which does"
+        elif not search.members:
+            why = "it may use CUDA, as no other process of the workload does"
+        else:
+            continue
+        raise OperationError(
+            errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+            f"the worker may not trace process {identity.pid} of user id {user_id(identity.pid)}, and {why}: "
+            "run the worker as root or with CAP_SYS_PTRACE, or start the process as the worker's user",
+            {"pid": str(identity.pid)},
+        )
+
+
+async def is_sequential(spec: workload_pb2.WorkloadSpec, members: Sequence[Member]) -> bool:
+    """Whether the members of a workload are called one after the other.
+
+    Those of a job that shares memory by CUDA IPC must be, and its launcher leaves a mark in their environment
+    (NVIDIA/cuda-checkpoint issues 43 and 56). What the spec says goes before that. An environment that can't
+    be read counts as one without the mark.
+    """
+    if not members or spec.member_order != workload_pb2.MEMBER_ORDER_UNSPECIFIED:
+        await trio.lowlevel.checkpoint()
+        return spec.member_order == workload_pb2.MEMBER_ORDER_SEQUENTIAL
+    try:
+        return await read_process(members[0].identity.pid, partial(_is_job, members))
+    except OperationError as error:
+        logger.warning("%s", error.message)
+        return False
+
+
+def _is_job(members: Iterable[Member]) -> bool:
+    return any(has_variable(member.identity, JOB_FILE_VARIABLE) for member in members)
+
+
+def parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[GpuPair, ...]:
+    """The pairs with their UUIDs in NVML's form.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT, one is malformed or its source is not a GPU that is held.
+    """
+    parsed = tuple(GpuPair(normalize_uuid(pair.old_uuid), normalize_uuid(pair.new_uuid)) for pair in pairs)
+    for pair in parsed:
+        if pair.old_uuid not in held:
+            gpus = ", ".join(held) or "no GPU"
+            raise invalid(
+                "pairs", f"the workload holds {gpus}, not {pair.old_uuid}: name a GPU that it holds"
+            )
+    return parsed
+
+
+def _name(state: WorkloadState.ValueType) -> str:
+    return WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
+
+
+LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
+"""A week, as the coordinator allows and docs/protocol.md says."""
+
+
+def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
+    """How long submitted work may take to drain.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
+    """
+    if not operation.HasField("lock_timeout"):
+        return DEFAULT_LOCK_TIMEOUT_S
+    timeout_s = seconds(operation.lock_timeout)
+    if not 0 < timeout_s <= LOCK_TIMEOUT_LIMIT_S:
+        raise invalid(
+            "lock_timeout",
+            f"a lock timeout of {timeout_s:g} s is out of range: give more than 0 and at most "
+            f"{LOCK_TIMEOUT_LIMIT_S:g} s",
+        )
+    return timeout_s

@@ -1,0 +1,1 @@
+"""Programs that the worker starts: their shim, their environment and their output."""

@@ -1,0 +1,345 @@
+"""A workload's program, behind a launcher that outlives the worker and keeps how it ended."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from leasehold_worker.files import file_descriptors, private_directories
+from leasehold_worker.files.workload_files import NotRegularError, read_regular
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity, boot_id, is_alive, wait_ended
+from leasehold_worker.programs import shim
+
+START_TIMEOUT_S: Final = 30.0
+EXIT_TIMEOUT_S: Final = 5.0
+"""How long a launcher may take to write how its program ended."""
+
+POLL_INTERVAL_S: Final = 0.01
+
+RECORD_LIMIT_BYTES: Final = 65_536
+LAST_TIME_S: Final = 253_402_300_799.0
+"""The last second that datetime can hold."""
+
+_Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class LaunchError(Exception):
+    """The program was not started; the text says why."""
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """Who a program is, and who waits for its end, as its launcher wrote it down."""
+
+    pid: _Pid
+    start_time_ticks: _Ticks
+    launcher_pid: _Pid
+    launcher_start_time_ticks: _Ticks
+    boot_id: str
+
+    @property
+    def program(self) -> ProcessIdentity:
+        """The program."""
+        return ProcessIdentity(Pid(self.pid), self.start_time_ticks)
+
+    @property
+    def launcher(self) -> ProcessIdentity:
+        """Its parent."""
+        return ProcessIdentity(Pid(self.launcher_pid), self.launcher_start_time_ticks)
+
+
+class ExitRecord(msgspec.Struct, frozen=True):
+    """How a program ended. ``returncode`` is Python's, negative for a signal."""
+
+    returncode: Annotated[int, Meta(ge=-255, le=255)]
+    end_time: Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
+    error: str = ""
+
+
+class _StartRecord(msgspec.Struct, frozen=True):
+    """What a launcher tells: who was started, or what went wrong."""
+
+    error: str = ""
+    pid: int = 0
+    start_time_ticks: int = 0
+
+
+async def launch(
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    working_directory: Path | str,
+    environment: Mapping[str, str],
+    output: int,
+    group: Path | None,
+    nursery: trio.Nursery,
+) -> ProcessIdentity:
+    """Starts a program that goes on without us.
+
+    Args:
+        folder: Where its launcher writes; it must be there.
+        arguments: Program and arguments.
+        working_directory: Where it starts.
+        environment: All of its environment.
+        output: Descriptor for both its streams.
+        group: Control group that it runs in. None: the worker's.
+        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+
+    Raises:
+        LaunchError: It could not be started.
+    """
+    command = [sys.executable, "-I", "-S", shim.__file__, str(folder), boot_id()]
+    # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
+    with trio.CancelScope(shield=True), _input(_entries(environment)) as environment_descriptor:
+        read_end, write_end = os.pipe()
+        limits = (file_descriptors.STARTED_WITH, group or "")
+        settings = (write_end, *limits, environment_descriptor, working_directory)
+        try:
+            process = await trio.lowlevel.open_process(
+                [*command, *map(str, settings), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=private_directories.STARTED_WITH,
+                pass_fds=(write_end, environment_descriptor),
+            )
+        except (OSError, ValueError) as error:
+            os.close(read_end)
+            raise LaunchError(str(error)) from error
+        finally:
+            os.close(write_end)
+        nursery.start_soon(process.wait)
+        said = await _hear(read_end) or await _give_up(folder, process)
+    if said.error:
+        raise LaunchError(said.error)
+    return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
+
+
+async def relaunch(
+    folder: Path,
+    criu: Path,
+    request: bytes,
+    pid: int,
+    *,
+    descriptors: Collection[int],
+    environment: Mapping[str, str],
+    errors: int,
+    group: Path | None,
+    timeout_s: float,
+    nursery: trio.Nursery,
+) -> ProcessIdentity:
+    """Has CRIU bring back a program, which goes on without us as if :func:`launch` had started it.
+
+    When it is cancelled or takes too long, it is given up: then nothing of the program runs, and nothing
+    will. But if the launcher was quicker, this returns as if it had not been cancelled.
+
+    Args:
+        folder: Where its launcher writes. What it wrote there about the program's former life must be gone.
+        criu: The CRIU.
+        request: What is asked of it, as bytes of a ``CriuRequest`` with ``rst_sibling`` and
+            ``notify_scripts``.
+        pid: The program's, then and now.
+        descriptors: Those that the request names. The launcher has them by the same numbers.
+        environment: Of CRIU.
+        errors: Descriptor of a file for what CRIU and the launcher have to say.
+        group: Control group that CRIU and the program run in. None: the worker's.
+        timeout_s: How long it may take.
+        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+
+    Raises:
+        LaunchError: Nothing runs. Where CRIU failed after it was written down who is restored, the folder
+            tells of a program that has ended, with the error in its :class:`ExitRecord`.
+    """
+    command = [sys.executable, "-I", "-S", shim.__file__, shim.RESTORE, str(folder), boot_id()]
+    with trio.CancelScope(shield=True), _input(request) as input_descriptor:
+        read_end, write_end = os.pipe()
+        try:
+            process = await trio.lowlevel.open_process(
+                [*command, str(write_end), str(timeout_s), str(group or ""), str(criu), str(pid)],
+                stdin=input_descriptor,
+                stdout=errors,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+                pass_fds=(write_end, *descriptors),
+            )
+        except (OSError, ValueError) as error:
+            os.close(read_end)
+            raise LaunchError(str(error)) from error
+        finally:
+            os.close(write_end)
+    nursery.start_soon(process.wait)
+    stream = trio.lowlevel.FdStream(read_end)
+    try:
+        with trio.move_on_after(timeout_s):
+            return _restored(await _read_record(stream), folder)
+    except trio.Cancelled:
+        with trio.CancelScope(shield=True):
+            if who := await _give_up_restore(folder, process, stream):
+                return who
+        raise
+    else:
+        with trio.CancelScope(shield=True):
+            if who := await _give_up_restore(folder, process, stream):
+                return who
+        raise LaunchError(f"it was not done within {timeout_s:g} s")
+    finally:
+        stream.close()  # aclose() would raise Cancelled over what was restored
+
+
+def _entries(environment: Mapping[str, str]) -> bytes:
+    """An environment as in /proc/PID/environ.
+
+    The launcher itself runs in the worker's: an LD_PRELOAD is meant for the program, and would be loaded into
+    the launcher too.
+
+    Raises:
+        LaunchError: A variable can't be in an environment.
+    """
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise LaunchError(f"the variable {name!r} can't be set: take out '=' and NUL")
+    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment.items())
+
+
+@contextmanager
+def _input(request: bytes) -> Iterator[int]:
+    """A descriptor that the bytes can be read from, without a file system that may be full."""
+    descriptor = os.memfd_create("request")
+    try:
+        os.write(descriptor, request)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _give_up_restore(
+    folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
+) -> ProcessIdentity | None:
+    """Gives up a restore, and waits until nothing of it is left; unless the launcher was quicker."""
+    with contextlib.suppress(OSError):  # no room for the file that forbids it: its end serves as well
+        if not abandon(folder):
+            with trio.move_on_after(START_TIMEOUT_S):
+                return _restored(await _read_record(stream), folder)
+    process.terminate()
+    with trio.move_on_after(START_TIMEOUT_S):
+        await process.wait()
+    return None
+
+
+async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
+    """What a launcher tells, in one write."""
+    data = b""
+    async for chunk in stream:
+        data += chunk
+    return msgspec.json.decode(data, type=_StartRecord) if data else _StartRecord()
+
+
+def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
+    """Who was restored. Where that was told and not heard, since it came with the timeout, the folder says.
+
+    Raises:
+        LaunchError: Nobody was.
+    """
+    if said.error:
+        raise LaunchError(said.error)
+    if not said.pid:
+        who = launched(folder)
+        if who is None or exit_record(folder) is not None or not is_alive(who.launcher):
+            raise LaunchError("its launcher has ended")
+        return who.program
+    return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
+
+
+async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
+    """Gives up a start of which nothing was heard, unless the launcher was quicker."""
+    try:
+        abandon(folder)
+    except OSError:  # no room for the file that forbids it, so nobody may be left who could start it
+        process.kill()
+        with trio.move_on_after(EXIT_TIMEOUT_S):
+            await process.wait()
+    who = launched(folder)
+    if who is None:
+        return _StartRecord(
+            error=f"its launcher did not answer within {START_TIMEOUT_S:g} s, and was given up: look at the "
+            "disk of its working directory"
+        )
+    return _StartRecord(pid=who.pid, start_time_ticks=who.start_time_ticks)
+
+
+async def _hear(descriptor: int) -> _StartRecord | None:
+    data = b""
+    with trio.move_on_after(START_TIMEOUT_S):
+        async with trio.lowlevel.FdStream(descriptor) as stream:
+            async for chunk in stream:
+                data += chunk
+    return msgspec.json.decode(data, type=_StartRecord) if data else None
+
+
+def launched(folder: Path) -> Launched | None:
+    """Who was started in a folder. None: nobody, and after :func:`abandon` nobody will be."""
+    return _record_at(folder / shim.PROCESS_FILE, Launched)
+
+
+def abandon(folder: Path) -> bool:
+    """Gives up a start that may still be under way. False: it was quicker, and somebody was started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{shim.PROCESS_FILE}.{uuid.uuid4().hex}"
+    fresh.write_text("given up\n")
+    try:
+        os.link(fresh, folder / shim.PROCESS_FILE)
+    except FileExistsError:
+        return launched(folder) is None
+    finally:
+        fresh.unlink()
+    return True
+
+
+async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
+    """Waits for a program's end. None: it has ended, and nobody wrote down how."""
+    await wait_ended(program)
+    with trio.move_on_after(EXIT_TIMEOUT_S):
+        who = await trio.to_thread.run_sync(launched, folder, abandon_on_cancel=True)
+        while True:
+            # Asked before reading: a launcher that has ended has written all that it ever will.
+            over = who is None or not is_alive(who.launcher)
+            record = await trio.to_thread.run_sync(exit_record, folder, abandon_on_cancel=True)
+            if record is not None or over:
+                return record
+            await trio.sleep(POLL_INTERVAL_S)
+    return None
+
+
+def forget_start(folder: Path) -> None:
+    """Makes room in a folder for another start, once the program of the one before has ended."""
+    for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def exit_record(folder: Path) -> ExitRecord | None:
+    """How the program of a folder ended. None: nobody wrote that down."""
+    return _record_at(folder / shim.EXIT_FILE, ExitRecord)
+
+
+def _record_at(path: Path, kind: type[_Record]) -> _Record | None:
+    """A record of a launcher. None: there is none, or what is there was not written by a launcher."""
+    try:
+        return msgspec.json.decode(read_regular(path, RECORD_LIMIT_BYTES), type=kind)
+    except (FileNotFoundError, NotADirectoryError, NotRegularError):
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

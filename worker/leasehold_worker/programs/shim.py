@@ -1,0 +1,403 @@
+"""The shim of a workload: it starts or restores the program, outlives the worker, and records the exit.
+
+``python -I -S shim.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM
+[ARGUMENT…]`` starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its
+control group or empty, and ENVIRONMENT_FD holds its environment. The shim enters the working directory: if
+that volume hangs, the worker gives up the shim. One shim lives as long as each workload, so it imports little
+of the standard library and nothing else. Orphans of the program become children of the shim, which ends after
+them.
+
+``python -I -S shim.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a
+program from an image as a child of the shim, under this pid. Standard input holds the request for CRIU.
+
+The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
+link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program
+never runs. While the file of a restored program is made, CRIU holds the program, and ends it if it was given
+up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+TYPE_CHECKING = False  # typing itself is larger than all of this
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+PROCESS_FILE = "process"
+EXIT_FILE = "exit"
+RESTORE = "--restore"
+GIVEN_UP = "the worker has given up this start"
+
+# What is needed of CRIU's messages (protos/leasehold/v1/criu.proto), where there is no protobuf.
+TYPE, SUCCESS, NOTIFICATION = 1, 2, 5
+NOTIFY = 6
+SCRIPT = 1
+POST_RESTORE = b"post-restore"
+GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"
+PACKET_BYTES = 1 << 20
+LOOK_INTERVAL_S = 0.5
+"""How often it is looked whether CRIU lives: those that it restores hold its socket open."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class RestoreError(Exception):
+    """Nothing was restored, or it was ended again."""
+
+
+def main() -> None:
+    """Starts a program or brings one back, and waits for its end and that of its orphans."""
+    adopt_orphans()
+    if sys.argv[1] == RESTORE:
+        restore()
+    else:
+        start()
+
+
+def start() -> None:
+    """Starts the program and waits for its end."""
+    folder, boot_id, status_fd, descriptors, group, environment_fd, directory, *arguments = sys.argv[1:]
+    status, environment = int(status_fd), int(environment_fd)
+    os.set_inheritable(status, False)
+    os.set_inheritable(environment, False)
+    try:
+        os.chdir(directory)
+    except OSError as refused:
+        tell(status, {"error": str(refused)})
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
+    go_read, go_write = os.pipe()
+    error_read, error_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_write)
+        become(arguments, group, environment, go_read, error_write)
+    os.close(environment)
+    os.close(go_read)
+    os.close(error_write)
+    facts = describe(pid, boot_id)
+    if not claim(folder, facts):
+        tell(status, {"error": GIVEN_UP})
+        return  # the program's pipe closes, and it ends without having begun
+    os.write(go_write, b"g")
+    os.close(go_write)
+    with os.fdopen(error_read, "rb") as errors:
+        error = errors.read().decode(errors="replace")
+    tell(status, {"error": error} if error else facts)
+    see_out(folder, pid, error)
+
+
+def restore() -> None:
+    """Has CRIU bring the program back, and waits for its end."""
+    folder, boot_id, status_fd, timeout_s, group, criu, pid = sys.argv[2:]
+    status = int(status_fd)
+    os.set_inheritable(status, False)
+    with os.fdopen(os.dup(0), "rb") as file:
+        request = file.read()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    restored: dict[str, object] = {}
+
+    def accept() -> bool:
+        restored.update(describe(int(pid), boot_id))
+        accepted = claim(folder, restored)
+        if not accepted:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            restored.clear()
+        return accepted
+
+    def child_ended(_number: int, _frame: object) -> None:
+        # CRIU can't see this, because it is our child and not CRIU's, and would wait for ever.
+        if not restored and has_ended(int(pid)):
+            raise RestoreError("the process ended while it was being restored")
+
+    signal.signal(signal.SIGTERM, give_up)
+    signal.signal(signal.SIGCHLD, child_ended)
+    try:
+        lead_criu(criu, group, request, status, float(timeout_s), accept)
+    except (RestoreError, OSError) as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        reason = str(error) if isinstance(error, RestoreError) else f"criu can't be asked ({error})"
+        end_children()
+        if restored:
+            keep_end(folder, -signal.SIGKILL, reason)
+        tell(status, {"error": reason})
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    tell(status, restored)
+    close_inherited()  # the image's directories, which CRIU was told by the numbers that they have here
+    see_out(folder, int(pid), "")
+
+
+def close_inherited() -> None:
+    """Closes everything but the three streams."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(int(name))
+
+
+def give_up(_number: int, _frame: object) -> NoReturn:
+    """The worker wants no restore any more."""
+    raise RestoreError(GIVEN_UP)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is a child of ours that has ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def lead_criu(
+    criu: str, group: str, request: bytes, status: int, timeout_s: float, accept: Callable[[], bool]
+) -> None:
+    """Leads CRIU through a restore. Each of its steps may take so long.
+
+    Raises:
+        RestoreError: It did not restore, or ``accept`` refused whom it was about to let run.
+        OSError: It could not be started, or has ended.
+    """
+    import socket  # not for those that never restore
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            os.set_inheritable(theirs.fileno(), True)
+            become_criu(criu, group, theirs.fileno())
+        theirs.close()
+        ours.send(request)
+        accepted = False
+        while True:
+            wait_readable(ours.fileno(), pid, None if accepted else status, timeout_s)
+            answer = fields(ours.recv(PACKET_BYTES))
+            if number(answer, TYPE) != NOTIFY:
+                break
+            if nested(fields(nested(answer, NOTIFICATION)), SCRIPT) == POST_RESTORE:
+                accepted = accept()
+                if not accepted:
+                    ours.send(FAIL)
+                    wait_readable(ours.fileno(), pid, None, timeout_s)  # it ends them, and tidies up
+                    raise RestoreError(GIVEN_UP)
+            ours.send(GO_ON)
+    if not accepted or not number(answer, SUCCESS):
+        raise RestoreError("criu failed" if answer else "criu ended without an answer")
+
+
+def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> None:
+    """Waits until CRIU, which has this pid, says something.
+
+    Raises:
+        RestoreError: It does not in time, has ended, or nobody reads what is written to ``status`` any more.
+    """
+    poll = select.poll()
+    poll.register(criu, select.POLLIN)
+    if status is not None:
+        poll.register(status, 0)  # tells of an error once the worker is gone
+    deadline = time.monotonic() + timeout_s
+    ended, pause_s = False, 0.0
+    while not (ready := [descriptor for descriptor, _ in poll.poll(pause_s * 1000)]):
+        if ended:
+            raise RestoreError("criu ended without an answer")
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise RestoreError(f"criu said nothing for {timeout_s:g} s")
+        ended = has_ended(pid)  # what it had said is there by now
+        pause_s = 0.0 if ended else min(LOOK_INTERVAL_S, left_s)
+    if criu not in ready:
+        raise RestoreError(GIVEN_UP)
+
+
+def become_criu(criu: str, group: str, connection: int) -> NoReturn:
+    """Becomes CRIU, in the control group that what it restores is to be in."""
+    try:
+        enter(group)
+        os.execv(criu, [criu, "swrk", str(connection)])  # noqa: S606 - found by the worker
+    except OSError as error:
+        os.write(2, f"Error (launcher:0): {criu} can't be started: {error}\n".encode())
+    os._exit(127)
+
+
+def fields(message: bytes) -> dict[int, int | bytes]:
+    """The fields of a protobuf message that are numbers or have a length, by their number.
+
+    Raises:
+        RestoreError: It is none, or has other fields.
+    """
+    found: dict[int, int | bytes] = {}
+    at = 0
+    try:
+        while at < len(message):
+            key, at = varint(message, at)
+            found[key >> 3], at = varint(message, at)
+            if key & 7 == 2:
+                length = int(found[key >> 3])
+                found[key >> 3], at = message[at : at + length], at + length
+            elif key & 7 != 0:
+                raise RestoreError("criu's answer can't be read")
+    except IndexError:
+        raise RestoreError("criu's answer is cut short") from None
+    return found
+
+
+def varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at a place of a protobuf message, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (message[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if message[at - 1] < 0x80:
+            return value, at
+
+
+def number(message: dict[int, int | bytes], field: int) -> int:
+    """A field that is a number. 0: it is not there."""
+    value = message.get(field)
+    return value if isinstance(value, int) else 0
+
+
+def nested(message: dict[int, int | bytes], field: int) -> bytes:
+    """A field that is text or a message. Empty: it is not there."""
+    value = message.get(field)
+    return value if isinstance(value, bytes) else b""
+
+
+def adopt_orphans() -> None:
+    """From now on, whatever is below us and loses its parent becomes our child: nothing escapes us."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children() -> None:
+    """Kills everything below us: CRIU first, which is our oldest child."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            children = [int(pid) for pid in file.read().split()]
+        if not children:
+            return
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
+def describe(pid: int, boot_id: str) -> dict[str, object]:
+    """Who the program is, and who waits for its end."""
+    return {
+        "pid": pid,
+        "start_time_ticks": start_time_ticks(pid),
+        "launcher_pid": os.getpid(),
+        "launcher_start_time_ticks": start_time_ticks(os.getpid()),
+        "boot_id": boot_id,
+    }
+
+
+def claim(folder: str, facts: dict[str, object]) -> bool:
+    """Writes down who the program is. False: the worker was quicker to give it up."""
+    fresh = write_file(folder, PROCESS_FILE, facts)
+    try:
+        os.link(fresh, os.path.join(folder, PROCESS_FILE))
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(fresh)
+    sync_folder(folder)
+    return True
+
+
+def see_out(folder: str, pid: int, error: str) -> None:
+    """Writes down how the program ends, and waits until nothing of it is left."""
+    while True:
+        try:
+            ended, status = os.wait()
+        except ChildProcessError:
+            return
+        if ended == pid:
+            keep_end(folder, os.waitstatus_to_exitcode(status), error)
+
+
+def keep_end(folder: str, returncode: int, error: str) -> None:
+    """Writes down how the program ended."""
+    outcome = {"returncode": returncode, "end_time": time.time(), "error": error}
+    os.replace(write_file(folder, EXIT_FILE, outcome), os.path.join(folder, EXIT_FILE))
+    sync_folder(folder)
+
+
+def become(arguments: list[str], group: str, environment: int, go_read: int, error_write: int) -> NoReturn:
+    """Becomes the program once it may, at the head of a session of its own, within a control group if any."""
+    os.setsid()
+    if os.read(go_read, 1) == b"":
+        os._exit(0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        enter(group)
+        os.execvpe(arguments[0], arguments, variables(environment))  # noqa: S606 - what the workload's owner asked for
+    except (OSError, ValueError) as error:
+        os.write(error_write, str(error).encode())
+    os._exit(127)
+
+
+def variables(descriptor: int) -> dict[bytes, bytes]:
+    """The variables in a file, in the form of /proc/PID/environ."""
+    with os.fdopen(descriptor, "rb") as file:
+        entries = file.read().split(b"\0")
+    return {entry[:at]: entry[at + 1 :] for entry in entries if (at := entry.find(b"=")) > 0}
+
+
+def enter(group: str) -> None:
+    """Enters a control group, if there is one."""
+    if group:
+        with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+            file.write("0")
+
+
+def start_time_ticks(pid: int) -> int:
+    """Field 22 of proc(5)'s stat."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+def write_file(folder: str, name: str, content: dict[str, object]) -> str:
+    """Writes a file beside the one that it is to become, on disk before this returns."""
+    path = os.path.join(folder, f"{name}.{os.getpid()}")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def sync_folder(folder: str) -> None:
+    """Puts the folder's entries on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def tell(status: int, content: dict[str, object]) -> None:
+    """Tells the worker how the start went, if it still listens."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, json.dumps(content).encode())
+    os.close(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the coordinator asks with checkpoint_query: the checkpoints on this worker's disk, page by page."""
+
+import logging
+from functools import partial
+from typing import Final
+
+import trio
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery
+
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.errors import OperationError, defect
+
+logger = logging.getLogger(__name__)
+
+ANSWER_LIMIT_BYTES: Final = 131_072
+"""Half a frame, as for hello."""
+
+
+async def answer_checkpoints(
+    disk: CheckpointDirectory, query: CheckpointQuery, worker_id: str
+) -> CheckpointAnswer:
+    """The checkpoints behind the one that the query names, newest first, as many as fit; or why not.
+
+    Where that one was deleted meanwhile, the list begins anew.
+    """
+    try:
+        found = await trio.to_thread.run_sync(partial(disk.checkpoints, query.workload_id))
+    except OperationError as error:
+        return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
+    except Exception:  # others may write to the directory, and a question is no reason for the worker to end
+        logger.exception("the checkpoints can't be listed, by a defect")
+        return CheckpointAnswer(query_id=query.query_id, error=defect().to_proto())
+    for checkpoint in found:
+        checkpoint.worker_id = worker_id
+    ids = [checkpoint.checkpoint_id for checkpoint in found]
+    if query.after_checkpoint_id in ids:
+        found = found[ids.index(query.after_checkpoint_id) + 1 :]
+    page = _page(found)
+    return CheckpointAnswer(query_id=query.query_id, checkpoints=page, more=len(page) < len(found))
+
+
+def _page(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    size = 0
+    for number, checkpoint in enumerate(checkpoints):
+        size += checkpoint.ByteSize() + 8
+        if size > ANSWER_LIMIT_BYTES and number:
+            return checkpoints[:number]
+    return checkpoints

@@ -1,0 +1,137 @@
+"""gRPC's synchronous stream, bridged to trio.
+
+One thread reads responses and hands them over through the trio token; gRPC's own thread takes requests from
+the outbox. Cancelling the call ends both.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final, Protocol, TypeAlias, cast
+
+import grpc
+import trio
+from google.protobuf.message import DecodeError
+from leasehold.v1 import errors_pb2, worker_session_pb2
+from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse, GoodbyeReason
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.session.outbox import Outbox
+
+INBOX_LIMIT: Final = 256
+"""Frames that may wait for us. While so many wait, nothing is read, and gRPC holds the coordinator back."""
+
+REFUSED_BACKOFF_S: Final = 60.0
+"""After an answer that trying again does not change."""
+
+_SERVICE: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"]
+_MALFORMED: Final = "what came is no frame of this protocol"
+_FINAL_CODES: Final = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class SessionEndError(Exception):
+    """The session is over: that is how every one of them ends.
+
+    Attributes:
+        why: For the log.
+        retry_after_s: The time before the next. None: the usual back-off.
+        reason: Why we leave. None: the other side did, or is gone.
+        error: More about that, for the other side.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        retry_after_s: float | None = None,
+        reason: GoodbyeReason.ValueType | None = None,
+        error: OperationError | None = None,
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.error = error
+
+
+Incoming: TypeAlias = ConnectResponse | SessionEndError
+"""A frame, or the end."""
+
+
+class _Call(Protocol):
+    """What the bridge uses of a gRPC call."""
+
+    def __iter__(self) -> Iterator[ConnectResponse | bytes]: ...
+    def cancel(self) -> bool: ...
+
+
+def violation(message: str) -> SessionEndError:
+    """The coordinator broke the protocol."""
+    return SessionEndError(
+        f"protocol error: {message}",
+        REFUSED_BACKOFF_S,
+        worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
+        OperationError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, message),
+    )
+
+
+@asynccontextmanager
+async def open_stream(
+    channel: grpc.Channel, outbox: Outbox
+) -> AsyncIterator[trio.MemoryReceiveChannel[Incoming]]:
+    """A stream to the coordinator, whose last item is its end."""
+    connect = channel.stream_stream(
+        f"/{_SERVICE.full_name}/Connect",
+        request_serializer=ConnectRequest.SerializeToString,
+        response_deserializer=_parse,
+    )
+    call = cast("_Call", connect(outbox))
+    async with trio.open_nursery() as nursery:
+        frames = start_reader(nursery, call)
+        try:
+            yield frames
+        finally:
+            outbox.close()
+            call.cancel()
+            frames.close()
+
+
+def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChannel[Incoming]:
+    """Starts the thread that reads responses. It ends once the call is cancelled and the channel closed."""
+    send, receive = trio.open_memory_channel[Incoming](INBOX_LIMIT)
+
+    def read() -> None:
+        with suppress(trio.BrokenResourceError):  # nobody reads any more
+            end = _read_to_the_end(call, lambda frame: trio.from_thread.run(send.send, frame))
+            trio.from_thread.run(send.send, end)
+
+    async def read_in_thread() -> None:
+        with trio.CancelScope(shield=True):  # the call is cancelled, and then it ends
+            await trio.to_thread.run_sync(read)
+
+    nursery.start_soon(read_in_thread)
+    return receive
+
+
+def _read_to_the_end(call: _Call, deliver: Callable[[ConnectResponse], None]) -> SessionEndError:
+    try:
+        for frame in call:
+            if isinstance(frame, bytes):
+                return violation(_MALFORMED)
+            deliver(frame)
+    except grpc.RpcError as error:
+        status = cast("grpc.Call", error)  # every error of a stub is its call too
+        why = f"{status.code().name}: {status.details()}"
+        return SessionEndError(why, REFUSED_BACKOFF_S if status.code() in _FINAL_CODES else None)
+    return SessionEndError("the coordinator closed the stream without a goodbye")
+
+
+def _parse(data: bytes) -> ConnectResponse | bytes:
+    """A frame, or the bytes where they are none: an error here would end the stream without a word."""
+    try:
+        return ConnectResponse.FromString(data)
+    except DecodeError:
+        return data

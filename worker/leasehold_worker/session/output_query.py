@@ -1,0 +1,85 @@
+"""Pieces of a workload's output, for whoever follows it."""
+
+from typing import Final
+
+import trio
+from leasehold.v1 import errors_pb2
+from leasehold.v1.worker_session_pb2 import OutputChunk, ReadOutput
+
+from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.files.workload_files import read_kept
+from leasehold_worker.timestamps import seconds
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import Workload
+
+CHUNK_LIMIT_BYTES: Final = 65_536
+"""Well below the limit of a frame."""
+
+OFFSET_LIMIT: Final = 2**62
+"""More bytes than any file has, and an offset that lseek(2) takes."""
+
+WAIT_LIMIT_S: Final = 30.0
+POLL_INTERVAL_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 1.0
+"""Between two looks at a file to which nothing is written. The pause begins short, and doubles."""
+
+READ_TIMEOUT_S: Final = 10.0
+"""How long a disk may take to answer."""
+
+READS_AT_ONCE: Final = 8
+_reads: Final = trio.CapacityLimiter(READS_AT_ONCE)
+"""Threads that read, those included that hang at a disk that does not answer."""
+
+
+async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
+    """The answer to a read. It waits for more as long as the request says, and never longer than 30 s.
+
+    Raises:
+        OperationError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT for an offset that no file has, or
+            OUTPUT_UNAVAILABLE.
+    """
+    workload = workloads.get(request.workload_id)
+    if request.offset > OFFSET_LIMIT:
+        raise invalid(
+            "offset", f"the offset {request.offset} is beyond {OFFSET_LIMIT}: no output is that long"
+        )
+    try:
+        offset, data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
+    except OSError as error:
+        raise _unavailable(workload, error.strerror or "an error of the disk") from error
+    chunk = OutputChunk(read_id=request.read_id, data=data, end=end)
+    if offset > request.offset and data:
+        chunk.offset = offset
+    return chunk
+
+
+async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) -> tuple[int, bytes, bool]:
+    limit_bytes = min(request.limit_bytes or CHUNK_LIMIT_BYTES, CHUNK_LIMIT_BYTES)
+    deadline = trio.current_time() + wait_s
+    pause_s = POLL_INTERVAL_S
+    while True:
+        # Asked before reading: what an ended workload has written is all there.
+        ended = workload.state in ENDED
+        offset, data = await _read(workload, request.offset, limit_bytes)
+        left_s = deadline - trio.current_time()
+        if data or ended or left_s <= 0:
+            return offset, data, ended and len(data) < limit_bytes
+        await trio.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+async def _read(workload: Workload, offset: int, limit_bytes: int) -> tuple[int, bytes]:
+    with trio.move_on_after(READ_TIMEOUT_S):
+        return await trio.to_thread.run_sync(
+            read_kept, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
+        )
+    raise _unavailable(workload, f"its disk did not answer within {READ_TIMEOUT_S:g} s")
+
+
+def _unavailable(workload: Workload, why: str) -> OperationError:
+    return OperationError(
+        errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+        f"the output of workload {workload.name} can't be read ({why}): look at {workload.output_path} on "
+        "the worker's host",
+    )

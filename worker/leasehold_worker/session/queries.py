@@ -1,0 +1,121 @@
+"""Answers to what the coordinator asks in a session. A question ends in its answer, and in nothing else."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import trio
+from leasehold.v1.errors_pb2 import Error
+from leasehold.v1.worker_session_pb2 import (
+    CheckpointAnswer,
+    CheckpointQuery,
+    ConnectRequest,
+    ConnectResponse,
+    OutputChunk,
+    PlanAnswer,
+    PlanQuery,
+    ReadOutput,
+)
+
+from leasehold_worker.checkpoints.directory import CheckpointDirectory
+from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.session.checkpoint_query import answer_checkpoints
+from leasehold_worker.session.output_query import read_output
+from leasehold_worker.session.plan_query import PlanQueries
+from leasehold_worker.workloads.registry import Workloads
+
+logger = logging.getLogger(__name__)
+
+PLANS_AT_ONCE: Final = 1
+LISTS_AT_ONCE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One question: how it is answered, and how it is refused."""
+
+    answer: Callable[[], Awaitable[ConnectRequest]]
+    refuse: Callable[[Error], ConnectRequest]
+
+
+@final
+class Queries:
+    """Answers questions.
+
+    Args:
+        workloads: Whose output is read.
+        planning: Makes plans.
+        disk: Lists checkpoints.
+        worker_id: Told with checkpoints.
+    """
+
+    def __init__(
+        self, workloads: Workloads, plan_queries: PlanQueries, disk: CheckpointDirectory, worker_id: str
+    ) -> None:
+        self._workloads = workloads
+        self._plan_queries = plan_queries
+        self._disk = disk
+        self._worker_id = worker_id
+        self._plans = trio.CapacityLimiter(PLANS_AT_ONCE)
+        self._lists = trio.CapacityLimiter(LISTS_AT_ONCE)
+
+    async def answer(self, frame: ConnectResponse) -> ConnectRequest | None:
+        """The answer to a frame, or its refusal, whatever goes wrong. None: the frame is no question."""
+        question = self._question(frame)
+        if question is None:
+            return None
+        try:
+            return await question.answer()
+        except OperationError as error:
+            return question.refuse(error.to_proto())
+        except Exception:
+            logger.exception("a %s failed by a defect", frame.WhichOneof("frame"))
+            return question.refuse(defect().to_proto())
+
+    def refuse(self, frame: ConnectResponse, error: OperationError) -> ConnectRequest | None:
+        """The refusal of a frame. None: the frame is no question."""
+        question = self._question(frame)
+        return question.refuse(error.to_proto()) if question else None
+
+    def _question(self, frame: ConnectResponse) -> _Question | None:
+        match frame.WhichOneof("frame"):
+            case "read_output":
+                return self._reading(frame.read_output)
+            case "plan_query":
+                return self._plan(frame.plan_query)
+            case "checkpoint_query":
+                return self._list(frame.checkpoint_query)
+            case _:
+                return None
+
+    def _reading(self, request: ReadOutput) -> _Question:
+        async def answer() -> ConnectRequest:
+            return ConnectRequest(output_chunk=await read_output(self._workloads, request))
+
+        return _Question(
+            answer,
+            lambda error: ConnectRequest(output_chunk=OutputChunk(read_id=request.read_id, error=error)),
+        )
+
+    def _plan(self, query: PlanQuery) -> _Question:
+        async def answer() -> ConnectRequest:
+            async with self._plans:
+                return ConnectRequest(plan_answer=await self._plan_queries.answer(query))
+
+        return _Question(
+            answer, lambda error: ConnectRequest(plan_answer=PlanAnswer(plan_id=query.plan_id, error=error))
+        )
+
+    def _list(self, query: CheckpointQuery) -> _Question:
+        async def answer() -> ConnectRequest:
+            async with self._lists:
+                found = await answer_checkpoints(self._disk, query, self._worker_id)
+            return ConnectRequest(checkpoint_answer=found)
+
+        return _Question(
+            answer,
+            lambda error: ConnectRequest(
+                checkpoint_answer=CheckpointAnswer(query_id=query.query_id, error=error)
+            ),
+        )

@@ -1,0 +1,376 @@
+"""The stream to the coordinator: connect, say hello, pump frames both ways, connect again.
+
+A worker that loses its coordinator fails static: workloads stay as they are.
+"""
+
+import logging
+import random
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, cast, final
+
+import grpc
+import trio
+from leasehold.v1 import errors_pb2, worker_session_pb2
+from leasehold.v1.worker_session_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Welcome,
+)
+
+from leasehold_worker.commands.executor import Commands
+from leasehold_worker.commands.journal import Journal
+from leasehold_worker.crash_points import crash_point
+from leasehold_worker.errors import OperationError
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.gpus.inventory import GpuReading
+from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.session.channel_options import open_channel
+from leasehold_worker.session.grpc_bridge import (
+    REFUSED_BACKOFF_S,
+    Incoming,
+    SessionEndError,
+    open_stream,
+    violation,
+)
+from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
+from leasehold_worker.session.queries import Queries
+from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
+from leasehold_worker.timestamps import seconds
+
+logger = logging.getLogger(__name__)
+
+WELCOME_TIMEOUT_S: Final = 10.0
+GOODBYE_TIMEOUT_S: Final = 2.0
+JOURNAL_TIMEOUT_S: Final = 5.0
+"""How long hello waits until all that it tells is on disk. A disk that refuses must not cut us off."""
+
+EPOCH_LIMIT: Final = 2**62
+"""More sessions than there can have been, and a number that fits into the journal."""
+
+COALESCE_S: Final = 0.05
+"""Lease changes that come together are told by one load, within 100 ms."""
+
+POLL_INTERVAL_S: Final = 0.02
+LOAD_INTERVALS_S: Final = (0.01, 3600.0)
+SILENCE_LIMIT_S: Final = 86_400.0
+"""What a welcome may ask for. Beyond that the coordinator or the worker would be taken for gone."""
+
+RECONNECT_LIMIT_S: Final = 300.0
+"""How long a drain may keep a worker away."""
+
+QUESTIONS_LIMIT: Final = 256
+"""Questions that may wait for their answers, of 64 KiB at most each. Further questions are refused."""
+
+BACKOFF_MIN_S: Final = 0.5
+BACKOFF_MAX_S: Final = 15.0
+HEALTHY_AFTER_S: Final = 60.0
+"""A stream that lived this long resets the back-off."""
+
+_FINAL_GOODBYES: Final = {
+    worker_session_pb2.GOODBYE_REASON_SUPERSEDED,
+    worker_session_pb2.GOODBYE_REASON_REFUSED,
+    worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
+}
+
+
+@final
+class CoordinatorSession:
+    """The worker's end of the stream."""
+
+    def __init__(
+        self,
+        coordinator: str,
+        state_directory: StateDirectory,
+        reporter: Reporter,
+        commands: Commands,
+        pool: GpuPool,
+        queries: Queries,
+        journal: Journal,
+    ) -> None:
+        self._coordinator = coordinator
+        self._state_directory = state_directory
+        self._reporter = reporter
+        self._commands = commands
+        self._pool = pool
+        self._queries = queries
+        self._journal = journal
+        self._outbox: Outbox | None = None
+        self._overflow = trio.Event()
+        self._session_over = trio.Event()
+        self._leaving = False
+        self._epoch = state_directory.last_epoch()
+        self._described = reporter.description()
+        self._ignored = 0
+        self._asked = 0
+        """Questions whose answers are not in the outbox yet."""
+        self._answer_turn = trio.Lock()
+        self._load_interval_s = self._silence_limit_s = 0.0
+        self._next_load = trio.CancelScope()
+
+    def send(self, frame: ConnectRequest) -> None:
+        """Sends a frame if there is a session. Without one it is dropped: the next hello tells all.
+
+        Where too many wait, the session is over.
+        """
+        if self._outbox is None:
+            return
+        try:
+            self._outbox.put(frame)
+        except OutboxFullError:
+            self._outbox.close()
+            self._outbox = None
+            self._overflow.set()
+
+    async def leave(self, reason: GoodbyeReason.ValueType) -> None:
+        """Says goodbye, and waits 2 s at most for the coordinator to end the stream, which proves receipt."""
+        self._leaving = True
+        outbox = self._outbox
+        if outbox is None:
+            return
+        self.send(ConnectRequest(goodbye=Goodbye(reason=reason)))
+        outbox.close()
+        with trio.move_on_after(GOODBYE_TIMEOUT_S):
+            await self._session_over.wait()
+
+    async def run(self) -> None:
+        """Holds a session, and another after it, until cancelled or left."""
+        backoff_s = BACKOFF_MIN_S
+        with open_channel(self._coordinator) as channel:
+            while True:
+                began = trio.current_time()
+                try:
+                    end = await self._session(channel)
+                except Exception:  # a session is no reason for the worker to end
+                    logger.exception("a session failed by a defect")
+                    end = SessionEndError("a defect of Leasehold")
+                if self._leaving:
+                    return
+                if trio.current_time() - began > HEALTHY_AFTER_S:
+                    backoff_s = BACKOFF_MIN_S
+                wait_s = random.uniform(0, backoff_s) if end.retry_after_s is None else end.retry_after_s
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                logger.warning("session ended: %s; connecting again in %.1f s", end.why, wait_s)
+                await trio.sleep(wait_s)
+
+    async def _session(self, channel: grpc.Channel) -> SessionEndError:
+        """Holds one session to its end."""
+        readings = await self._reporter.read_gpus()
+        outbox = Outbox()
+        with trio.move_on_after(JOURNAL_TIMEOUT_S):
+            await self._journal.wait_settled()
+        # No await between the two: nothing may come between the snapshot in hello and what follows.
+        self._outbox, self._overflow = outbox, trio.Event()
+        self._say_hello(readings)
+        self._session_over = trio.Event()
+        try:
+            async with open_stream(channel, outbox) as frames:
+                end = await self._hold(frames, outbox)
+                if end.reason is not None:
+                    error = end.error.to_proto() if end.error else None
+                    self.send(ConnectRequest(goodbye=Goodbye(reason=end.reason, error=error)))
+                    outbox.close()
+                    with trio.move_on_after(GOODBYE_TIMEOUT_S):
+                        await _wait_end(frames)
+        finally:
+            if self._outbox is outbox:
+                self._outbox = None
+            self._session_over.set()
+        return end
+
+    def _say_hello(self, readings: Mapping[str, GpuReading]) -> None:
+        hello = self._reporter.hello(readings, self._epoch)
+        self._described = self._reporter.description()
+        self.send(ConnectRequest(hello=hello))
+
+    async def _hold(self, frames: trio.MemoryReceiveChannel[Incoming], outbox: Outbox) -> SessionEndError:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_full)
+                await self._converse(frames, outbox, nursery)
+        except* SessionEndError as group:
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            end = cast("SessionEndError", first)
+        return end
+
+    async def _end_when_full(self) -> None:
+        await self._overflow.wait()
+        raise SessionEndError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
+
+    async def _converse(
+        self,
+        frames: trio.MemoryReceiveChannel[Incoming],
+        outbox: Outbox,
+        nursery: trio.Nursery,
+    ) -> None:
+        welcome = await self._be_welcomed(frames)
+        session_id = welcome.session_id
+        logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
+        nursery.start_soon(self._tell_again, outbox)
+        nursery.start_soon(self._report_loads, outbox, welcome)
+        while True:
+            frame = await _receive(frames, self._silence_limit_s)
+            try:
+                self._take(frame, welcome.epoch, outbox, nursery)
+            except SessionEndError:
+                raise
+            except Exception:
+                logger.exception("a %s failed by a defect, and is passed over", frame.WhichOneof("frame"))
+
+    def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
+        match frame.WhichOneof("frame"):
+            case "command":
+                self._commands.receive(frame.command, epoch)
+            case "command_ack":
+                self._commands.acknowledge(frame.command_ack.command_id)
+            case "read_output" | "plan_query" | "checkpoint_query":
+                self._ask(frame, outbox, nursery)
+            case "goodbye":
+                raise _farewell(frame.goodbye)
+            case "drain":
+                wait_s = min(max(0.0, seconds(frame.drain.reconnect_after)), RECONNECT_LIMIT_S)
+                raise SessionEndError("the coordinator asked to connect again later", wait_s)
+            case "welcome":
+                raise violation("welcome came twice: say it once per stream")
+            case "heartbeat":
+                if frame.heartbeat.HasField("load_interval"):
+                    self._take_intervals(frame.heartbeat)
+                    within_s = trio.current_time() + self._load_interval_s
+                    self._next_load.deadline = min(self._next_load.deadline, within_s)
+            case None:
+                self._ignored += 1
+                logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
+
+    async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[Incoming]) -> Welcome:
+        frame = await _receive(frames, WELCOME_TIMEOUT_S)
+        if frame.HasField("goodbye"):
+            raise _farewell(frame.goodbye)
+        if not frame.HasField("welcome"):
+            raise violation("the first frame must be welcome")
+        welcome = frame.welcome
+        self._check(welcome)
+        await self._save_epoch(welcome.epoch)
+        self._epoch = welcome.epoch
+        crash_point("epoch-saved")
+        return welcome
+
+    async def _save_epoch(self, epoch: int) -> None:
+        save = partial(self._state_directory.save_epoch, epoch)
+        try:
+            with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
+                await trio.to_thread.run_sync(save, abandon_on_cancel=True)
+        except OSError as error:
+            raise SessionEndError(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
+        if scope.cancelled_caught:
+            raise SessionEndError(
+                f"the epoch is not on disk after {JOURNAL_TIMEOUT_S:g} s: look at that of the state directory"
+            )
+
+    def _check(self, welcome: Welcome) -> None:
+        """Refuses a coordinator that we can't talk to, or that is deposed."""
+        theirs = welcome.protocol_version
+        if theirs.major != PROTOCOL_VERSION.major:
+            ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
+            error = OperationError(
+                errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
+                f"the coordinator speaks protocol {theirs_text} and the worker {ours_text}: update the older",
+                {"worker": ours_text, "coordinator": theirs_text},
+            )
+            raise SessionEndError(
+                error.message, REFUSED_BACKOFF_S, worker_session_pb2.GOODBYE_REASON_REFUSED, error
+            )
+        if not self._epoch < welcome.epoch < EPOCH_LIMIT:
+            error = OperationError(
+                errors_pb2.ERROR_REASON_STALE_EPOCH,
+                f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed",
+            )
+            raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
+        self._take_intervals(welcome)
+
+    def _take_intervals(self, frame: Welcome | Heartbeat) -> None:
+        """Takes in how often a load is wanted, and for how long the coordinator may be silent."""
+        least_s, most_s = LOAD_INTERVALS_S
+        if not least_s <= (interval_s := seconds(frame.load_interval)) <= most_s:
+            raise violation(f"a load interval of {interval_s:g} s: give {least_s:g} to {most_s:g} s")
+        if not 0 < (limit_s := seconds(frame.silence_limit)) <= SILENCE_LIMIT_S:
+            raise violation(
+                f"a silence limit of {limit_s:g} s: give more than 0 and at most {SILENCE_LIMIT_S:g} s"
+            )
+        self._load_interval_s, self._silence_limit_s = interval_s, limit_s
+
+    async def _tell_again(self, outbox: Outbox) -> None:
+        """Tells the outcomes that were never acknowledged, as fast as they are read: there may be many."""
+        for update in self._commands.unacknowledged:
+            while outbox.waiting > FRAME_LIMIT // 2:  # noqa: ASYNC110 - gRPC's thread tells nobody
+                await trio.sleep(POLL_INTERVAL_S)
+            self.send(ConnectRequest(command_update=update))
+
+    async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
+        """Tells the load within every interval, and soon after each change of a lease."""
+        next_s = random.uniform(0, self._load_interval_s)
+        while True:
+            with trio.move_on_after(next_s) as self._next_load:
+                await self._pool.wait_changed()
+                await trio.sleep(COALESCE_S)
+            readings = await self._reporter.read_gpus()
+            if self._reporter.description() != self._described:
+                self._say_hello(readings)
+            outbox.put_load(ConnectRequest(worker_load=self._reporter.load(readings, welcome.session_id)))
+            next_s = self._load_interval_s * random.uniform(0.9, 1.1)
+
+    def _ask(self, frame: ConnectResponse, outbox: Outbox, nursery: trio.Nursery) -> None:
+        if self._asked < QUESTIONS_LIMIT:
+            self._asked += 1
+            nursery.start_soon(self._answer, frame, outbox)
+        elif outbox.has_room and (refusal := self._queries.refuse(frame, _FULL)):
+            outbox.put_answer(refusal)
+
+    async def _answer(self, frame: ConnectResponse, outbox: Outbox) -> None:
+        try:
+            if (answer := await self._queries.answer(frame)) is None:
+                return
+            async with self._answer_turn:
+                while not outbox.has_room:  # noqa: ASYNC110 - gRPC's thread tells nobody
+                    await trio.sleep(POLL_INTERVAL_S)
+                outbox.put_answer(answer)
+        finally:
+            self._asked -= 1
+
+
+async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float) -> ConnectResponse:
+    """The next frame.
+
+    Raises:
+        SessionEndError: The stream ended, or nothing came in time.
+    """
+    with trio.move_on_after(timeout_s):
+        frame = await frames.receive()
+        if isinstance(frame, SessionEndError):
+            raise frame
+        return frame
+    raise SessionEndError(f"nothing came from the coordinator for {timeout_s:g} s")
+
+
+async def _wait_end(frames: trio.MemoryReceiveChannel[Incoming]) -> None:
+    while not isinstance(await frames.receive(), SessionEndError):
+        pass
+
+
+def _farewell(goodbye: Goodbye) -> SessionEndError:
+    known = goodbye.reason in GoodbyeReason.values()
+    reason = GoodbyeReason.Name(goodbye.reason).removeprefix("GOODBYE_REASON_") if known else goodbye.reason
+    why = f"the coordinator said goodbye ({reason})"
+    if goodbye.HasField("error"):
+        why += f": {goodbye.error.message}"
+    return SessionEndError(why, REFUSED_BACKOFF_S if goodbye.reason in _FINAL_GOODBYES else None)
+
+
+_FULL: Final = OperationError(
+    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+    f"{QUESTIONS_LIMIT} questions wait for this worker's answers, the most that it takes: ask again later",
+)

@@ -1,0 +1,1 @@
+"""Workloads: their states, eviction policies and processes."""

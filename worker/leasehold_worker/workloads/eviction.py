@@ -1,0 +1,228 @@
+"""How a workload gives up its GPUs: every combination of what happens to weights and processes, in one table.
+
+The weight strategy comes first: what the framework drops. Then the process strategy: what becomes of the
+processes. Pure: what follows from a policy, and nothing of how it is done.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2
+from leasehold.v1.plan_pb2 import Tier
+from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy, WorkloadState
+
+from leasehold_worker.errors import invalid
+
+RETAIN: Final = workload_pb2.WEIGHT_STRATEGY_RETAIN
+OFFLOAD: Final = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
+DISCARD: Final = workload_pb2.WEIGHT_STRATEGY_DISCARD
+
+KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
+CUDA_SUSPEND: Final = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+CHECKPOINT: Final = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+STOP: Final = workload_pb2.PROCESS_STRATEGY_STOP
+
+WEIGHTS: Final = (RETAIN, OFFLOAD, DISCARD)
+STRENGTHS: Final = (KEEP_RUNNING, CUDA_SUSPEND, CHECKPOINT, STOP)
+"""Process strategies, the weakest first: each frees what the one before it does, and more."""
+
+DEVICE: Final = plan_pb2.TIER_DEVICE
+HOST: Final = plan_pb2.TIER_HOST
+DISK: Final = plan_pb2.TIER_DISK
+
+
+class Step(Enum):
+    """Something that is done, with what undoes it on waking."""
+
+    HOOKS = ("the workload's hooks are called", "its hooks are called again, for the way up")
+    OFFLOAD = ("its framework moves the weights to host memory", "its framework takes the weights back")
+    DISCARD = ("its framework drops the weights", "its framework loads the weights again")
+    SUSPEND = ("the driver moves device memory to host memory", "the driver moves it back, on any GPUs alike")
+    IMAGE = ("CRIU writes the processes to disk, and they end", "CRIU brings them back from disk")
+    SAVE = ("its application saves itself, if it serves a kernel", "its application loads what it had saved")
+    END = ("its processes are ended", "its program is started again")
+
+    def __init__(self, down: str, up: str) -> None:
+        self.down = down
+        self.up = up
+
+
+class Freed(Enum):
+    """What of a workload's device memory is free afterwards."""
+
+    NOTHING = "nothing"
+    WEIGHTS = "what the framework drops, but not its CUDA context"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One combination.
+
+    Attributes:
+        steps: What is done, in order. Waking undoes it in reverse.
+        freed: What is free on the GPUs afterwards.
+        tiers: Where bytes are kept.
+        state: State of the workload that is parked by it.
+        cost: What it costs, in words; a plan has figures.
+        refusal: Why it is refused unless it is forced. UNSPECIFIED: it isn't.
+    """
+
+    steps: tuple[Step, ...]
+    freed: Freed
+    tiers: tuple[Tier.ValueType, ...]
+    state: WorkloadState.ValueType
+    cost: str
+    refusal: errors_pb2.ErrorReason.ValueType = errors_pb2.ERROR_REASON_UNSPECIFIED
+
+
+_SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
+_SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
+_CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+_STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
+_NOTHING_FREED: Final = errors_pb2.ERROR_REASON_NOTHING_FREED
+_LOST: Final = errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST
+_ENDED: Final = Strategy(
+    (Step.SAVE, Step.END),
+    Freed.ALL,
+    (DISK,),
+    _STOPPED,
+    "a start of the program",
+    _LOST,
+)
+"""Weights of processes that end need no care of their own."""
+
+TABLE: Final[Mapping[tuple[WeightStrategy.ValueType, ProcessStrategy.ValueType], Strategy]] = {
+    (RETAIN, KEEP_RUNNING): Strategy(
+        (Step.HOOKS,), Freed.NOTHING, (DEVICE,), _SLEEPING, "nothing", _NOTHING_FREED
+    ),
+    (RETAIN, CUDA_SUSPEND): Strategy(
+        (Step.HOOKS, Step.SUSPEND), Freed.ALL, (HOST,), _SUSPENDED, "a copy of all device memory"
+    ),
+    (RETAIN, CHECKPOINT): Strategy(
+        (Step.HOOKS, Step.SUSPEND, Step.IMAGE),
+        Freed.ALL,
+        (DISK,),
+        _CHECKPOINTED,
+        "a copy of all device memory, and all of it to disk",
+    ),
+    (RETAIN, STOP): _ENDED,
+    (OFFLOAD, KEEP_RUNNING): Strategy(
+        (Step.HOOKS, Step.OFFLOAD), Freed.WEIGHTS, (DEVICE, HOST), _SLEEPING, "a copy of the weights"
+    ),
+    (OFFLOAD, CUDA_SUSPEND): Strategy(
+        (Step.HOOKS, Step.OFFLOAD, Step.SUSPEND), Freed.ALL, (HOST,), _SUSPENDED, "a copy of the weights"
+    ),
+    (OFFLOAD, CHECKPOINT): Strategy(
+        (Step.HOOKS, Step.OFFLOAD, Step.SUSPEND, Step.IMAGE),
+        Freed.ALL,
+        (DISK,),
+        _CHECKPOINTED,
+        "a copy of the weights, and of them to disk",
+    ),
+    (OFFLOAD, STOP): _ENDED,
+    (DISCARD, KEEP_RUNNING): Strategy(
+        (Step.HOOKS, Step.DISCARD), Freed.WEIGHTS, (DEVICE,), _SLEEPING, "loading the weights on waking"
+    ),
+    (DISCARD, CUDA_SUSPEND): Strategy(
+        (Step.HOOKS, Step.DISCARD, Step.SUSPEND),
+        Freed.ALL,
+        (HOST,),
+        _SUSPENDED,
+        "a copy of what is left, and loading the weights on waking",
+    ),
+    (DISCARD, CHECKPOINT): Strategy(
+        (Step.HOOKS, Step.DISCARD, Step.SUSPEND, Step.IMAGE),
+        Freed.ALL,
+        (DISK,),
+        _CHECKPOINTED,
+        "what is left to disk, and loading the weights on waking",
+    ),
+    (DISCARD, STOP): _ENDED,
+}
+
+
+def resolve(asked: EvictionPolicy | None, declared: EvictionPolicy) -> EvictionPolicy:
+    """The policy that holds, with nothing left open: what is asked for, or else what the workload declares.
+
+    Raises:
+        OperationError: INVALID_ARGUMENT, a value is unknown, or the ladder leads down.
+    """
+    chosen = asked if asked is not None else declared
+    policy = EvictionPolicy(
+        weight_strategy=chosen.weight_strategy or RETAIN,
+        process_strategy=chosen.process_strategy or CUDA_SUSPEND,
+        escalate_to=chosen.escalate_to,
+    )
+    if policy.weight_strategy not in WEIGHTS or policy.process_strategy not in STRENGTHS:
+        raise invalid("policy", "the policy names a strategy that this worker does not know: update it")
+    if policy.escalate_to and (
+        policy.escalate_to not in STRENGTHS or is_weaker(policy.escalate_to, policy.process_strategy)
+    ):
+        raise invalid(
+            "policy.escalate_to",
+            f"the ladder leads up from {process_text(policy.process_strategy)}: escalate to a stronger of "
+            f"{', '.join(process_text(strategy) for strategy in STRENGTHS)}",
+        )
+    return policy
+
+
+def strategy_of(policy: EvictionPolicy) -> Strategy:
+    """The table's row of a policy that :func:`resolve` made."""
+    return TABLE[policy.weight_strategy, policy.process_strategy]
+
+
+def hook_steps(policy: EvictionPolicy) -> list[Step]:
+    """Those of a policy's steps that hooks do."""
+    return [step for step in strategy_of(policy).steps if step in (Step.HOOKS, Step.OFFLOAD, Step.DISCARD)]
+
+
+def is_weaker(first: ProcessStrategy.ValueType, second: ProcessStrategy.ValueType) -> bool:
+    """Whether a process strategy frees less than another."""
+    return STRENGTHS.index(first) < STRENGTHS.index(second)
+
+
+def ladder(policy: EvictionPolicy) -> list[EvictionPolicy]:
+    """The policy, and those that may be tried in its place, one after the other."""
+    rungs = [policy]
+    if policy.escalate_to:
+        first, last = STRENGTHS.index(policy.process_strategy), STRENGTHS.index(policy.escalate_to)
+        for stronger in STRENGTHS[first + 1 : last + 1]:
+            rung = EvictionPolicy(
+                weight_strategy=policy.weight_strategy,
+                process_strategy=stronger,
+                escalate_to=policy.escalate_to,
+            )
+            rungs.append(rung)
+    return rungs
+
+
+def escalated(before: EvictionPolicy, wanted: EvictionPolicy) -> EvictionPolicy:
+    """The policy of a workload that was parked before and gets another one: its weights are as they were."""
+    return EvictionPolicy(
+        weight_strategy=before.weight_strategy,
+        process_strategy=wanted.process_strategy,
+        escalate_to=wanted.escalate_to or before.escalate_to,
+    )
+
+
+def is_allowed_by_ladder(policy: EvictionPolicy, process: ProcessStrategy.ValueType) -> bool:
+    """Whether a policy allows a stronger process strategy than its own."""
+    return bool(policy.escalate_to) and not is_weaker(policy.escalate_to, process)
+
+
+def weights_text(strategy: WeightStrategy.ValueType) -> str:
+    """A weight strategy as the command line has it."""
+    return WeightStrategy.Name(strategy).removeprefix("WEIGHT_STRATEGY_").lower()
+
+
+def process_text(strategy: ProcessStrategy.ValueType) -> str:
+    """A process strategy as the command line has it."""
+    return ProcessStrategy.Name(strategy).removeprefix("PROCESS_STRATEGY_").lower()
+
+
+def policy_text(policy: EvictionPolicy) -> str:
+    """A policy as the command line has it, such as "offload+cuda_suspend"."""
+    return f"{weights_text(policy.weight_strategy)}+{process_text(policy.process_strategy)}"

@@ -1,0 +1,63 @@
+"""The shares of the host that workloads hold beside GPUs: reservations and control groups."""
+
+import logging
+from pathlib import Path
+from typing import final
+
+from leasehold_worker.errors import OperationError
+from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.leasing.host_reservations import HostRequest, HostReservations
+from leasehold_worker.workloads.workload import Workload
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class HostShares:
+    """The shares of one host's workloads.
+
+    Args:
+        ledger: The reservations.
+        limits: The control groups.
+    """
+
+    def __init__(self, ledger: HostReservations, limits: ResourceLimits) -> None:
+        self._ledger = ledger
+        self._limits = limits
+
+    def give_back(self, workload: Workload) -> None:
+        """Gives back what a workload holds of its host beside GPUs."""
+        if workload.host is not None:
+            self._ledger.release(workload.host)
+            workload.host = None
+        group = self._limits.find(workload.workload_id)
+        if group is not None:
+            self._limits.remove(group)
+
+    def group_of(self, workload: Workload) -> Path | None:
+        """The control group for processes of a workload, made as its promises say. None: the worker's."""
+        wanted = workload.spec.resources
+        return self._limits.create(workload.workload_id, wanted.cpu_millicores, wanted.memory_bytes)
+
+    def take(self, workload: Workload) -> None:
+        """Takes what a workload needs of its host beside GPUs.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES.
+        """
+        wanted = workload.spec.resources
+        request = HostRequest(wanted.cpu_millicores, wanted.memory_bytes, wanted.disk_bytes)
+        workload.host = self._ledger.reserve(workload.workload_id, request)
+
+    def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
+        """Holds a workload to the memory that it was promised, and what is parked of it beside that.
+
+        What was promised is enforced as well as the kernel lets us: no operation fails for want of that.
+        """
+        promised = workload.spec.resources.memory_bytes
+        group = self._limits.find(workload.workload_id) if promised else None
+        if group is not None:
+            try:
+                self._limits.set_memory(group, promised + parked_bytes)
+            except OperationError as error:
+                logger.warning("workload %s: %s", workload.name, error.message)

@@ -1,0 +1,47 @@
+"""What holds of every workload between two operations. Models, fault grids and chaos ask after every step."""
+
+from collections.abc import Iterator
+
+from leasehold_worker.workloads.states import (
+    AWAY,
+    CHECKPOINTED,
+    ENDED,
+    IN_OPERATION,
+    PARKED,
+    PARKED_BY,
+    RUNNING,
+    UNKNOWN,
+    WEDGED,
+)
+from leasehold_worker.workloads.workload import Workload
+
+
+def violations(workload: Workload) -> Iterator[str]:
+    """What is wrong with a workload on which no operation is under way. Nothing: the workload is valid."""
+    name, state = workload.name, workload.state
+    if state in IN_OPERATION:
+        yield f"{name} is in the middle of an operation"
+        return
+    if (state in PARKED) != (workload.parked is not None) and state not in (UNKNOWN, WEDGED):
+        found = "has no" if state in PARKED else "has a"
+        yield f"{name} is in state {state}, and {found} record of its suspend"
+    if state in PARKED and workload.lease is not None:
+        yield f"{name} is suspended and holds {workload.lease.gpu_uuids}"
+    if workload.parked is not None and state in PARKED:
+        strategy = workload.parked.policy.process_strategy
+        if strategy != PARKED_BY[state]:
+            yield f"{name} is in state {state}, and was suspended by strategy {strategy}"
+        if state == CHECKPOINTED and not workload.parked.checkpoint_id:
+            yield f"{name} is on disk, and no checkpoint is named"
+    if (state in AWAY) != workload.absent and state not in ENDED:
+        found = "gone" if workload.absent else "there"
+        yield f"{name} is in state {state}, and its processes are said to be {found}"
+    if state in (UNKNOWN, WEDGED) and workload.error is None:
+        yield f"{name} is unknown or wedged, and nobody says why"
+    if state == RUNNING and workload.home:
+        yield f"{name} runs, and has GPUs to come home to: {workload.home}"
+    if state in ENDED:
+        if workload.lease is not None or workload.host is not None or workload.members:
+            yield f"{name} has ended, and still holds something"
+        if not workload.ended.is_set():
+            yield f"{name} has ended, and nobody who waits for that is told"

@@ -1,0 +1,77 @@
+"""Workloads as messages of the protos."""
+
+from collections.abc import Iterable
+
+from leasehold.v1 import worker_session_pb2, workload_pb2
+
+from leasehold_worker.driver.messages import member_message
+from leasehold_worker.leasing.messages import lease_message
+from leasehold_worker.timestamps import timestamp
+from leasehold_worker.workloads import workload as records
+from leasehold_worker.workloads.states import AWAY
+from leasehold_worker.workloads.workload import Workload
+
+
+def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
+    """A workload with its status."""
+    return workload_pb2.Workload(
+        workload_id=record.workload_id,
+        name=record.name,
+        worker_id=worker_id,
+        spec=record.spec,
+        status=_status(record),
+        origin=record.origin,
+        user=record.user,
+    )
+
+
+def _status(record: Workload) -> workload_pb2.WorkloadStatus:
+    parked = record.parked
+    return workload_pb2.WorkloadStatus(
+        state=record.state,
+        generation=record.generation,
+        lease=lease_message(record.lease) if record.lease else None,
+        members=[member_message(member) for member in record.members],
+        root_pid=record.root.pid if record.state not in AWAY else None,
+        parked_gpu_uuids=parked.gpu_uuids if parked else (),
+        parked_bytes=told_parked_bytes(record),
+        park_time=timestamp(parked.since) if parked else None,
+        parked_by=parked.policy if parked else None,
+        start_time=timestamp(record.start_time),
+        end_time=timestamp(record.end_time),
+        exit=_exit(record.returncode) if record.returncode is not None else None,
+        error=record.trouble.to_proto() if record.trouble else None,
+        yielded=record.yielded,
+        kernel=record.kernel,
+        ready_time=timestamp(record.ready_time),
+        checkpoint_id=(parked.checkpoint_id or None) if parked else None,
+        disk_bytes=(parked.disk_bytes or None) if parked else None,
+    )
+
+
+def told_parked_bytes(record: Workload) -> int | None:
+    """Device memory that the workload has on the host. None: it is not parked, or NVML couldn't say."""
+    parked = record.parked
+    if parked is None or parked.disk_bytes or not parked.device_memory_bytes:
+        return None
+    return records.parked_bytes(record)
+
+
+def _exit(returncode: int) -> workload_pb2.Exit:
+    """An exit in Python's form, where a signal is negative."""
+    if returncode < 0:
+        return workload_pb2.Exit(signal_number=-returncode)
+    return workload_pb2.Exit(code=returncode)
+
+
+def parked_workload_messages(records: Iterable[Workload]) -> list[worker_session_pb2.ParkedWorkload]:
+    """Those of the workloads that are parked."""
+    return [
+        worker_session_pb2.ParkedWorkload(
+            workload_id=record.workload_id,
+            parked_bytes=told_parked_bytes(record),
+            disk_bytes=record.parked.disk_bytes or None,
+        )
+        for record in records
+        if record.parked is not None
+    ]

@@ -1,0 +1,15 @@
+"""Readiness probes among the hooks of a spec."""
+
+from collections.abc import Iterable
+
+from leasehold.v1 import workload_pb2
+
+
+def is_probe(hook: workload_pb2.Hook) -> bool:
+    """Whether a hook is a readiness probe, and no part of a way down or up."""
+    return hook.phase == workload_pb2.HOOK_PHASE_READINESS
+
+
+def probes(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
+    """The readiness probes among hooks, in their order."""
+    return [hook for hook in hooks if is_probe(hook)]

@@ -1,0 +1,39 @@
+"""The states of a workload, and the sets of them that matter."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import ProcessStrategy, WorkloadState
+
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
+SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
+CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
+WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
+UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
+EXITED: Final = workload_pb2.WORKLOAD_STATE_EXITED
+FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
+RELEASED: Final = workload_pb2.WORKLOAD_STATE_RELEASED
+
+SUSPENDING: Final = workload_pb2.WORKLOAD_STATE_SUSPENDING
+RESTORING: Final = workload_pb2.WORKLOAD_STATE_RESTORING
+REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
+
+ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
+
+AWAY: Final = frozenset({CHECKPOINTED, STOPPED})
+"""Parked without processes."""
+
+PARKED: Final = frozenset({SLEEPING, SUSPENDED, *AWAY})
+
+IN_OPERATION: Final = frozenset({SUSPENDING, RESTORING, REMAPPING})
+
+PARKED_BY: Final[Mapping[WorkloadState.ValueType, ProcessStrategy.ValueType]] = {
+    SLEEPING: workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
+    SUSPENDED: workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+    CHECKPOINTED: workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
+    STOPPED: workload_pb2.PROCESS_STRATEGY_STOP,
+}
+"""The process strategy that brought a workload to a parked state."""

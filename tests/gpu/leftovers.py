@@ -37,8 +37,11 @@ A lock and a checkpoint of one large process fit in. A process for which no time
 SIGTERM, or left and named.
 """
 
-ROUNDS: Final = 3
+ROUNDS: Final = 4
 """A process that is ended may have started another meanwhile."""
+
+EXEC_S: Final = 0.2
+"""How long a process may take from fork(2) through execve(2). In between /proc shows no environment of it."""
 
 
 def marked(mark: str) -> list[int]:
@@ -58,11 +61,16 @@ def end_marked(mark: str) -> list[str]:
     """Ends the processes whose mark begins so, and returns a line for each. See :data:`LIMIT_S`."""
     notes: dict[int, str] = {}
     deadline = time.monotonic() + LIMIT_S
+    missed = False
     for _ in range(ROUNDS):
         pids = [pid for pid in marked(mark) if pid not in notes]
-        if not pids:
+        if not pids and missed:
             break
-        notes |= end_safely(pids, deadline)
+        missed = not pids
+        if pids:
+            notes |= end_safely(pids, deadline)
+        else:
+            time.sleep(EXEC_S)
     return list(notes.values())
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
+from . import leftovers
 from .bootstrap import report_environment
 from .leftovers import end_marked, marked
 from .report import MACHINE, STEPS, run
@@ -73,6 +74,18 @@ def test_what_a_step_leaves_running_is_ended_and_named(mark: str, tmp_path: Path
     (line,) = step["leftovers"]
     assert "sleep 600" in line
     assert line.endswith(": killed")
+
+
+def test_a_process_that_one_scan_misses_is_ended(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = iter([True])
+    scan = leftovers.marked
+    monkeypatch.setattr(leftovers, "marked", lambda wanted: [] if next(first, False) else scan(wanted))
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, leftovers.MARK: f"{mark}/step"}) as missed:
+        try:
+            (line,) = end_marked(mark)
+        finally:
+            missed.kill()
+    assert line.startswith(f"sleep 600 ({missed.pid})")
 
 
 def test_a_report_reads_no_settings_of_the_host(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 from leasehold.v1 import command_pb2, workload_pb2
-from leasehold_coordinator.core.command_ledger import StoredCommand
-from leasehold_coordinator.storage.store import Store, command_row, workload_row
+from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.storage.rows import command_row, workload_row
+from leasehold_coordinator.storage.store import Store
 
 WORKERS = 1_000
 OPEN_SHARE = 100

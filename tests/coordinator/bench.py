@@ -17,7 +17,8 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
-from leasehold_coordinator.storage.store import Change, Store
+from leasehold_coordinator.storage.rows import Change
+from leasehold_coordinator.storage.store import Store
 
 from .scripted_worker import make_hello
 

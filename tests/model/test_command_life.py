@@ -21,6 +21,15 @@ from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command, Operation, StopOperation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 from leasehold_coordinator.core import command_ledger as coordinator
+from leasehold_coordinator.core.command_effects import (
+    Acknowledge,
+    Effect,
+    Note,
+    Send,
+    Store,
+    StoredCommand,
+    frame_of,
+)
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_worker.commands import ledger as worker
 
@@ -47,7 +56,7 @@ class Disk:
 class Chain:
     """What the coordinator does one after the other, beside other chains."""
 
-    effects: deque[coordinator.Effect]
+    effects: deque[Effect]
     waits: bool = False
     """Its last write is not on disk yet."""
 
@@ -96,7 +105,7 @@ class CommandLife(RuleBasedStateMachine):
         self.chains: list[Chain] = []
         self.session_chain: Chain | None = None
         """What follows from the last frame of the session, which is read before the next one."""
-        self.coordinator_batch: list[tuple[coordinator.StoredCommand, Chain | None]] = []
+        self.coordinator_batch: list[tuple[StoredCommand, Chain | None]] = []
         self.noted: set[str] = set()
         self.worker_batch: list[Write] = []
 
@@ -109,7 +118,7 @@ class CommandLife(RuleBasedStateMachine):
 
     # Carrying out effects one at a time, so that a crash may come between any two.
 
-    def begin(self, effects: Iterable[coordinator.Effect]) -> Chain:
+    def begin(self, effects: Iterable[Effect]) -> Chain:
         chain = Chain(deque(effects))
         self.chains.append(chain)
         return chain
@@ -121,26 +130,26 @@ class CommandLife(RuleBasedStateMachine):
     def being_ended(self) -> set[str]:
         """Commands whose outcome is on its way to disk: what is said of them waits for that."""
         stores = [effect for chain in self.chains for effect in chain.effects]
-        afters = [effect.after for effect in stores if isinstance(effect, coordinator.Store)]
+        afters = [effect.after for effect in stores if isinstance(effect, Store)]
         afters += [stored for stored, _ in self.coordinator_batch]
         return {one.command.command_id for one in afters if is_terminal(one.command.state)}
 
     def step_coordinator(self, chain: Chain) -> None:
         effect = chain.effects.popleft()
         match effect:
-            case coordinator.Store():
+            case Store():
                 stored = self.coordinator.current(effect)
                 if stored is not None:
                     self.coordinator_batch.append((stored, chain))
                     chain.waits = self.waits_for_batches
-            case coordinator.Note(stored):
+            case Note(stored):
                 self.noted.add(stored.command.command_id)
-            case coordinator.Send(stored):
+            case Send(stored):
                 assert stored.command.command_id in self.coordinator_disk.rows, "sent, and not on disk"
                 if self.stream is not None and stored.command.command_id in self.coordinator.commands:
-                    frame = coordinator.frame_of(effect, self.stream.epoch, self.timestamp())
+                    frame = frame_of(effect, self.stream.epoch, self.timestamp())
                     self.stream.down.append(frame)
-            case coordinator.Acknowledge(_, command_id):
+            case Acknowledge(_, command_id):
                 on_disk = self.coordinator_disk.rows[command_id].command
                 assert is_terminal(on_disk.state), "acknowledged, and not on disk"
                 if self.stream is not None:
@@ -502,7 +511,7 @@ def begins_again_what_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def acknowledges_before_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     update = coordinator.CommandLedger.update
 
-    def mutant(*arguments: Any) -> list[coordinator.Effect]:
+    def mutant(*arguments: Any) -> list[Effect]:
         return update(*arguments)[::-1]
 
     monkeypatch.setattr(coordinator.CommandLedger, "update", mutant)
@@ -511,7 +520,7 @@ def acknowledges_before_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
 def sends_before_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     create = coordinator.CommandLedger.create
 
-    def mutant(*arguments: Any) -> list[coordinator.Effect]:
+    def mutant(*arguments: Any) -> list[Effect]:
         return create(*arguments)[::-1]
 
     monkeypatch.setattr(coordinator.CommandLedger, "create", mutant)
@@ -529,7 +538,7 @@ def expires_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         earlier: frozenset[str],
         *,
         can_ask: bool,
-    ) -> list[coordinator.Effect]:
+    ) -> list[Effect]:
         return welcome(self, worker_id, instance_id, set(), now, earlier)
 
     monkeypatch.setattr(coordinator.CommandLedger, "welcome", mutant)
@@ -538,9 +547,7 @@ def expires_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 def sends_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     send = coordinator.CommandLedger._send
 
-    def mutant(
-        self: coordinator.CommandLedger, stored: coordinator.StoredCommand, *others: Any
-    ) -> list[coordinator.Effect]:
+    def mutant(self: coordinator.CommandLedger, stored: StoredCommand, *others: Any) -> list[Effect]:
         return [] if stored.instance_id else send(self, stored, *others)
 
     monkeypatch.setattr(coordinator.CommandLedger, "_send", mutant)
@@ -553,12 +560,9 @@ def tells_before_its_batch_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def tells_an_outcome_before_its_batch_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     update = coordinator.CommandLedger.update
 
-    def mutant(*arguments: Any) -> list[coordinator.Effect]:
+    def mutant(*arguments: Any) -> list[Effect]:
         effects = update(*arguments)
-        return [
-            coordinator.Note(effect.after) if isinstance(effect, coordinator.Store) else effect
-            for effect in effects
-        ]
+        return [Note(effect.after) if isinstance(effect, Store) else effect for effect in effects]
 
     monkeypatch.setattr(coordinator.CommandLedger, "update", mutant)
 

@@ -32,8 +32,8 @@ from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.paging import next_token, page_of, page_within
-from leasehold_coordinator.core.worker_registry import KnownWorker
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
 

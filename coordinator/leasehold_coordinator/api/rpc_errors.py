@@ -19,8 +19,8 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2, worker_session_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
-from leasehold_coordinator.core.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
 from leasehold_coordinator.errors import DOMAIN, RETRY_AFTER, FleetError, invalid, reason_name
+from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
 
 logger = logging.getLogger(__name__)
 

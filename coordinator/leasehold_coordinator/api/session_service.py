@@ -27,10 +27,10 @@ from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
 from leasehold_coordinator import __version__
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.core.callers import SESSION_LIMIT, CallLimits
 from leasehold_coordinator.core.hello_rules import check_hello, check_times
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielding import finish

@@ -11,7 +11,7 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.fleet_pb2 import ListCheckpointsResponse
 from leasehold.v1.worker_session_pb2 import CheckpointQuery
 
-from leasehold_coordinator.core.worker_registry import KnownWorker
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import NAMED_LIMIT, Fleet
 

@@ -11,24 +11,16 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_coordinator.core.callers import caller
-from leasehold_coordinator.core.command_ledger import (
-    REPORTED,
-    UNFINISHED_LIMIT,
-    Acknowledge,
-    Effect,
-    Note,
-    Send,
-    Store,
-    frame_of,
-)
+from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
+from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielding import start
-from leasehold_coordinator.storage.store import Row, workload_row
+from leasehold_coordinator.storage.rows import Row, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
 
 logger = logging.getLogger(__name__)

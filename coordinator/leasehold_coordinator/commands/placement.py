@@ -9,8 +9,8 @@ from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
 from leasehold.v1.lease_pb2 import GpuLease
 
 from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import named_gpus
-from leasehold_coordinator.core.worker_registry import KnownWorker
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, least_gpus
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker

@@ -4,26 +4,28 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 a worker has reported, its GPUs are not known: that is not "none".
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Final, NewType, final
 
-from google.protobuf import timestamp_pb2
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandResult
 from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
 
-from leasehold_coordinator.core.gpu_conditions import Conditions, seen_state, state_without_lease
+from leasehold_coordinator.core.gpu_conditions import state_without_lease
 from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.core.known_worker import (
+    LOADS_TO_COME_BACK,
+    KnownWorker,
+    SessionId,
+    as_load,
+    holdings,
+)
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.timestamps import timestamp
 
 WorkerId = NewType("WorkerId", str)
-SessionId = NewType("SessionId", str)
 
 LOADS_PER_S: Final = 200.0
 """Loads that a fleet of any size sends in all, at most: the interval grows with it."""
@@ -31,8 +33,6 @@ LOADS_PER_S: Final = 200.0
 STALE_INTERVALS: Final = 2.5
 LOST_INTERVALS: Final = 4.0
 LOST_MIN_S: Final = 20.0
-LOADS_TO_COME_BACK: Final = 2
-"""Loads after which one that was silent within a session is no longer STALE: it must not flap."""
 
 NAMED_LIMIT: Final = 8
 """Workers that a refusal names: it travels in the trailers of a call, which hold 8 KiB."""
@@ -50,88 +50,9 @@ IN_USE: Final = (
 )
 """A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
 
-OPEN: Final = (lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_FOREIGN)
-"""States of GPUs that may be leased anew."""
 
 CONFIRM_WITHIN_S: Final = 60.0
 """After a start, workers have this long to report before they count as lost."""
-
-
-@dataclass(slots=True)
-class KnownWorker:
-    """A worker, and the newest of what it said. Times are seconds of the monotonic clock.
-
-    Attributes:
-        hello: What the last hello says of the worker, in this or an earlier run of the coordinator.
-        epoch: The highest that was given out.
-        session_id: The live session. None: there is none.
-        reported: Whether it has reported since the coordinator started.
-        left: Whether it said goodbye.
-        last_seen: When the last frame came.
-        last_seen_ns: The same for people, in nanoseconds of the Unix epoch. None: none has come.
-        load_interval_s: The time between two loads that it was told.
-        loads_since_silence: Loads since it was last found silent.
-        leases: What its GPUs do, in slot order; part of the load that said so.
-        load: The last load.
-        resources: What its host has and what of it is free. None: it did not say.
-        cordon: It is out of service for new work. None: it isn't.
-    """
-
-    hello: Hello
-    epoch: int
-    session_id: SessionId | None = None
-    reported: bool = False
-    left: bool = False
-    last_seen: float = 0.0
-    last_seen_ns: int | None = None
-    load_sequence: int = 0
-    load_interval_s: float = 0.0
-    loads_since_silence: int = LOADS_TO_COME_BACK
-    leases: Sequence[GpuLease] = ()
-    load: WorkerLoad = field(default_factory=WorkerLoad)
-    resources: MachineResources | None = None
-    cordon: Cordon | None = None
-
-    @property
-    def last_seen_time(self) -> timestamp_pb2.Timestamp | None:
-        """When the last frame came, as clients see it. None: none has come."""
-        return timestamp(self.last_seen_ns) if self.last_seen_ns is not None else None
-
-    @property
-    def free_gpu_uuids(self) -> list[str]:
-        """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
-        if self.cordon is not None:
-            return []
-        return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
-
-    @property
-    def open_gpus(self) -> int:
-        """Number of GPUs that nobody leases, as last reported. A new workload can get no more."""
-        return sum(lease.state in OPEN for lease in self.leases)
-
-    @property
-    def conditions(self) -> Conditions:
-        """What it last said against itself and its GPUs."""
-        return Conditions(self.cordon, {lease.gpu_uuid: lease for lease in self.leases})
-
-    def held_gpus(self, workload_id: str) -> int:
-        """Number of GPUs that a workload holds, as last reported."""
-        return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
-
-    def take(self, load: WorkerLoad) -> None:
-        """Takes in the worker's state from a load, which stays in memory as long as its parts are in use."""
-        self.cordon = load.cordon if load.HasField("cordon") else None
-        if load.HasField("resources"):
-            self.resources = load.resources
-        self.take_leases(load.gpu_pool)
-
-    def take_leases(self, leases: Sequence[GpuLease]) -> None:
-        """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
-        uuids = [gpu.uuid for gpu in self.hello.gpu_pool]
-        if [lease.gpu_uuid for lease in leases] != uuids:
-            reported = {lease.gpu_uuid: lease for lease in leases}
-            leases = WorkerLoad(gpu_pool=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_pool
-        self.leases = leases
 
 
 @final
@@ -358,7 +279,7 @@ class Registry:
             last_seen_ns=time_ns,
             load_sequence=before.load_sequence if before and same_instance else 0,
         )
-        known.take(_as_load(hello))
+        known.take(as_load(hello))
         self.add(known)
         known.load_interval_s = self.load_interval_s
         return known
@@ -367,7 +288,7 @@ class Registry:
         """Takes in a hello that came again, with another inventory or other capabilities."""
         self._drop(known.hello)
         known.hello = description(hello)
-        known.take(_as_load(hello))
+        known.take(as_load(hello))
         self.add(known)
 
     def seen(self, known: KnownWorker, now: float, time_ns: int) -> None:
@@ -382,12 +303,12 @@ class Registry:
         """
         if load.sequence <= known.load_sequence:
             return False
-        before = _holdings(known)
+        before = holdings(known)
         known.load_sequence = load.sequence
         known.loads_since_silence += 1
         known.load = load
         known.take(load)
-        return _holdings(known) != before
+        return holdings(known) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
         """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
@@ -481,15 +402,6 @@ class Registry:
             )
 
 
-def _as_load(hello: Hello) -> WorkerLoad:
-    """What a hello says of the moment. A copy: a part would keep the whole hello in memory."""
-    return WorkerLoad(
-        gpu_pool=hello.gpu_leases,
-        resources=hello.resources if hello.HasField("resources") else None,
-        cordon=hello.cordon if hello.HasField("cordon") else None,
-    )
-
-
 def _host(hello: Hello) -> tuple[str, str]:
     return hello.host.hostname, hello.boot_id
 
@@ -515,24 +427,3 @@ def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
     if not seen.HasField("cordon"):
         seen.cordon.CopyFrom(cordon)
     return seen
-
-
-def _holdings(known: KnownWorker) -> tuple[object, ...]:
-    """What of a load is a change. Samples and free memory change all the time, and can be asked for."""
-    slots = [
-        (
-            lease.state,
-            lease.lease_id,
-            lease.workload_id,
-            lease.health,
-            lease.health_reason,
-            _key(lease.cordon if lease.HasField("cordon") else None),
-            [process.pid for process in lease.foreign_processes],
-        )
-        for lease in known.leases
-    ]
-    return (known.load.pending_claimers, len(known.load.parked), _key(known.cordon), slots)
-
-
-def _key(cordon: Cordon | None) -> tuple[str, str] | None:
-    return (cordon.reason, cordon.cordoned_by) if cordon is not None else None

@@ -20,11 +20,12 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.gpu_conditions import ConditionChange
-from leasehold_coordinator.core.worker_registry import KnownWorker
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.workload_states import RUNNING, state_name
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.storage.rows import event_row
 from leasehold_coordinator.storage.schema import event_id_at
-from leasehold_coordinator.storage.store import Store, event_row
+from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import now_timestamp
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,14 @@ from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.client_views import workload_view
-from leasehold_coordinator.core.command_ledger import CommandLedger, StoredCommand
+from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
 from leasehold_coordinator.core.gpu_conditions import Conditions, against, changes
 from leasehold_coordinator.core.hello_rules import WORKLOAD_LIMIT, check_workload
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import creates_workload
-from leasehold_coordinator.core.worker_registry import LOST_MIN_S, KnownWorker, Registry
+from leasehold_coordinator.core.worker_registry import LOST_MIN_S, Registry
 from leasehold_coordinator.core.workload_reports import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
@@ -34,19 +36,18 @@ from leasehold_coordinator.fleet.recent_commands import RecentCommands
 from leasehold_coordinator.fleet.refusals import Refusals
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.store import (
-    ANY_AGE_S,
-    DELETE_LIMIT,
+from leasehold_coordinator.storage.rows import (
     Change,
     Gone,
     OldRows,
-    Store,
     clock_row,
     command_row,
     event_row,
     worker_row,
     workload_row,
 )
+from leasehold_coordinator.storage.statements import DELETE_LIMIT
+from leasehold_coordinator.storage.store import ANY_AGE_S, Store
 from leasehold_coordinator.timestamps import now_timestamp
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, final
 
-from leasehold_coordinator.core.callers import host_of
+from leasehold_coordinator.fleet.callers import host_of
 from leasehold_coordinator.fleet.event_log import Events
 
 logger = logging.getLogger(__name__)

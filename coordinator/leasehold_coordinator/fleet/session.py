@@ -21,7 +21,7 @@ from leasehold.v1.worker_session_pb2 import (
     ReadOutput,
 )
 
-from leasehold_coordinator.core.worker_registry import KnownWorker, SessionId
+from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
 from leasehold_coordinator.timestamps import duration

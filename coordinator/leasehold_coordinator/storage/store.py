@@ -8,14 +8,13 @@ write has returned only when it is on disk (``synchronous=FULL``).
 import asyncio
 import logging
 import queue
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
@@ -25,15 +24,15 @@ from leasehold.v1.events_pb2 import Event
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_coordinator.core.command_ledger import StoredCommand
-from leasehold_coordinator.core.command_states import is_terminal
-from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Page
-from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.database import READERS, Database
-from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
+from leasehold_coordinator.storage.read_errors import damaged, is_locked, unavailable
+from leasehold_coordinator.storage.row_digests import is_whole
+from leasehold_coordinator.storage.rows import Change, StoredWorker
+from leasehold_coordinator.storage.statements import apply_changes
 from leasehold_coordinator.storage.store_file import unusable
 
 logger = logging.getLogger(__name__)
@@ -54,110 +53,9 @@ KEY_LIMIT: Final = 500
 TOLD_LIMIT: Final = 1_000
 """Damaged rows that the log names, each once."""
 
-KEY_SHOWN: Final = 140
-"""Characters of a damaged row's key in messages."""
-
-DELETE_LIMIT: Final = 500
-"""Rows that are deleted at once, so that others do not wait for long."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWorker:
-    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
-
-    epoch: int
-    hello: Hello
-
 
 ANY_AGE_S: Final = -1.0
 """The retention of rows that go as soon as they have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row to insert or replace."""
-
-    table: sa.Table
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class OldRows:
-    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
-
-    table: sa.Table
-    retention_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """One row to delete, by its key."""
-
-    table: sa.Table
-    key: str
-
-
-Change: TypeAlias = Row | OldRows | Gone
-
-
-def worker_row(epoch: int, hello: Hello) -> Row:
-    """A worker's row."""
-    record = description(hello).SerializeToString()
-    return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
-
-
-def clock_row() -> Row:
-    """The row that keeps for how long the store has been served."""
-    return Row(schema.clock, {"clock_id": "served"})
-
-
-def workload_row(workload: Workload) -> Row:
-    """A workload's row."""
-    return Row(
-        schema.workloads,
-        {
-            "workload_id": workload.workload_id,
-            "name": workload.name,
-            "worker_id": workload.worker_id,
-            "ended": is_ended(workload.status.state),
-            "create_time_ns": workload.create_time.ToNanoseconds(),
-            "record": workload.SerializeToString(),
-        },
-    )
-
-
-def command_row(stored: StoredCommand) -> Row:
-    """A command's row."""
-    command = stored.command
-    return Row(
-        schema.commands,
-        {
-            "command_id": command.command_id,
-            "request_id": command.request_id or None,
-            "workload_id": command.workload_id,
-            "worker_id": command.worker_id,
-            "instance_id": stored.instance_id,
-            "accepted": stored.accepted,
-            "cancel_requested": stored.cancel_requested,
-            "ended": is_terminal(command.state),
-            "create_time_ns": command.create_time.ToNanoseconds(),
-            "record": command.SerializeToString(),
-        },
-    )
-
-
-def event_row(event: Event) -> Row:
-    """An event's row."""
-    return Row(
-        schema.events,
-        {
-            "event_id": event.event_id,
-            "worker_id": event.worker_id,
-            "workload_id": event.workload_id,
-            "create_time_ns": event.time.ToNanoseconds(),
-            "record": event.SerializeToString(),
-        },
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,16 +177,16 @@ class Store:
         """Commits the writes, one by one where they can't be committed together, and says which failed."""
         try:
             with self._database.write() as connection:
-                _apply(connection, (row for write in batch for row in write.rows), self.served_s)
+                apply_changes(connection, (row for write in batch for row in write.rows), self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The last three: a value that the database has no room for, which its driver refuses itself.
-            if len(batch) == 1 or _is_locked(error):
+            if len(batch) == 1 or is_locked(error):
                 logger.error("the store can't be written: %s", error)
-                return [(write, _unavailable("written")) for write in batch]
+                return [(write, unavailable("written")) for write in batch]
         except Exception:  # without this thread every write would wait for ever
             if len(batch) == 1:
                 logger.exception("a write to the store failed")
-                return [(batch[0], _unavailable("written"))]
+                return [(batch[0], unavailable("written"))]
         else:
             return [(write, None) for write in batch]
         return [answer for write in batch for answer in self._commit([write])]
@@ -302,7 +200,7 @@ class Store:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except sa.exc.SQLAlchemyError as error:
             logger.error("the store can't be read: %s", error)
-            raise _unavailable("read") from error
+            raise unavailable("read") from error
 
     async def _select(self, statement: sa.Select[Any]) -> list[Any]:
         return await self._read(lambda connection: list(connection.execute(statement)))
@@ -474,7 +372,7 @@ class Store:
                 return kind.FromString(row.hello if table is schema.workers else row.record)
         except DecodeError:
             pass
-        error = _damaged(table, row)
+        error = damaged(table, row)
         told = (error.metadata["table"], error.metadata["key"])
         if told not in self._told_damage and len(self._told_damage) < TOLD_LIMIT:
             self._told_damage.add(told)
@@ -495,30 +393,6 @@ def _not_ended(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(is_open).order_by(table.c.create_time_ns)
 
 
-def _damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
-    (key,) = table.primary_key.columns
-    shown = ascii(row._mapping[key.name])[:KEY_SHOWN]
-    return FleetError(
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        f"row {shown} of table {table.name} in the coordinator's store is damaged: check the disk, then put "
-        "a backup of the store in place, or delete the row",
-        table=table.name,
-        key=shown,
-    )
-
-
-def _is_locked(error: Exception) -> bool:
-    """Whether another process holds the SQLite file. Each further try would wait for 10 s."""
-    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-
-
-def _unavailable(done: str) -> FleetError:
-    return FleetError(
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        f"the coordinator's store can't be {done}: look at its log and at the disk",
-    )
-
-
 def _served_s(database: Database) -> int:
     """For how long the store had been served when it was last written.
 
@@ -530,50 +404,5 @@ def _served_s(database: Database) -> int:
     if row is None:
         return 0
     if not is_whole(schema.clock, row._mapping):
-        raise _damaged(schema.clock, row)
+        raise damaged(schema.clock, row)
     return row.served_s or 0
-
-
-def _apply(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
-    """Makes the changes, those of one key in their order. Rows of one table are one statement."""
-    rows: dict[sa.Table, list[dict[str, Any]]] = {}
-    for change in changes:
-        if isinstance(change, Row):
-            rows.setdefault(change.table, []).append(_whole(change, served_s))
-            continue
-        _put(connection, rows)
-        if isinstance(change, OldRows):
-            _delete(connection, change, served_s)
-        else:
-            (column,) = change.table.primary_key.columns
-            connection.execute(sa.delete(change.table).where(column == change.key))
-    _put(connection, rows)
-
-
-def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) -> None:
-    """Writes the rows, and takes them away."""
-    for table, of_table in rows.items():
-        schema.put_rows(connection, table, of_table)
-    rows.clear()
-
-
-def _whole(row: Row, served_s: int) -> dict[str, Any]:
-    """The values of a row, with its digest."""
-    values = dict(row.values)
-    if "served_s" in row.table.columns:
-        values["served_s"] = served_s if values.get("ended", True) else None
-    values[COLUMN] = row_digest(row.table, values)
-    return values
-
-
-def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
-    (key,) = rows.table.primary_key.columns
-    old_keys = _old_keys(rows, served_s).limit(DELETE_LIMIT)
-    connection.execute(sa.delete(rows.table).where(key.in_(old_keys)))
-
-
-def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
-    """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
-    (key,) = rows.table.primary_key.columns
-    column = rows.table.c.served_s
-    return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)

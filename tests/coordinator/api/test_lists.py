@@ -25,7 +25,8 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
-from leasehold_coordinator.core.worker_registry import LOADS_PER_S, KnownWorker, SessionId
+from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
+from leasehold_coordinator.core.worker_registry import LOADS_PER_S
 from leasehold_coordinator.fleet.session import Session
 
 from tests.coordinator.api.test_command_service import start

@@ -28,7 +28,7 @@ from leasehold_coordinator.server import server
 
 from tests.coordinator.bench import Bench, on_bench
 from tests.coordinator.conftest import CoordinatorProcess
-from tests.coordinator.core.test_callers import CONNECT
+from tests.coordinator.fleet.test_callers import CONNECT
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
 

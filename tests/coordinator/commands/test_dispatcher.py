@@ -26,7 +26,7 @@ from leasehold_coordinator.fleet.session import FRAME_LIMIT, Session
 from leasehold_coordinator.server import server
 from leasehold_coordinator.shielding import finish, settle
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.store import Change
+from leasehold_coordinator.storage.rows import Change
 
 from tests.coordinator.bench import FULL, Bench, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello

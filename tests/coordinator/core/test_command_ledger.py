@@ -4,10 +4,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Move, Operation, RemapOperation, SuspendOperation
 from leasehold.v1.worker_session_pb2 import CommandUpdate
-from leasehold_coordinator.core.command_ledger import (
-    UNFINISHED_LIMIT,
+from leasehold_coordinator.core.command_effects import (
     Acknowledge,
-    CommandLedger,
     Effect,
     Note,
     Send,
@@ -15,6 +13,7 @@ from leasehold_coordinator.core.command_ledger import (
     StoredCommand,
     frame_of,
 )
+from leasehold_coordinator.core.command_ledger import UNFINISHED_LIMIT, CommandLedger
 from leasehold_coordinator.core.command_states import (
     ACCEPTED,
     CANCELLED,

@@ -14,8 +14,9 @@ from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, Wo
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.hello_rules import check_times
+from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.paging import next_token, page_of
-from leasehold_coordinator.core.worker_registry import KnownWorker, Registry, SessionId
+from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 

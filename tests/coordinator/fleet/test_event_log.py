@@ -14,12 +14,13 @@ from leasehold.v1.fleet_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
 from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
-from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import event_log as events_module
 from leasehold_coordinator.fleet import refusals
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.store import OldRows, Store, command_row, event_row
+from leasehold_coordinator.storage.rows import OldRows, command_row, event_row
+from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import FULL, Bench, on_bench
 from tests.coordinator.conftest import CoordinatorProcess

@@ -18,23 +18,18 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
-from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import fleet as fleet_module
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.storage import database, row_digests, schema, store_file
+from leasehold_coordinator.storage import database, row_digests, schema, statements, store_file
 from leasehold_coordinator.storage import store as store_module
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
+from leasehold_coordinator.storage.rows import OldRows, command_row, event_row, worker_row, workload_row
 from leasehold_coordinator.storage.schema import METADATA, NEWEST
-from leasehold_coordinator.storage.store import (
-    OldRows,
-    Store,
-    command_row,
-    event_row,
-    worker_row,
-    workload_row,
-)
+from leasehold_coordinator.storage.statements import _old_keys
+from leasehold_coordinator.storage.store import Store
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -253,7 +248,7 @@ def test_a_defect_in_one_write_leaves_the_others_a_writer(
 
     async def scenario(store: Store) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(store_module, "_apply", fail)
+            broken.setattr(store_module, "apply_changes", fail)
             with pytest.raises(FleetError, match="can't be written"):
                 await asyncio.wait_for(store.write(workload_row(workload(1, RUNNING))), 5)
         await asyncio.wait_for(store.write(workload_row(workload(2, RUNNING))), 5)
@@ -335,9 +330,7 @@ def test_what_is_old_is_found_without_looking_at_every_row(tmp_path: Path, table
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
-    statement = store_module._old_keys(OldRows(table, 5), 9).compile(
-        engine, compile_kwargs={"literal_binds": True}
-    )
+    statement = _old_keys(OldRows(table, 5), 9).compile(engine, compile_kwargs={"literal_binds": True})
     with engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
     engine.dispose()
@@ -414,7 +407,7 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         assert used_bytes is not None
         assert used_bytes > 600_000
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", used_bytes - 150_000)
-        for module in (store_module, fleet_module):
+        for module in (statements, fleet_module):
             monkeypatch.setattr(module, "DELETE_LIMIT", 1)
         await fleet.prune(RETENTION_S)
         found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, size=9)
@@ -440,7 +433,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
         await fleet.events.flush()
         monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
         monkeypatch.setattr(fleet_module, "PRUNE_ROUNDS", 3)
-        for module in (store_module, fleet_module):
+        for module in (statements, fleet_module):
             monkeypatch.setattr(module, "DELETE_LIMIT", 10)
         await fleet.prune(RETENTION_S)
         tables = (schema.workloads, schema.commands, schema.events)

@@ -15,10 +15,11 @@ from leasehold.v1.fleet_pb2 import ListCommandsRequest
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.api.command_service import CommandService
-from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.storage.commit_seal import CommitSeal
-from leasehold_coordinator.storage.store import Store, clock_row, command_row, worker_row, workload_row
+from leasehold_coordinator.storage.rows import clock_row, command_row, worker_row, workload_row
+from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import Bench, on_bench
 from tests.coordinator.conftest import run_coordinator

@@ -11,7 +11,7 @@ from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 
 from tests.coordinator.bench import Bench, on_bench
-from tests.coordinator.core.test_callers import CONNECT, DEAF
+from tests.coordinator.fleet.test_callers import CONNECT, DEAF
 from tests.coordinator.scripted_worker import make_hello
 
 

@@ -18,9 +18,10 @@ from leasehold.v1.fleet_pb2 import (
 )
 from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, ProtocolVersion
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
-from leasehold_coordinator.core.command_ledger import StoredCommand
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
-from leasehold_coordinator.storage.store import Row, Store, command_row, worker_row, workload_row
+from leasehold_coordinator.storage.rows import Row, command_row, worker_row, workload_row
+from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.api.test_command_service import ended, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess

@@ -23,10 +23,11 @@ from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Hello
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold_coordinator.core import worker_registry
 from leasehold_coordinator.core.hello_rules import check_hello
-from leasehold_coordinator.core.worker_registry import Registry, SessionId
+from leasehold_coordinator.core.known_worker import SessionId
+from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.session import Session
-from leasehold_coordinator.storage.store import Change
+from leasehold_coordinator.storage.rows import Change
 
 from tests.coordinator.api.test_command_service import ended, refusal, start, suspend
 from tests.coordinator.bench import Bench, on_bench

@@ -14,8 +14,8 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
-from leasehold_coordinator.core.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
 
 from tests.coordinator.api.test_command_service import refusal
 from tests.coordinator.bench import Bench, on_bench

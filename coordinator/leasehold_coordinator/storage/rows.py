@@ -1,0 +1,110 @@
+"""The rows that the store writes, made of records."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+from leasehold.v1.events_pb2 import Event
+from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.command_states import is_terminal
+from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.core.workload_states import is_ended
+from leasehold_coordinator.storage import schema
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorker:
+    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
+
+    epoch: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row to insert or replace."""
+
+    table: sa.Table
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
+
+    table: sa.Table
+    retention_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """One row to delete, by its key."""
+
+    table: sa.Table
+    key: str
+
+
+Change: TypeAlias = Row | OldRows | Gone
+
+
+def worker_row(epoch: int, hello: Hello) -> Row:
+    """A worker's row."""
+    record = description(hello).SerializeToString()
+    return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
+
+
+def clock_row() -> Row:
+    """The row that keeps for how long the store has been served."""
+    return Row(schema.clock, {"clock_id": "served"})
+
+
+def workload_row(workload: Workload) -> Row:
+    """A workload's row."""
+    return Row(
+        schema.workloads,
+        {
+            "workload_id": workload.workload_id,
+            "name": workload.name,
+            "worker_id": workload.worker_id,
+            "ended": is_ended(workload.status.state),
+            "create_time_ns": workload.create_time.ToNanoseconds(),
+            "record": workload.SerializeToString(),
+        },
+    )
+
+
+def command_row(stored: StoredCommand) -> Row:
+    """A command's row."""
+    command = stored.command
+    return Row(
+        schema.commands,
+        {
+            "command_id": command.command_id,
+            "request_id": command.request_id or None,
+            "workload_id": command.workload_id,
+            "worker_id": command.worker_id,
+            "instance_id": stored.instance_id,
+            "accepted": stored.accepted,
+            "cancel_requested": stored.cancel_requested,
+            "ended": is_terminal(command.state),
+            "create_time_ns": command.create_time.ToNanoseconds(),
+            "record": command.SerializeToString(),
+        },
+    )
+
+
+def event_row(event: Event) -> Row:
+    """An event's row."""
+    return Row(
+        schema.events,
+        {
+            "event_id": event.event_id,
+            "worker_id": event.worker_id,
+            "workload_id": event.workload_id,
+            "create_time_ns": event.time.ToNanoseconds(),
+            "record": event.SerializeToString(),
+        },
+    )

@@ -1,0 +1,58 @@
+"""The statements that write changes to the tables."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.row_digests import COLUMN, row_digest
+from leasehold_coordinator.storage.rows import Change, OldRows, Row
+
+DELETE_LIMIT: Final = 500
+"""Rows that are deleted at once, so that others do not wait for long."""
+
+
+def apply_changes(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
+    """Makes the changes, those of one key in their order. Rows of one table are one statement."""
+    rows: dict[sa.Table, list[dict[str, Any]]] = {}
+    for change in changes:
+        if isinstance(change, Row):
+            rows.setdefault(change.table, []).append(_whole(change, served_s))
+            continue
+        _put(connection, rows)
+        if isinstance(change, OldRows):
+            _delete(connection, change, served_s)
+        else:
+            (column,) = change.table.primary_key.columns
+            connection.execute(sa.delete(change.table).where(column == change.key))
+    _put(connection, rows)
+
+
+def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) -> None:
+    """Writes the rows, and takes them away."""
+    for table, of_table in rows.items():
+        schema.put_rows(connection, table, of_table)
+    rows.clear()
+
+
+def _whole(row: Row, served_s: int) -> dict[str, Any]:
+    """The values of a row, with its digest."""
+    values = dict(row.values)
+    if "served_s" in row.table.columns:
+        values["served_s"] = served_s if values.get("ended", True) else None
+    values[COLUMN] = row_digest(row.table, values)
+    return values
+
+
+def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
+    (key,) = rows.table.primary_key.columns
+    old_keys = _old_keys(rows, served_s).limit(DELETE_LIMIT)
+    connection.execute(sa.delete(rows.table).where(key.in_(old_keys)))
+
+
+def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
+    """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
+    (key,) = rows.table.primary_key.columns
+    column = rows.table.c.served_s
+    return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)

@@ -19,6 +19,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.log_context import log_context
 from leasehold_coordinator.shielding import start
 from leasehold_coordinator.storage.rows import Row, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
@@ -159,10 +160,18 @@ class Dispatcher:
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
         """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
+        stored = self._fleet.ledger.commands.get(update.command_id)
+        workload = stored.command.workload_id if stored is not None else ""
+        with log_context(worker=session.hello.name, command=update.command_id, workload=workload):
+            await self._update(session, update)
+            if stored is not None and is_terminal(update.state):
+                _log_end(stored.command, update)
+
+    async def _update(self, session: Session, update: CommandUpdate) -> None:
         worker_id = session.hello.worker_id
         crash_point("update-received")
         if update.state not in REPORTED:
-            logger.warning("command %s: ignored an update to state %d", update.command_id, update.state)
+            logger.warning("ignored an update to state %d", update.state)
             return
         over = await self._fleet.find_ended(update.workloads)
         while (end := self._ends.get(update.command_id)) is not None:
@@ -189,11 +198,9 @@ class Dispatcher:
         effects = self._fleet.ledger.update(worker_id, update, self._now())
         if not effects and stored is not None and stored.command.state != update.state:
             logger.warning(
-                "command %s is %s: ignored an update to %s by worker %s",
-                update.command_id,
-                CommandState.Name(stored.command.state),
+                "ignored an update to %s: the command is %s",
                 CommandState.Name(update.state),
-                worker_id,
+                CommandState.Name(stored.command.state),
             )
         return effects
 
@@ -318,3 +325,14 @@ class Dispatcher:
     async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:
         """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
         await self._fleet.apply_workloads(workloads, session, is_complete=True)
+
+
+def _log_end(command: Command, update: CommandUpdate) -> None:
+    """Says how a command ended. Its context says which command of which workload."""
+    logger.info(
+        "%s %s after %.3f s%s",
+        command.operation.WhichOneof("kind") or "unknown operation",
+        CommandState.Name(update.state).removeprefix("COMMAND_STATE_"),
+        update.result.duration.ToNanoseconds() / 1e9,
+        f": {update.error.message}" if update.HasField("error") else "",
+    )

@@ -14,6 +14,7 @@ import uvloop
 
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
+from leasehold_coordinator.log_context import ContextFilter
 from leasehold_coordinator.log_format import LogFormatter
 from leasehold_coordinator.server.config import CoordinatorConfig, load_config
 from leasehold_coordinator.server.server import serve
@@ -42,6 +43,7 @@ def _serve(config: CoordinatorConfig) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     handler.addFilter(LineBound())
+    handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

@@ -1,0 +1,30 @@
+"""What lines of the log are about: the session, the command and the workload of the task that writes them."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, final
+
+_names: Final[ContextVar[Mapping[str, str]]] = ContextVar("log_context", default={})  # noqa: B039 - never changed
+
+
+@contextmanager
+def log_context(**names: str) -> Iterator[None]:
+    """Adds names to the lines of this task, and of the tasks and threads that it starts in the context."""
+    token = _names.set({**_names.get(), **names})
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+@final
+class ContextFilter(logging.Filter):
+    """Gives each record the names of its context, as ``[name=value …] ``, or nothing."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        names = " ".join(f"{name}={value}" for name, value in _names.get().items() if value)
+        record.context = f"[{names}] " if names else ""
+        return True

@@ -8,6 +8,7 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
 from leasehold.v1.lease_pb2 import GpuLease
 
+from leasehold_coordinator.core.client_views import gpu_slots
 from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import named_gpus
@@ -68,7 +69,7 @@ def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candida
                 awaited=gpu.uuid in awaited,
                 lent=not for_helper and _is_lent(fleet, lease),
             )
-            for gpu, lease in fleet.registry.slots(known)
+            for gpu, lease in gpu_slots(known)
         },
         sum(_promised(fleet, known, command) for command in commands),
         known.cordon,

@@ -1,10 +1,84 @@
-"""Workloads and commands as clients read them: without values of variables, which may be secrets. Pure."""
+"""Workers, GPUs, workloads and commands as clients read them, without values of variables. Pure."""
+
+from collections.abc import Iterator
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.workload_states import is_ended
+
+
+def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
+    """A worker as clients read it."""
+    hello = known.hello
+    return Worker(
+        worker_id=hello.worker_id,
+        name=hello.name,
+        state=state,
+        epoch=known.epoch,
+        agent_version=hello.agent_version,
+        driver_version=hello.driver_version if hello.HasField("driver_version") else None,
+        cuda_version=hello.cuda_version if hello.HasField("cuda_version") else None,
+        host=hello.host,
+        labels=hello.labels,
+        capabilities=hello.capabilities,
+        gpu_count=len(known.leases) if known.reported else None,
+        free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
+        pending_claimers=known.load.pending_claimers,
+        parked_workload_count=len(known.load.parked),
+        last_seen_time=known.last_seen_time,
+        host_memory_available_bytes=(
+            known.load.host_memory_available_bytes
+            if known.load.HasField("host_memory_available_bytes")
+            else None
+        ),
+        resources=known.resources,
+        cordon=known.cordon,
+    )
+
+
+def gpu_slots(known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
+    """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
+
+    An empty lease means that the worker said nothing of the GPU.
+    """
+    if not known.reported:
+        return
+    leases = {lease.gpu_uuid: lease for lease in known.leases}
+    for gpu in known.hello.gpu_pool:
+        lease = leases.get(gpu.uuid)
+        yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
+
+
+def gpu_views(known: KnownWorker) -> Iterator[FleetGpu]:
+    """The same as messages."""
+    worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
+    for gpu, lease in gpu_slots(known):
+        yield FleetGpu(
+            worker_id=worker_id,
+            worker_name=name,
+            gpu=gpu,
+            lease=lease if lease.gpu_uuid else None,
+            report_time=seen,
+        )
+
+
+def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
+    """A lease as clients see it: nothing is free on a worker that is out of service."""
+    if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
+        return lease
+    seen = GpuLease()
+    seen.CopyFrom(lease)
+    seen.state = lease_pb2.SLOT_STATE_CORDONED
+    if not seen.HasField("cordon"):
+        seen.cordon.CopyFrom(cordon)
+    return seen
 
 
 def workload_view(workload: Workload, *, in_contact: bool, seen: Timestamp | None) -> Workload:

@@ -4,14 +4,12 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 a worker has reported, its GPUs are not known: that is not "none".
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NewType, final
 
 from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandResult
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
-from leasehold.v1.gpu_pb2 import Gpu
-from leasehold.v1.lease_pb2 import Cordon, GpuLease
+from leasehold.v1.fleet_pb2 import WorkerState
 from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
 
 from leasehold_coordinator.core.gpu_conditions import state_without_lease
@@ -349,58 +347,6 @@ class Registry:
             return fleet_pb2.WORKER_STATE_STALE
         return fleet_pb2.WORKER_STATE_CONNECTED
 
-    def worker(self, known: KnownWorker, now: float) -> Worker:
-        """The worker as clients see it."""
-        hello = known.hello
-        return Worker(
-            worker_id=hello.worker_id,
-            name=hello.name,
-            state=self.state(known, now),
-            epoch=known.epoch,
-            agent_version=hello.agent_version,
-            driver_version=hello.driver_version if hello.HasField("driver_version") else None,
-            cuda_version=hello.cuda_version if hello.HasField("cuda_version") else None,
-            host=hello.host,
-            labels=hello.labels,
-            capabilities=hello.capabilities,
-            gpu_count=len(known.leases) if known.reported else None,
-            free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
-            pending_claimers=known.load.pending_claimers,
-            parked_workload_count=len(known.load.parked),
-            last_seen_time=known.last_seen_time,
-            host_memory_available_bytes=(
-                known.load.host_memory_available_bytes
-                if known.load.HasField("host_memory_available_bytes")
-                else None
-            ),
-            resources=known.resources,
-            cordon=known.cordon,
-        )
-
-    def slots(self, known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
-        """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
-
-        An empty lease means that the worker said nothing of the GPU.
-        """
-        if not known.reported:
-            return
-        leases = {lease.gpu_uuid: lease for lease in known.leases}
-        for gpu in known.hello.gpu_pool:
-            lease = leases.get(gpu.uuid)
-            yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
-
-    def gpus(self, known: KnownWorker) -> Iterable[FleetGpu]:
-        """The same as messages."""
-        worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
-        for gpu, lease in self.slots(known):
-            yield FleetGpu(
-                worker_id=worker_id,
-                worker_name=name,
-                gpu=gpu,
-                lease=lease if lease.gpu_uuid else None,
-                report_time=seen,
-            )
-
 
 def _host(hello: Hello) -> tuple[str, str]:
     return hello.host.hostname, hello.boot_id
@@ -415,15 +361,3 @@ def _has_other_gpus(known: Hello, hello: Hello) -> bool:
 def _some(names: list[str]) -> str:
     more = len(names) - NAMED_LIMIT
     return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
-
-
-def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
-    """A lease as clients see it: nothing is free on a worker that is out of service."""
-    if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
-        return lease
-    seen = GpuLease()
-    seen.CopyFrom(lease)
-    seen.state = lease_pb2.SLOT_STATE_CORDONED
-    if not seen.HasField("cordon"):
-        seen.cordon.CopyFrom(cordon)
-    return seen

@@ -17,7 +17,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_coordinator.core.client_views import workload_view
+from leasehold_coordinator.core.client_views import gpu_views, worker_view, workload_view
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
@@ -141,11 +141,11 @@ class Fleet:
 
     def worker(self, known: KnownWorker) -> Worker:
         """A worker as clients see it."""
-        return self.registry.worker(known, time.monotonic())
+        return worker_view(known, self.registry.state(known, time.monotonic()))
 
     def gpus(self, known: KnownWorker) -> list[FleetGpu]:
         """A worker's GPUs with the names of their holders."""
-        found = list(self.registry.gpus(known))
+        found = list(gpu_views(known))
         for gpu in found:
             holder = self.workloads.get(gpu.lease.workload_id)
             if holder is not None:

@@ -9,6 +9,7 @@ from leasehold.v1.fleet_pb2 import FleetGpu, WatchFleetRequest, Worker
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.machine_pb2 import MachineResources
 from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
+from leasehold_coordinator.core.client_views import worker_view
 from leasehold_coordinator.core.gpu_conditions import Conditions, changes, seen_state, state_without_lease
 from leasehold_coordinator.core.worker_registry import Registry
 
@@ -84,7 +85,7 @@ def test_only_what_is_another_than_before_is_news_to_watchers() -> None:
         )
     ]
     assert news == [True, False, True, True, True, True, False, True]
-    worker = registry.worker(known, 0)
+    worker = worker_view(known, registry.state(known, 0))
     assert not worker.HasField("cordon")
     assert worker.resources.memory_free_bytes == 5, "a load without it says nothing of it"
 

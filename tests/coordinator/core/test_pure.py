@@ -13,6 +13,7 @@ from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, WorkerLoad
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.core import command_states
+from leasehold_coordinator.core.client_views import gpu_views, worker_view
 from leasehold_coordinator.core.hello_rules import check_times
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.paging import next_token, page_of
@@ -92,9 +93,9 @@ def test_after_a_start_a_worker_is_unconfirmed_and_its_gpus_are_not_none() -> No
     (known,) = registry.all()
     assert registry.state(known, 159) == fleet_pb2.WORKER_STATE_UNCONFIRMED
     assert registry.state(known, 161) == fleet_pb2.WORKER_STATE_LOST
-    worker = registry.worker(known, 101)
+    worker = worker_view(known, registry.state(known, 101))
     assert not worker.HasField("gpu_count")
-    assert list(registry.gpus(known)) == []
+    assert list(gpu_views(known)) == []
 
 
 def test_epochs_grow_above_what_either_side_remembers() -> None:

@@ -59,12 +59,12 @@ def told(what: object) -> Iterator[None]:
 
 
 def require_images(fleet: Fleet) -> None:
-    """Skips a test where the worker writes no images, for the reason that it tells."""
+    """Skips a test where the worker can't write images, for the reason that it tells."""
     (worker,) = fleet.json("get", "workers")["workers"]
     capabilities = {each["name"]: each for each in worker["capabilities"]}
     capability = capabilities["checkpoint_image"]
     if not capability.get("available"):
-        pytest.skip(capability.get("reason", "the worker writes no images"))
+        pytest.skip(capability.get("reason", "the worker can't write images"))
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Arena:
         """Why its worker writes none. Empty: it does."""
         (worker,) = self.client.workers()
         capability = next(each for each in worker.capabilities if each.name == "checkpoint_image")
-        return "" if capability.available else capability.reason or "the worker writes no images"
+        return "" if capability.available else capability.reason or "the worker can't write images"
 
     def model_of(self, case: Case) -> Model:
         """The model server of a case, which runs."""

@@ -90,7 +90,7 @@ def test_a_tree_is_adopted_with_all_its_gpus(fleet: Fleet, alpha: LocalHost) -> 
 
 def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
-    refuse(fleet, 2**22 - 1, "no process has it.*UNKNOWN_PROCESS")
+    refuse(fleet, 2**22 - 1, "it has ended.*UNKNOWN_PROCESS")
     worker = fleet.processes["alpha"].pid
     refuse(fleet, worker, "the worker's own.*UNKNOWN_PROCESS")
     assert parent(parent(worker)) == os.getpid()

@@ -31,7 +31,7 @@ pty.openpty()
 print("connected", flush=True)
 time.sleep(1000)
 """
-"""Has a TCP connection to another program and a terminal, which no image holds."""
+"""Has TCP connection to another program and a terminal, which no image holds."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,10 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     plan = fleet.json("checkpoint", model.name, "--dry-run")
     (tier,) = plan["tiers"]
     assert (tier["tier"], tier["needed_bytes"]) == ("TIER_DISK", "64"), "as the application estimates"
-    assert plan["steps"] == ["its application saves itself, if it serves a kernel", "it goes on"]
+    assert plan["steps"] == [
+        "its application saves itself, if it is checkpointable",
+        "the application continues",
+    ]
     assert "on disk  64 B needed" in fleet.cli("checkpoint", model.name, "--dry-run").stdout
     assert not plan.get("released_gpu_uuids"), "it goes on where it is"
     assert files(model) == set(), "a plan saves nothing"
@@ -107,7 +110,7 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     plan = fleet.json("wake", model.name, "--checkpoint", made[2], "--dry-run")
     size = (model.images / model.workload.workload_id / f"{made[2]}.checkpoint").stat().st_size
     assert plan["tiers"] == [{"tier": "TIER_DISK", "needed_bytes": str(size)}]
-    assert plan["steps"] == ["its program is started again", "its application loads what it had saved"]
+    assert plan["steps"] == ["its program is started again", "its application loads its last save"]
     assert [each["gpu_uuid"] for each in plan["destinations"]] == [gpu_uuid]
     told = fleet.cli("wake", model.name, "--checkpoint", made[2], "--dry-run").stdout
     assert f"would move 64.0 KiB; it takes {WORKER}/" in told
@@ -175,7 +178,7 @@ def test_a_bare_suspend_is_by_the_policy_and_the_ladder_that_were_declared(fleet
     model.require_running()
     parked = result(fleet, "suspend", model.name)
     assert parked["policy"] == {**declared, "process_strategy": "PROCESS_STRATEGY_STOP"}
-    assert "offload+cuda_suspend failed and was undone" in " ".join(parked["warnings"])
+    assert "offload+cuda_suspend failed and was rolled back" in " ".join(parked["warnings"])
     model.require_parked("stop")
     model.clear_faults()
     fleet.cli("wake", model.name)
@@ -190,7 +193,7 @@ def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     fleet.wait(lambda: b"connected" in b"".join(fleet.client.output("connected")))
     refused = fleet.cli("suspend", "connected", "--process", "checkpoint", "--dry-run", code=1)
     assert "connected: suspend would be REFUSED" in refused.stdout
-    assert "a TCP connection to 127.0.0.1 port" in refused.stderr
+    assert "TCP connection to 127.0.0.1 port" in refused.stderr
     assert "/dev/pts/" in refused.stderr
     assert "is a terminal" in refused.stderr
     assert refused.stderr.count("(UNSUPPORTED_STATE)") == 3, "the connection, and two ends of the terminal"

@@ -166,7 +166,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     large.kill()
     local_host.wait_line(small, "holding")
     told = local_host.err(large).splitlines()
-    lacks = "2 GPUs are wanted, and of 2 that would do none is free (2 leased)"
+    lacks = "2 GPUs needed: 2 match, 0 free (2 leased)"
     assert told[0] == f"leasehold: waiting, 1 of 1 in the queue: {lacks}"
     places = [line.partition(" in the queue: ")[0].removeprefix("leasehold: waiting, ") for line in told]
     assert places[:3] == ["1 of 1", "2 of 4", "1 of 2"]
@@ -175,7 +175,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
 
 def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     holder = hold(local_host, "--gpus", "2")
-    lacks = "1 GPU is wanted, and of 2 that would do none is free (2 leased)"
+    lacks = "1 GPU needed: 2 match, 0 free (2 leased)"
     refused = local_host.run("--wait", "0", "--", "true", code=125)
     assert refused == f"leasehold: {lacks}: suspend or stop a workload, or wait (NO_FREE_GPU)\n"
     told, refused = local_host.run("--wait", "0.2", "--", "true", code=125).splitlines()
@@ -218,9 +218,9 @@ def test_who_waits_for_memory_keeps_no_more_than_it_asks_for(new_host: Callable[
     waiting = queue(host, "--memory", "512MiB")
     assert host.run("--gpus", "1", "--wait", "0", "--", "echo", "done") == "done\n"
     refused = host.run("--gpus", "2", "--wait", "0", "--", "true", code=125)
-    assert "2 GPUs are wanted, and of 2 that would do 2 are free, kept for claims that go first" in refused
+    assert "2 GPUs needed: 2 match, 2 free, reserved for earlier claims" in refused
     refused = host.run("--gpus", "0", "--memory", "256MiB", "--", "true", code=125)
-    assert "256 MiB of 1 GiB are free, with 512 MiB kept for claims that wait" in refused
+    assert "256 MiB of 1 GiB are free, with 512 MiB reserved for waiting claims" in refused
     memory.kill()
     host.wait_line(waiting, "holding")
 
@@ -234,7 +234,7 @@ def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -
     waiting = queue(host, "--memory", "512MiB")
     assert "none is free (1 leased)" in host.err(waiting)
     gpu.kill()
-    lacks = "512 MiB of host memory are wanted, and 256 MiB of 1 GiB are free"
+    lacks = "the request needs 512 MiB of host memory, and 256 MiB of 1 GiB are free"
     host.wait_line(waiting, f"waiting, 1 of 1 in the queue: {lacks}", "err")
     assert lacks in host.look().waiting[0].reason
     refused = host.run("--wait", "0.2", "--memory", "512MiB", "--", "true", code=125).splitlines()[-1]
@@ -328,7 +328,7 @@ def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None
     holder = hold(local_host)
     large = queue(local_host, "--gpus", "2")
     refused = local_host.run("--wait", "0", "--", "true", code=125)
-    assert "1 wait for them" in refused
+    assert "1 claims wait" in refused
     refused = local_host.run("--wait", "0", "--helper", "stop", "--", "true", code=125)
     assert "(NO_FREE_GPU)" in refused
     assert local_host.run("--wait", "0", "--priority", "1", "--", "echo", "done") == "done\n"
@@ -339,10 +339,13 @@ def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--gpus", "3"], "3 GPUs can't be claimed from a worker that has 2.*NO_FREE_GPU"),
-        (["--gpus", "0", "--gpu-memory", "1GiB"], "gpu_count is 0, though GPUs are described.*INVALID_ARG"),
-        (["--name", "/"], "'/' is no name.*INVALID_ARGUMENT"),
-        (["--memory", "900TiB"], "900 TiB of host memory are wanted.*INSUFFICIENT_RESOURCES"),
+        (["--gpus", "3"], "the request needs 3 GPUs, and 2 of this worker's 2 match.*NO_FREE_GPU"),
+        (
+            ["--gpus", "0", "--gpu-memory", "1GiB"],
+            "gpu_count is 0, but the request describes GPUs.*INVALID_ARG",
+        ),
+        (["--name", "/"], "invalid name '/'.*INVALID_ARGUMENT"),
+        (["--memory", "900TiB"], "the request needs 900 TiB of host memory.*INSUFFICIENT_RESOURCES"),
         (["--socket", "/nowhere/worker.sock"], "no worker answers at /nowhere/worker.sock"),
     ],
     ids=["count", "nonsense", "name", "memory", "socket"],
@@ -467,7 +470,7 @@ def test_a_host_without_gpus_serves_commands_and_keeps_account(
     assert (found.resources.cpu_millicores_free, found.resources.memory_free_bytes) == (500, 2**28)
     refused = host.run(*options, "--", "true", code=125)
     assert "1.5 cores of CPU time are wanted" in refused or "(INSUFFICIENT_RESOURCES)" in refused
-    assert "can't be claimed from a worker that has 0" in host.run("--", "true", code=125)
+    assert "of this worker's 0 match" in host.run("--", "true", code=125)
     host.kill_worker()
     host.start_worker('cpu_limit_millicores = 2000\nmemory_limit = "1GiB"')
     assert host.look().resources.cpu_millicores_free == 500

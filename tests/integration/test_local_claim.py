@@ -400,7 +400,7 @@ def test_claims_leave_room_for_other_calls(new_host: Callable[[int], LocalHost])
     )
     host.start_worker()
     holders = [start(host, name, gpus=0) for name in ("one", "two")]
-    assert "2 claims are open, as many as a worker serves" in host.run("--gpus", "0", "--", "true", code=125)
+    assert "2 claims are open, the limit of a worker" in host.run("--gpus", "0", "--", "true", code=125)
     assert sorted(host.workloads()) == ["one", "two"]
     say(holders[0], "end")
     host.wait_line(holders[0], "after")

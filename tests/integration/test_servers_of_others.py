@@ -79,7 +79,7 @@ def test_a_hook_that_can_not_be_called_is_refused_at_once(alpha: LocalHost, hook
     hooks.write_text(json.dumps([{"name": "engine", "vllm": {"url": "https://127.0.0.1"}}]))
     refused = alpha.exec("--gpus", "0", "--hooks", str(hooks), "--", "true")
     assert refused.wait(30) == 125
-    assert "https is not spoken" in alpha.err(refused)
+    assert "https is not supported" in alpha.err(refused)
     hooks.write_text("[]")
     refused = alpha.exec(
         "--gpus", "0", "--evict", "retain+stop", "--escalate-to", "keep_running", "--", "true"

@@ -36,7 +36,7 @@ STEPS = {
         "CRIU writes the processes to disk, and they end",
     ],
 }
-STOP_STEPS = ["its application saves itself, if it serves a kernel", "its processes are ended"]
+STOP_STEPS = ["its application saves itself, if it is checkpointable", "its processes are ended"]
 TIERS = {
     "cuda_suspend": ["TIER_HOST"],
     "checkpoint": ["TIER_DISK"],

@@ -33,10 +33,8 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ValueError(
-            f"{text!r} is not a size: write bytes, or a number with a unit, like 1.5GiB or 500MB"
-        )
+        raise ValueError(f"invalid size {text!r}: write bytes, or a number with a unit, like 1.5GiB or 500MB")
     size_bytes = int(Decimal(match[1]) * factor)
     if size_bytes > _MOST_BYTES:
-        raise ValueError(f"{text!r} is more than any host has: give 8388607TiB at most")
+        raise ValueError(f"size {text!r} is larger than any host: give 8388607TiB at most")
     return size_bytes

@@ -29,7 +29,7 @@ class OperationError(Exception):
 def defect() -> OperationError:
     """What is told where the worker itself is at fault; its log has the rest."""
     return OperationError(
-        errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
+        errors_pb2.ERROR_REASON_INTERNAL, "this is a defect of Leasehold: see the worker's log"
     )
 
 

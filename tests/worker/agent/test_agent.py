@@ -84,7 +84,7 @@ def test_hello_tells_everything(
         "commands": True,
     }
     (why,) = (c.reason for c in hello.capabilities if c.name == "checkpoint_image")
-    assert why.startswith("/nonexistent/criu is not there")
+    assert why.startswith("/nonexistent/criu is missing")
     assert hello.driver_version == host.driver_version
     assert hello.cuda_version == 13000
     assert hello.last_epoch == 0
@@ -559,7 +559,7 @@ def test_gpus_that_the_host_lacks_are_told(
     settings.write_text(f"gpus = {json.dumps([lost])}")
     refused = start_worker(host, config=str(settings))
     assert refused.process.wait(timeout=30) == 2
-    assert "none of the GPUs that the setting gpus names is on this host" in refused.log.read_text()
+    assert "the setting gpus names no GPU of this host" in refused.log.read_text()
     settings.write_text(f"gpus = {json.dumps([lost, host.gpus[2].uuid])}")
     worker = start_worker(host, config=str(settings))
     assert [gpu.uuid for gpu in coordinator.next_session().hello.gpu_pool] == [host.gpus[2].uuid]

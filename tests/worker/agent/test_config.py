@@ -22,12 +22,12 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     [
         ("coordinator = 5", "Expected `str`, got `int`"),
         ('coordinater = "a:1"', "coordinater"),
-        ("= nonsense", "not valid"),
+        ("= nonsense", "invalid"),
         ('coordinator = "nowhere"', "HOST:PORT"),
         ('coordinator = "host:99999"', "HOST:PORT"),
         ('name = "rack/1"', "invalid worker name"),
         ('name = ""', "invalid worker name"),
-        ('gpus = ["0"]', "'0' is not a GPU's UUID"),
+        ('gpus = ["0"]', "invalid GPU UUID '0'"),
         (f"gpus = {[GPU, GPU.upper()]}", "names GPU-.* twice: name each GPU once"),
     ],
 )
@@ -110,8 +110,8 @@ def test_without_limits_all_of_the_host_may_be_had(tmp_path: Path) -> None:
     [
         ("cpu_limit_millicores = -1", "cpu_limit_millicores -1 is negative"),
         ("memory_limit = -5", "memory_limit -5 is negative"),
-        ('memory_limit = "8G"', "memory_limit: '8G' is not a size"),
-        ('disk_reserve = "-1GiB"', "disk_reserve: '-1GiB' is not a size"),
+        ('memory_limit = "8G"', "memory_limit: invalid size '8G'"),
+        ('disk_reserve = "-1GiB"', "disk_reserve: invalid size '-1GiB'"),
         ("disk_reserve = 1.5", "Expected `int | str`"),
         ("[gpu_units]\nH100 = 0", "gpu_units of 'H100' are 0"),
         ('[gpu_units]\n"" = 5', "name a part"),
@@ -134,6 +134,6 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind:
     else:
         with file.open("wb") as empty:
             empty.truncate(2**40)
-    rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
-    with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
+    rule = "larger than the limit of 1000000 bytes" if kind == "large" else "not a regular file"
+    with pytest.raises(StartError, match=f"{file} can't be read: {rule}; give another with --config"):
         load_config(file)

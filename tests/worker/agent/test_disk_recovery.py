@@ -95,7 +95,7 @@ async def test_who_was_certainly_told_to_end_is_stopped_however_long_it_takes(pa
 @pytest.mark.parametrize("checkpoint_id", ["c-1", ""], ids=["saved", "not saved"])
 async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts, checkpoint_id: str) -> None:
     said, state = await settled(parts, "end", checkpoint_id)
-    assert "goes on" in said
+    assert "keeps running" in said
     assert state == RUNNING
 
 
@@ -161,6 +161,6 @@ async def test_what_criu_does_not_let_go_of_is_not_asked_of_the_driver(
     intent = Intent("image", (WorkloadIntent("w", (), (), (), parked=False),), policy=POLICY)
     error, _ = await DiskRecovery(parts, MemberRecovery(parts)).settle(intent, parts.workloads)
     assert error is not None
-    assert "CRIU holds the processes" in error.message
+    assert "CRIU still holds the processes" in error.message
     assert workload.state == UNKNOWN
     await end(parts)

@@ -32,8 +32,11 @@ HANGING = {
         "did not say whether it can save itself within 0.2 s",
     ),
     "estimate": (ApplicationTimeouts(answer_s=1.0), "did not estimate its size within 1 s"),
-    "prepare": (ApplicationTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not come to rest within 0.2 s"),
-    "is_quiescent": (ApplicationTimeouts(quiescence_s=1.0, cancel_s=0.2), "did not come to rest within 1 s"),
+    "prepare": (ApplicationTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not become quiescent within 0.2 s"),
+    "is_quiescent": (
+        ApplicationTimeouts(quiescence_s=1.0, cancel_s=0.2),
+        "did not become quiescent within 1 s",
+    ),
     "checkpoint": (ApplicationTimeouts(checkpoint_s=0.2, cancel_s=0.2), "did not save itself within 0.2 s"),
 }
 
@@ -96,7 +99,7 @@ async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(serve
     [
         ("busy", "KERNEL_NOT_READY", "in the middle of something", False),
         ("huge", "INSUFFICIENT_DISK", "expects to save 888.2 PiB", False),
-        ("restless", "KERNEL_FAILED", "did not come to rest within 0.5 s", True),
+        ("restless", "KERNEL_FAILED", "did not become quiescent within 0.5 s", True),
         ("encode-fails", "KERNEL_FAILED", "ValueError: no more", True),
         (
             "raises-in-can_checkpoint",
@@ -155,7 +158,7 @@ async def test_one_that_dies_leaves_nothing(served: Served, mode: str) -> None:
     _, kernel = await served.serve(mode)
     error = await refused(lambda: save(kernel, served.store, resume=False))
     assert name(error) == "KERNEL_FAILED"
-    assert "went away" in error.message
+    assert "disconnected" in error.message
     assert served.files() == []
     with trio.fail_after(10):
         await kernel.workload.ended.wait()
@@ -289,7 +292,7 @@ async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: 
     _, kernel = await served.restored("dies-in-restore")
     error = await refused(lambda: restore(kernel, served.store, workload_id=older.header.workload_id))
     assert name(error) == "KERNEL_FAILED"
-    assert "went away before it could restore itself" in error.message
+    assert "disconnected before it could restore itself" in error.message
 
 
 async def test_a_restore_has_a_deadline(served: Served) -> None:

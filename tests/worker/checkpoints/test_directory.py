@@ -308,7 +308,7 @@ def test_what_another_worker_made_is_listed_and_deleted_by_force_only(world: Wor
     owners = {each.checkpoint_id: each.owner_worker_id for each in disk.checkpoints()}
     assert owners == {image: "worker-there", saved: "worker-there", nobodys: ""}
     for one in (image, saved):
-        with pytest.raises(OperationError, match="made by worker worker-there") as refused:
+        with pytest.raises(OperationError, match="belongs to worker worker-there") as refused:
             disk.delete([nobodys, one], force=False)
         assert refused.value.reason == errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE
     assert len(ids(disk)) == 3, "all of them or none"

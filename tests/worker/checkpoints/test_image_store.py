@@ -97,11 +97,11 @@ def coordinator_session(image: StoredImage) -> None:
 @pytest.mark.parametrize(
     ("change", "how"),
     [
-        (alter, "'pages-1.img' was altered"),
+        (alter, "'pages-1.img' was modified"),
         (truncate, "has 100 bytes instead of 16384"),
         (remove, "'inventory.img' is missing"),
-        (add, "'core-1.img' does not belong to it"),
-        (coordinator_session, "'inventory.img' is no file"),
+        (add, "'core-1.img' is not part of the image"),
+        (coordinator_session, "'inventory.img' is not a file"),
     ],
 )
 def test_every_change_is_noticed(store: ImageStore, change: Callable[[StoredImage], None], how: str) -> None:
@@ -149,7 +149,7 @@ def test_an_altered_manifest_is_corrupt(store: ImageStore, name: bytes) -> None:
     altered = re.sub(rb'("%s": ?"?)' % name, rb"\g<1>1", written)
     assert altered != written
     path.write_bytes(altered)
-    with pytest.raises(OperationError, match="altered") as caught:
+    with pytest.raises(OperationError, match="modified") as caught:
         store.find(image.manifest.image_id)
     assert caught.value.reason == CORRUPT
 
@@ -195,7 +195,7 @@ def test_a_folder_of_another_user_is_passed_over_with_one_warning(
         assert store.used_bytes() > 0
         assert store.sweep() == []
     assert [record.getMessage() for record in caplog.records] == [
-        f"{store.root / 'w-2'} is passed over: it can't be read (Permission denied)"
+        f"ignored {store.root / 'w-2'}, which can't be read: Permission denied"
     ]
 
 
@@ -335,7 +335,7 @@ def here(**facts: str) -> HostFacts:
         (
             here(criu_version="4.2"),
             {"NVIDIA H100": 1},
-            "was written by CRIU 4.2.1, and the older 4.2 is here",
+            "was written by CRIU 4.2.1, and this host has the older version 4.2",
         ),
         (here(driver_version=""), {"NVIDIA H100": 1}, "is of driver 580.95.05, and this host has none"),
         (here(), {"NVIDIA A100": 8}, "needs 1 of NVIDIA H100, and this host has 0"),
@@ -381,7 +381,7 @@ def test_room_is_made_by_the_oldest_that_nobody_needs(
 
 
 @pytest.mark.parametrize(
-    ("budget", "free", "why"), [(40, 1000, "of the budget of 40 B are taken"), (0, 5, "only 5 B are free")]
+    ("budget", "free", "why"), [(40, 1000, "of the budget of 40 B are used"), (0, 5, "only 5 B are free")]
 )
 def test_what_can_not_be_made_room_for_is_refused(budget: int, free: int, why: str) -> None:
     with pytest.raises(OperationError, match=why) as caught:

@@ -337,7 +337,7 @@ def test_a_journal_from_an_old_backup_is_noticed(path: Path) -> None:
     with pytest.raises(StartError, match=r"number 0, and journal\.sqlite3-seal says 1"):
         journal_file.JournalFile(path)
     path.unlink()
-    with pytest.raises(StartError, match="it is gone, and had 1 commits"):
+    with pytest.raises(StartError, match="it is missing, and had 1 commits"):
         journal_file.JournalFile(path)
     assert not path.exists()
 

@@ -39,7 +39,7 @@ def test_the_least_needed_goes_first() -> None:
     fitted = fitting(outcome(members=10_000, member_outcomes=20_000))
     assert not fitted.result.members
     assert fitted.result.driver_version == "580"
-    assert "more than can be told" in fitted.result.warnings[0]
+    assert "too large to report" in fitted.result.warnings[0]
 
 
 def test_the_outcome_itself_always_fits() -> None:

@@ -38,7 +38,7 @@ def renames(directory: Path) -> Callable[[], Awaitable[None]]:
 
 
 async def never() -> None:
-    raise AssertionError("the image was not complete")
+    raise AssertionError("without reporting a complete image")
 
 
 async def test_a_criu_that_works_is_found(make_criu: MakeCriu) -> None:
@@ -53,8 +53,8 @@ async def test_a_criu_that_works_is_found(make_criu: MakeCriu) -> None:
 @pytest.mark.parametrize(
     ("scenario", "timeout_s", "reason"),
     [
-        ("old", 30, "is version 3.17.1, which fails on kernels of today: 4.2 is needed"),
-        ("check-fails", 30, "as it says itself (Kernel lacks what is needed)"),
+        ("old", 30, "is version 3.17.1, which fails on current kernels: 4.2 is needed"),
+        ("check-fails", 30, "(Kernel lacks what is needed)"),
         ("silent", 0.5, "did not answer within 0.5 s"),
     ],
 )
@@ -65,7 +65,7 @@ async def test_a_criu_that_does_not_work_is_refused_with_the_reason(
 
 
 async def test_no_criu_and_no_program_are_reasons(tmp_path: Path) -> None:
-    assert "is not there" in str(await probe(str(tmp_path / "criu")))
+    assert "is missing" in str(await probe(str(tmp_path / "criu")))
     plain = tmp_path / "criu"
     plain.write_text("#!/bin/true\n")
     plain.chmod(0o755)
@@ -134,7 +134,7 @@ async def test_a_cancelled_dump_leaves_the_process_running(
     [
         ("dump-fails", r"it failed: inet: Connected TCP socket\)"),
         ("dump-crashes", "ended without an answer"),
-        ("dump-hangs", "was not done within 1 s"),
+        ("dump-hangs", "not complete within 1 s"),
     ],
 )
 async def test_a_dump_that_fails_says_why_and_leaves_the_process_running(

@@ -221,7 +221,7 @@ def test_nothing_is_made_where_there_is_no_state_directory(
     host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
 ) -> None:
     result, detail = examine(host, configure(), code=0)["state_directory"]
-    assert (result, detail.endswith("will be made at the first start")) == ("PASSED", True)
+    assert (result, detail.endswith("will be created at the first start")) == ("PASSED", True)
     (tmp_path / "state").mkdir()
     assert examine(host, configure(), code=0)["state_directory"][1].endswith("writable")
     assert list((tmp_path / "state").iterdir()) == []
@@ -239,7 +239,7 @@ def test_a_state_directory_that_a_worker_uses_is_fine(
 def test_variables_of_the_worker_count(host: SimulatedHost, address: str, tmp_path: Path) -> None:
     done = doctor(host, LEASEHOLD_COORDINATOR=address, LEASEHOLD_STATE_DIR=str(tmp_path / "own"))
     assert f"{address} answers" in done.stdout
-    assert f"{tmp_path / 'own'} will be made" in done.stdout
+    assert f"{tmp_path / 'own'} will be created" in done.stdout
 
 
 def test_wrong_usage_is_exit_2() -> None:

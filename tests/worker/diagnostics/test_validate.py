@@ -44,7 +44,7 @@ def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
         *("suspend, second time", "restore, second time", "move", "move back"),
     ]
     assert document["error"] is None
-    expected = ("PCI bus id", "CUDA_VISIBLE_DEVICES of its start")
+    expected = ("PCI bus id", "its first CUDA_VISIBLE_DEVICES")
     assert [note for note in document["notes"] if not any(text in note for text in expected)] == []
     assert host.gpus[1].uuid in document["steps"][5]["proved"]
     assert set(document["steps"][5]["gigabytes_per_s"]) == {"checkpoint", "restore"}
@@ -132,7 +132,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
         wait_until(lambda: calls(host, call) > 0, process)
         process.send_signal(number)
         assert process.wait(30) == 128 + number
-    assert said(tmp_path).read_text() == f"leasehold: interrupted by {number.name}, nothing is proved\n"
+    assert said(tmp_path).read_text() == f"leasehold: interrupted by {number.name}, nothing is verified\n"
     assert host.processes() == ()
     assert list((tmp_path / "temporary").iterdir()) == []
 

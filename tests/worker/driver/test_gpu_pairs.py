@@ -46,7 +46,9 @@ def test_wrong_pairs_are_refused(pairs: list[GpuPair], reason: int) -> None:
 
 
 def test_a_gpu_of_another_host_is_refused_as_such() -> None:
-    with pytest.raises(OperationError, match="GPU-x is not a GPU of this host, which a workload can't leave"):
+    with pytest.raises(
+        OperationError, match="GPU-x is not a GPU of this host, and a workload can't move to another host"
+    ):
         complete_pairs([GpuPair(A, "GPU-x")], H100)
 
 

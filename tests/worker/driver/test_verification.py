@@ -28,7 +28,7 @@ def test_a_process_that_is_still_listed_is_not_parked() -> None:
 def test_memory_that_nobody_owns_up_to_is_not_free() -> None:
     then = before(a=GpuUsage(9 * GIB, {10: 8 * GIB}))
     (error,) = not_freed(then, {"a": GpuUsage(9 * GIB, {})})
-    assert "8 GiB were parked, but a has 9 GiB in use" in error.message
+    assert "8 GiB as suspended, but a has 9 GiB in use" in error.message
     assert error.metadata == {"gpu_uuid": "a"}
 
 

@@ -58,9 +58,9 @@ def test_a_directory_that_everybody_can_rename_is_refused(tmp_path: Path) -> Non
     shared = tmp_path / "shared"
     (shared / "state").mkdir(parents=True)
     shared.chmod(0o777)
-    with pytest.raises(StartError, match="can be written by every user"):
+    with pytest.raises(StartError, match="every user can write to"):
         open_private(shared / "state", "state directory")
-    with pytest.raises(StartError, match="can be written by every user"):
+    with pytest.raises(StartError, match="every user can write to"):
         LocalSocket(shared / "worker.sock", "")
     shared.chmod(0o1777)  # as /tmp
     open_private(shared / "state", "state directory")
@@ -108,7 +108,7 @@ def test_an_image_directory_that_does_not_answer_is_told_at_the_start(tmp_path: 
     volume = tmp_path / "volume"
     with (
         dead_volume(volume),
-        pytest.raises(StartError, match="look at its volume"),
+        pytest.raises(StartError, match="check its volume"),
     ):
         daemon._require_image_directory(volume / "images", within_s=0.2)
 

@@ -18,15 +18,19 @@ HEALTHY = HealthReading(
     throttle_reasons=0,
 )
 SYMPTOMS: list[tuple[dict[str, int], gpu_pb2.GpuHealth.ValueType, str]] = [
-    ({"lost": True}, gpu_pb2.GPU_HEALTH_LOST, "NVML says that it is lost"),
-    ({"reset_required": True}, gpu_pb2.GPU_HEALTH_XID_ERROR, "NVML says that it needs a reset"),
+    ({"lost": True}, gpu_pb2.GPU_HEALTH_LOST, "NVML reports the GPU as lost"),
+    ({"reset_required": True}, gpu_pb2.GPU_HEALTH_XID_ERROR, "NVML reports that the GPU needs a reset"),
     ({"ecc_uncorrected_errors": 3}, gpu_pb2.GPU_HEALTH_ECC_FAILED, "3 uncorrectable memory errors"),
     ({"row_remap_failed": True}, gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED, "could not be replaced"),
     ({"row_remap_pending": True}, gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED, "waits to be replaced"),
     ({"retired_pages_pending": True}, gpu_pb2.GPU_HEALTH_PAGES_RETIRED, "waits to be retired"),
     ({"retired_pages": 60}, gpu_pb2.GPU_HEALTH_PAGES_RETIRED, "60 pages of its memory are retired"),
     ({"mig_enabled": True}, gpu_pb2.GPU_HEALTH_MIG_ENABLED, "MIG is on"),
-    ({"throttle_reasons": 0x48}, gpu_pb2.GPU_HEALTH_THROTTLED, "hardware slowdown, heat, slowed by hardware"),
+    (
+        {"throttle_reasons": 0x48},
+        gpu_pb2.GPU_HEALTH_THROTTLED,
+        "hardware slowdown, thermal limit, by hardware",
+    ),
 ]
 """Each with its verdict, the worst first."""
 

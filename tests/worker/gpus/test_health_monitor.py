@@ -137,10 +137,10 @@ async def a_failing_nvml_ends_nothing(host: SimulatedHost) -> None:
                 await trio.sleep(0.2)
 
     await monitored(inventory, scenario, interval_s=0.05)
-    assert sorted(line for line in logged if "watched without" in line) == [
-        "the health of GPUs is watched without Xid events: Function Not Found",
-        "the health of GPUs is watched without row remaps and retired pages: Unknown Error",
-        "the health of GPUs is watched without uncorrectable memory errors: Function Not Found",
+    assert sorted(line for line in logged if "monitored without" in line) == [
+        "the health of GPUs is monitored without Xid events: Function Not Found",
+        "the health of GPUs is monitored without row remaps and retired pages: Unknown Error",
+        "the health of GPUs is monitored without uncorrectable memory errors: Function Not Found",
     ]
 
 
@@ -193,7 +193,7 @@ async def test_without_nvml_it_says_so_and_ends(caplog: pytest.LogCaptureFixture
         await reports.monitor.run()
         await reports.monitor.look()
     assert reports.taken == []
-    without = [record.getMessage() for record in caplog.records if "watched without" in record.getMessage()]
+    without = [record.getMessage() for record in caplog.records if "monitored without" in record.getMessage()]
     assert without == [
-        "the health of GPUs is watched without all of NVML: NVML Shared Library Not Found",
+        "the health of GPUs is monitored without all of NVML: NVML Shared Library Not Found",
     ]

@@ -52,7 +52,7 @@ def test_an_unknown_model_counts_one_and_is_warned_of_once(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert [units.of("NVIDIA Quantum 9") for _ in range(3)] == [1, 1, 1]
     assert [record.getMessage() for record in caplog.records] == [
-        "GPU model 'NVIDIA Quantum 9' has no throughput units and counts 1: set them under gpu_units"
+        "GPU model 'NVIDIA Quantum 9' has no known throughput units and counts as 1: set them under gpu_units"
     ]
 
 

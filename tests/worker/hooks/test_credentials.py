@@ -88,7 +88,7 @@ async def test_a_server_that_repeats_the_token_does_not_reveal_it(
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"two words\n", "has blanks"),
+        (b"two words\n", "has spaces"),
         (b"x" * 5000, "more than"),
         (b"a\r\nX-Evil: 1", "has"),
     ],
@@ -107,6 +107,10 @@ async def test_what_is_no_token_is_not_sent(content: bytes, why: str, tmp_path: 
 async def test_a_file_that_can_not_be_read_is_told_and_never_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    for path, why in ((fifo, "no regular file"), (tmp_path / "none", "No such file"), (tmp_path, "can't be")):
+    for path, why in (
+        (fifo, "not a regular file"),
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "can't be"),
+    ):
         with pytest.raises(HookFailedError, match=why):
             await read_token(HookCredential(file=str(path)), {})

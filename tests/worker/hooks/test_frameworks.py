@@ -157,7 +157,7 @@ async def test_a_server_that_is_not_there_fails_and_is_told(tmp_path: Path) -> N
     with serving(VllmServer()) as server:
         url = server.url
     hook = Hook(name="engine", vllm=VllmHook(url=url))
-    with pytest.raises(OperationError, match=r"got no answer .*refused.*see that the server runs"):
+    with pytest.raises(OperationError, match=r"got no answer .*refused.*check that the server runs"):
         await runner.down(context([hook], tmp_path, OFFLOAD))
 
 
@@ -241,7 +241,7 @@ async def test_a_wake_that_fails_is_told_and_can_be_tried_again(vllm: VllmServer
     used = context([engine(vllm)], tmp_path, DISCARD, measure=vllm.measure)
     await runner.down(used)
     vllm.answers = {"/collective_rpc": [400]}
-    with pytest.raises(OperationError, match=r"on the way up failed"):
+    with pytest.raises(OperationError, match=r"after the restore failed"):
         await runner.up(used)
     assert vllm.sleeping
     await runner.up(used)
@@ -282,7 +282,7 @@ async def test_memory_that_falls_a_little_later_is_waited_for(vllm: VllmServer, 
 async def test_memory_that_nvml_does_not_tell_is_a_warning(vllm: VllmServer, tmp_path: Path) -> None:
     used = context([engine(vllm)], tmp_path, OFFLOAD)
     await runner.down(used)
-    assert "NVML could not say" in used.warnings[0]
+    assert "NVML could not confirm" in used.warnings[0]
 
 
 def model(server: SglangServer) -> Hook:
@@ -403,7 +403,7 @@ async def test_sglang_is_rolled_back_by_what_was_noted(sglang: SglangServer, tmp
 async def test_sglang_is_not_resumed_on_a_suspicion(sglang: SglangServer, tmp_path: Path) -> None:
     after_restart = context([model(sglang)], tmp_path, DISCARD, record=HookRecord(None))
     (warning,) = await runner.roll_back(after_restart)
-    assert "nobody knows whether" in warning
+    assert "it is unknown whether" in warning
     assert sglang.serves
 
 

@@ -282,7 +282,7 @@ def check_refused(host: Host, text: str) -> None:
 
 def test_a_group_that_was_not_handed_over_is_left_alone(host: Host) -> None:
     host.kernel.delegated = False
-    check_refused(host, "was not handed over to the worker: start the worker as a systemd service")
+    check_refused(host, "is not delegated to the worker: start the worker as a systemd service")
 
 
 def test_strangers_are_not_moved(host: Host) -> None:
@@ -293,7 +293,7 @@ def test_strangers_are_not_moved(host: Host) -> None:
 
 def test_the_root_is_left_alone(host: Host) -> None:
     (host.folder / f"proc/{ME}/cgroup").write_text("0::/\n")
-    check_refused(host, "in the root of all control groups")
+    check_refused(host, "in the root control group")
 
 
 def test_without_version_2_there_are_no_limits(host: Host) -> None:

@@ -72,15 +72,15 @@ def test_what_is_reserved_is_not_free_until_it_is_released(host: Host) -> None:
             "disk_bytes",
             301 * GIB,
             300 * GIB,
-            "100 GiB kept free on purpose",
+            "100 GiB kept as the reserve",
         ),
-        (HostRequest(99_000, 57 * GIB, 0), "cpu_millicores", 99_000, 12_000, "never has more than 16 cores"),
+        (HostRequest(99_000, 57 * GIB, 0), "cpu_millicores", 99_000, 12_000, "has at most 16 cores"),
         (
             HostRequest(12_001, 999 * GIB, 0),
             "memory_bytes",
             999 * GIB,
             56 * GIB,
-            "never has more than 64 GiB",
+            "has at most 64 GiB",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_parked_memory_is_charged(host: Host) -> None:
     host.parked_bytes = 50 * GIB
     assert ledger.figures().memory_free_bytes == 14 * GIB
     error = refusal(lambda: ledger.reserve("a", HostRequest(memory_bytes=15 * GIB)))
-    assert "14 GiB of 64 GiB are free, with 50 GiB taken by parked workloads" in error.message
+    assert "14 GiB of 64 GiB are free, with 50 GiB taken by suspended workloads" in error.message
     host.parked_bytes = 100 * GIB
     assert ledger.figures().memory_free_bytes == 0
 

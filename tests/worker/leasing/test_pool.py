@@ -463,12 +463,12 @@ def test_constraints_of_model_memory_uuids_and_units_hold() -> None:
     ):
         assert must(GpuPool(gpus).try_claim("w", request)).gpu_uuids == tuple(expected)
     assert refusal(lambda: GpuPool(gpus).try_claim("w", GpuRequest(2, name="A100"))).message == (
-        "2 GPUs can't be claimed from a worker that has 3, of which 1 would do: ask for less"
+        "the request needs 2 GPUs, and 1 of this worker's 3 match: ask for less"
     )
     refused = refusal(lambda: GpuPool(gpus).try_claim("w", GpuRequest(2, units=500)))
     assert refused.metadata == {"field": "gpu_units"}
     assert refused.message == (
-        "2 GPUs with 500 units can't be claimed from a worker that has 3, of which 3 would do: "
+        "the request needs 2 GPUs with 500 units, and 3 of this worker's 3 match: "
         "ask for 80 units at most, or for more GPUs"
     )
 
@@ -766,7 +766,7 @@ async def test_a_cordoned_worker_gives_no_gpu_by_name_either() -> None:
     for take in (pool.claim_gpus, pool.reserve_gpus):
         refused = refusal(lambda: take("b", UUIDS[:1]))  # noqa: B023 - called at once
         assert refused.reason == Reason.ERROR_REASON_CORDONED
-        assert refused.message == ("the worker is cordoned by ann (repair): take another, or uncordon it")
+        assert refused.message == ("the worker is cordoned by ann (repair): choose another, or uncordon it")
     assert states(pool) == [FREE, FREE]
     assert pool.claim_gpus("no GPU at all", []).gpu_uuids == ()
 
@@ -833,7 +833,7 @@ async def test_why_not_names_what_keeps_the_gpus_away() -> None:
     pool = pool_of(2)
     pool.try_claim("a", ONE)
     assert pool.why_not(TWO).reason == Reason.ERROR_REASON_NO_FREE_GPU
-    assert pool.slots.what_lacks(TWO) == "2 GPUs are wanted, and of 2 that would do 1 is free (1 leased)"
+    assert pool.slots.what_lacks(TWO) == "2 GPUs needed: 2 match, 1 free (1 leased)"
     pool.slots.observe({UUIDS[1]: (STRANGER,)}, {})
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_FOREIGN_PROCESS
     pool.slots.cordon(UUIDS[1], REPAIR)
@@ -843,7 +843,7 @@ async def test_why_not_names_what_keeps_the_gpus_away() -> None:
     pool.slots.cordon("", REPAIR)
     assert pool.why_not(ONE).reason == Reason.ERROR_REASON_CORDONED
     assert (
-        pool.slots.what_lacks(ONE) == "the worker is cordoned by ann (repair): take another, or uncordon it"
+        pool.slots.what_lacks(ONE) == "the worker is cordoned by ann (repair): choose another, or uncordon it"
     )
 
 
@@ -854,8 +854,8 @@ async def test_why_not_counts_those_who_wait() -> None:
         claims = Claims(pool, nursery)
         await claims.add("large", TWO)
         assert pool.why_not(ONE).message == (
-            "1 GPU is wanted, and of 2 that would do 1 is free, kept for claims that go first (1 leased); "
-            "1 wait for them: "
+            "1 GPU needed: 2 match, 1 free, reserved for earlier claims (1 leased); "
+            "1 claims wait: "
             "suspend or stop a workload, or wait"
         )
         claims.cancel()

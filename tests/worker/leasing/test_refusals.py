@@ -51,28 +51,25 @@ def test_strangers_are_no_reason_for_who_allows_them() -> None:
     refusal = not_enough(request, [FOREIGN, LEASED], 0)
     assert refusal.reason == Reason.ERROR_REASON_NO_FREE_GPU
     assert refusal.message == (
-        "2 GPUs are wanted, and of 2 that would do 1 is free (1 leased): suspend or stop a workload, or wait"
+        "2 GPUs needed: 2 match, 1 free (1 leased): suspend or stop a workload, or wait"
     )
 
 
 def test_a_shortage_tells_what_there_is() -> None:
     slots = [FREE, LEASED, RESERVED, CORDONED, UNHEALTHY, FOREIGN]
     assert shortage(GpuRequest(3), slots) == (
-        "3 GPUs are wanted, and of 6 that would do 1 is free "
-        "(1 leased, 1 reserved, 1 cordoned, 1 unhealthy, 1 foreign)"
+        "3 GPUs needed: 6 match, 1 free (1 leased, 1 reserved, 1 cordoned, 1 unhealthy, 1 foreign)"
     )
     assert shortage(GpuRequest(1), [FREE, FREE]) == (
-        "1 GPU is wanted, and of 2 that would do 2 are free, kept for claims that go first"
+        "1 GPU needed: 2 match, 2 free, reserved for earlier claims"
     )
-    assert shortage(GpuRequest(1, units=9), [FREE]) == (
-        "1 GPU with 9 units is wanted, and of 1 that would do 1 is free"
-    )
-    assert shortage(GpuRequest(1), []) == "1 GPU is wanted, and of 0 that would do none is free"
+    assert shortage(GpuRequest(1, units=9), [FREE]) == ("1 GPU with 9 units needed: 1 match, 1 free")
+    assert shortage(GpuRequest(1), []) == "1 GPU needed: 0 match, 0 free"
 
 
 def test_those_who_wait_are_told() -> None:
     assert not_enough(GpuRequest(1), [FREE], 2).message == (
-        "1 GPU is wanted, and of 1 that would do 1 is free, kept for claims that go first; 2 wait for them: "
+        "1 GPU needed: 1 match, 1 free, reserved for earlier claims; 2 claims wait: "
         "suspend or stop a workload, or wait"
     )
 
@@ -103,7 +100,7 @@ def test_those_who_wait_are_told() -> None:
         (
             CORDONED,
             Reason.ERROR_REASON_CORDONED,
-            "GPU-c is cordoned by ann (repair): take another, or uncordon it",
+            "GPU-c is cordoned by ann (repair): choose another, or uncordon it",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_two_suspends_can_not_both_have_the_same_memory(
         with pytest.raises(OperationError) as refused, ledger.charged({12: 4 * GIB}):
             pass
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
-        assert "4 GiB of device memory don't fit into the 3 GiB" in refused.value.message
+        assert "4 GiB of device memory exceed the 3 GiB" in refused.value.message
     assert ledger.promised_bytes == 0
     with ledger.charged({12: 8 * GIB}):
         pass

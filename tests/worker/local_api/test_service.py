@@ -36,7 +36,7 @@ def test_a_user_has_half_of_the_places_and_some_are_kept_for_root() -> None:
         assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
         for _ in range(6):
             held.enter_context(places.taken(another))
-        with pytest.raises(OperationError, match="14 calls are open, as many as a worker serves to users"):
+        with pytest.raises(OperationError, match="14 calls are open, the limit of a worker for users"):
             held.enter_context(places.taken(third))
         for _ in range(2):
             held.enter_context(places.taken(peer(0)))

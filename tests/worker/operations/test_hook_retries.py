@@ -67,7 +67,7 @@ async def test_it_is_left_to_people_after_some_time_and_told_all_along(
     host = Host(make("llm", LEFT), failures=1000)
     await host.run(for_s=10_000)
     assert len(host.tried) == len(WAITS_S)
-    assert "left to `leasehold wake`" in caplog.text
+    assert "with `leasehold wake`" in caplog.text
     trouble = host.workloads["llm"].trouble
     assert trouble is not None
     assert trouble.reason == errors_pb2.ERROR_REASON_HOOK_FAILED

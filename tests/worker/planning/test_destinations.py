@@ -62,7 +62,7 @@ def test_unknown_memory_that_others_share_is_refused_and_passed_over() -> None:
 
 def test_an_unknown_need_takes_an_empty_gpu_only() -> None:
     with pytest.raises(
-        OperationError, match="does not tell how much memory the workload needs on b"
+        OperationError, match="does not report how much memory the workload needs on b"
     ) as refused:
         check_memory([GpuPair("a", "b")], FreeMemory({"b": 2**40}), {})
     assert refused.value.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY

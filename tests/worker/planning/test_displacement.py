@@ -52,7 +52,7 @@ def moved(session: Session, host: SimulatedHost, tmp_path: Path, request: pytest
     wait_until(lambda: len(counters(host)) == 1, "the first counter uses its GPU")
     outcome = session.run("c2", "w1", remap=remap(host, 0, 2))
     assert outcome.state == SUCCEEDED
-    assert any("CUDA_VISIBLE_DEVICES of its start" in warning for warning in outcome.result.warnings)
+    assert any("its first CUDA_VISIBLE_DEVICES" in warning for warning in outcome.result.warnings)
     other = counter_run("other")
     other.gpu_uuids.append(host.gpus[0].uuid)
     assert session.run("c3", "w2", run=other).state == SUCCEEDED

@@ -111,7 +111,7 @@ def test_saving_is_as_the_last_time_too() -> None:
     durations.learn("w", ENDED, Way.DOWN, report_of(save=3.0))
     plan = plan_of(ENDED)
     durations.complete_save(plan)
-    assert plan.estimate == Estimate(3.0, "save 3.0 s (as the last time)")
+    assert plan.estimate == Estimate(3.0, "save 3.0 s (last time)")
 
 
 def test_what_failed_tells_nothing() -> None:

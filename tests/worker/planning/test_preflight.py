@@ -185,7 +185,7 @@ def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
     host.hog(second, 0)
     restored = session.run("c4", "w1", restore=to_second)
     assert restored.state == SUCCEEDED, restored.error
-    assert not any("not proved" in warning for warning in restored.result.warnings)
+    assert not any("not verified" in warning for warning in restored.result.warnings)
     wait_counting(session, "w1", second)
 
 

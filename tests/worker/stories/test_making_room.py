@@ -161,7 +161,7 @@ def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
     assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
     (image,) = checkpoints(session).checkpoints
     plan = plan_of(session, "b", suspend=SuspendOperation())
-    moved = "workload a is parked by stop first, which makes room of "
+    moved = "workload a is suspended by stop first, which frees  "
     assert [check.detail.startswith(moved) for check in plan.checks if check.name == "disk"] == [True]
     assert (tmp_path / f"state/images/a/{image.checkpoint_id}").is_dir(), "a plan changes nothing"
 
@@ -205,7 +205,7 @@ def test_where_host_memory_is_short_and_nobody_makes_room_the_ladder_is_climbed(
     for told in (plan.warnings, parked.result.warnings):
         skipped = [each for each in told if " was not possible: " in each]
         assert [each.split()[0] for each in skipped] == ["retain+cuda_suspend", "retain+checkpoint"]
-        assert "513 MiB of device memory don't fit into the 100 MiB of host memory" in skipped[0]
+        assert "513 MiB of device memory exceed the 100 MiB of available host memory" in skipped[0]
     assert parked.result.policy.process_strategy == STOP
     assert state(session, "b") == "STOPPED"
     assert len(parked.result.released_gpu_uuids) == 1
@@ -235,7 +235,7 @@ def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(se
     start(session, "a", CHECKPOINT)
     refused = session.run("c", "a", checkpoint=CheckpointOperation())
     assert (refused.state, refused.error.reason) == (REJECTED, errors_pb2.ERROR_REASON_KERNEL_NOT_READY)
-    assert "serves no kernel" in refused.error.message
+    assert "is not checkpointable" in refused.error.message
 
 
 def checkpoints(session: Session) -> CheckpointAnswer:

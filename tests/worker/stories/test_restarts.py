@@ -122,7 +122,7 @@ def test_workloads_outlive_the_loss_of_the_journal(
     again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == [FREE, FREE, FREE, LEASED])
     assert again.run("c5", "w2", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(again, "w2")
-    assert "workload two (w2) lives as process" in again_worker.log.read_text()
+    assert "workload two (w2) runs as process" in again_worker.log.read_text()
     assert again.run("c6", "w1", stop=StopOperation()).state == SUCCEEDED
     until(again, "w1", EXITED)
 
@@ -144,7 +144,7 @@ def test_a_program_that_lives_though_its_workload_has_ended_is_reported(
     journal.close()
     again = start_worker(host)
     assert workload(coordinator.next_session(), "w1").status.state == EXITED
-    assert "workload w1 has ended, by the journal, and its program lives" in again.log.read_text()
+    assert "the program of workload w1 still runs" in again.log.read_text()
 
 
 def test_marked_processes_that_the_journal_does_not_know_are_reported(
@@ -159,7 +159,7 @@ def test_marked_processes_that_the_journal_does_not_know_are_reported(
         worker = start_worker(None)
         coordinator.next_session()
         log = worker.log.read_text()
-        assert f"process {processes[0].pid} carries the mark of workload 'lost-" in log
+        assert f"process {processes[0].pid} carries the mark of the unknown workload 'lost-" in log
         assert "lost-x" not in log
     finally:
         for process in processes:

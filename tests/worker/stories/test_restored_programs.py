@@ -35,7 +35,10 @@ with kernel.serve(app, facts) as served:
 
 @pytest.mark.parametrize(
     ("mode", "program", "why"),
-    [("restless", PROGRAM, "did not come to rest within 0.4 s"), ("", ONCE, "did not register within 0.6 s")],
+    [
+        ("restless", PROGRAM, "did not become quiescent within 0.4 s"),
+        ("", ONCE, "did not register within 0.6 s"),
+    ],
     ids=["rest", "start"],
 )
 def test_how_long_an_application_may_take_is_a_setting(

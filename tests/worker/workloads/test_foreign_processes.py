@@ -251,7 +251,7 @@ async def nvml_fails_as_the_first_process_of_a_claim_ends(host: SimulatedHost, f
                 await workload.ended.wait()
         slot = parts.pool.slots.get(gpu_uuid)
         assert (slot.state, slot.lease) == (FOREIGN, None)
-        assert "w-1 may have left" in slot.foreign[0].command
+        assert "possible remains of w-1" in slot.foreign[0].command
         host.clear_faults(call=CANT_LIST)
         await parts.foreign.look(parts.workloads)
         assert parts.pool.slots.get(gpu_uuid).state == FREE

@@ -187,7 +187,7 @@ async def _wait_for_stop_signal() -> None:
 
 async def _stop_at_once_on_signal(scope: trio.CancelScope) -> None:
     await _wait_for_stop_signal()
-    logger.error("stopped at once by a second signal: what is under way is settled at the next start")
+    logger.error("second signal: stopping immediately; the next start recovers the unfinished commands")
     scope.cancel()
 
 

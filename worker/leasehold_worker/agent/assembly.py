@@ -160,7 +160,7 @@ async def open_parts(
     inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
     if config.gpus and not inventory.gpus:
         raise StartError(
-            f"none of the GPUs that the setting gpus names is on this host, which has "
+            "the setting gpus names no GPU of this host, which has "
             f"{', '.join(inventory.chips) or 'none'}: name some of these"
         )
     if inventory.missing:

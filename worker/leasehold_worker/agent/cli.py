@@ -23,17 +23,23 @@ from leasehold_worker import __version__
     envvar="LEASEHOLD_STATE_DIR",
     help="Directory for this worker's id and its workloads' output.",
 )
-@click.option("--name", envvar="LEASEHOLD_WORKER_NAME", help="What to call it.  [default: the host's name]")
+@click.option(
+    "--name", envvar="LEASEHOLD_WORKER_NAME", help="Name of this worker.  [default: the host's name]"
+)
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
-    help="Where this host's processes ask for GPUs.  [default: worker.sock in the state directory]",
+    help=(
+        "Socket on which processes of this host claim GPUs.  [default: worker.sock in the state directory]"
+    ),
 )
 @click.option(
     "--stop-workloads",
     type=click.Choice(["leave", "park", "stop"]),
-    help="What happens to the workloads when the worker is stopped: they go on, are parked, or are stopped.  "
-    "[default: leave]",
+    help=(
+        "Action on the workloads when the worker stops: leave them running, suspend them, or "
+        "stop them.  [default: leave]"
+    ),
 )
 @click.option(
     "--config",
@@ -45,7 +51,7 @@ from leasehold_worker import __version__
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="How much to log, to standard error.  [default: info]",
+    help="Level of the log on standard error.  [default: info]",
 )
 def command(
     coordinator: str | None,

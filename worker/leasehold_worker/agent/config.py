@@ -218,10 +218,10 @@ def _content(path: Path) -> bytes:
     """
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+            raise OSError(errno.EINVAL, "not a regular file")
         data = file.read(FILE_LIMIT_BYTES + 1)
     if len(data) > FILE_LIMIT_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+        raise OSError(errno.EFBIG, f"larger than the limit of {FILE_LIMIT_BYTES} bytes")
     return data
 
 
@@ -237,7 +237,7 @@ def _read(path: Path) -> WorkerConfig:
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"the configuration {path} is not valid: {error}") from error
+        raise StartError(f"the configuration {path} is invalid: {error}") from error
 
 
 def _decode_path(wanted: type, value: object) -> Path:

@@ -80,8 +80,8 @@ def _require_image_directory(path: Path, within_s: float = IMAGE_DIRECTORY_TIMEO
         refusal = outcome.get(timeout=within_s)
     except queue.Empty:
         raise StartError(
-            f"the image directory {path} does not answer within {within_s:g} s: look at its volume, or start "
-            "without the setting image_dir"
+            f"the image directory {path} did not answer within {within_s:g} s: check its "
+            "volume, or start without the setting image_dir"
         ) from None
     if refusal is not None:
         raise refusal
@@ -92,7 +92,7 @@ def _require_own_images(path: Path) -> None:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
     except OSError as error:  # a volume that is not there now may be there later
-        logger.warning("the image directory %s can't be looked at: %s", path, error.strerror)
+        logger.warning("the image directory %s can't be checked: %s", path, error.strerror)
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> list[StartError]:

@@ -66,13 +66,13 @@ class DiskRecovery:
         """
         (target,) = intent.targets
         if target.workload_id not in workloads:
-            return _interrupted("and its workload is not known any more"), ""
+            return _interrupted("and its workload is no longer known"), ""
         workload = workloads.get(target.workload_id)
         try:
             match intent.phase:
                 case "save":
                     await self._interrupted.look_at(workload)
-                    return _interrupted(f"workload {workload.name} goes on"), ""
+                    return _interrupted(f"workload {workload.name} keeps running"), ""
                 case "end" | "ending":
                     return await self._finish_ending(workload, intent)
                 case "start" | "resume":
@@ -98,7 +98,7 @@ class DiskRecovery:
                 await wait_ended(workload.root)
             if not told and is_alive(workload.root):
                 self._go_on(workload, before)
-                return _interrupted(f"workload {workload.name} goes on"), ""
+                return _interrupted(f"workload {workload.name} keeps running"), ""
         try:
             await parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
         except OperationError as error:
@@ -108,7 +108,7 @@ class DiskRecovery:
         ended = WorkloadPlan(workload, home=target.home)
         parts.stop_restart.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
         await parts.disk.clean_up_in_time(workload)
-        return None, "the worker restarted meanwhile, and ended its processes then"
+        return None, "the worker restarted during the command and then ended the processes"
 
     def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """A workload whose processes live is where it was, and watched again."""
@@ -136,7 +136,7 @@ class DiskRecovery:
         self._parts.applications.forget_restore(workload.workload_id)
         state = STOPPED if intent.phase == "start" else CHECKPOINTED
         self._parts.workloads.set_state(workload, state)
-        return _interrupted(f"workload {workload.name} is parked as before"), ""
+        return _interrupted(f"workload {workload.name} is suspended as before"), ""
 
     async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
         """Ends a wake from an image: the workload runs, or is that image as before.
@@ -168,7 +168,10 @@ class DiskRecovery:
         """Ends a workload whose processes have ended, and of which there is nothing else."""
         workloads = self._parts.workloads
         if workload.absent:
-            why = f"the host was restarted while workload {workload.name} was parked or woken: run it again"
+            why = (
+                f"the host restarted while workload {workload.name} was suspended or being "
+                "restored: run it again"
+            )
             workloads.end(workload, FAILED, OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why))
             return
         # Else who watches it would wait for the end of an operation.
@@ -189,20 +192,22 @@ class DiskRecovery:
             return None  # its processes are all that there is of it
         progress = Progress(lambda _: None)
         await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
-        return _interrupted(f"workload {workload.name} is parked as before")
+        return _interrupted(f"workload {workload.name} is suspended as before")
 
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """An image was being written. Either it is whole and the processes are gone, or they go on."""
         image_checkpoint = self._parts.image_checkpoint
         if not await _is_free(workload):
-            held = _interrupted(f"CRIU holds the processes of workload {workload.name}: wake it later")
+            held = _interrupted(
+                f"CRIU still holds the processes of workload {workload.name}: restore it later"
+            )
             workload.error = held
             self._go_on(workload, UNKNOWN)
             return held, ""
         kept = await image_checkpoint.find_kept(intent.checkpoint_id)
         if kept is not None and (workload.absent or not is_alive(workload.root)):
             image_checkpoint.settle_kept(workload, intent, kept)
-            return None, "the worker restarted meanwhile, and found it done"
+            return None, "the worker restarted during the command and found it complete"
         if workload.absent or not is_alive(workload.root):
             self._end(workload)
             return _interrupted(f"the processes of workload {workload.name} have ended"), ""
@@ -260,5 +265,5 @@ async def _is_free(workload: Workload) -> bool:
 
 def _interrupted(what: str) -> OperationError:
     return OperationError(
-        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during it: {what}; ask for it again"
+        errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the command: {what}; send it again"
     )

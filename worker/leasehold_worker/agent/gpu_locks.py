@@ -48,8 +48,8 @@ def _lock(gpu_uuid: str) -> socket.socket:
         if error.errno != errno.EADDRINUSE:
             raise StartError(f"GPU {gpu_uuid} can't be locked for this worker: {error.strerror}") from error
         raise StartError(
-            f"GPU {gpu_uuid} is served by another worker of this host{_holder(gpu_uuid)}: stop that worker, "
-            "or divide the GPUs between the two with the setting gpus"
+            f"GPU {gpu_uuid} is served by another worker of this host{_holder(gpu_uuid)}: "
+            "stop that worker, or give each worker its own GPUs by the setting gpus"
         ) from error
     return lock
 

@@ -101,7 +101,7 @@ class MemberRecovery:
                 workload.restored = True
                 await self._return(plan, found, ())
         except OperationError as refused:
-            logger.error("workload %s can't be looked at: %s", workload.name, refused.message)
+            logger.error("the state of workload %s can't be read: %s", workload.name, refused.message)
             if was_halfway and _standing(workload) == before:
                 workload.error = refused
                 self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
@@ -115,8 +115,8 @@ class MemberRecovery:
         workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
         error = OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
-            f"when the worker came back, workload {workload.name} was not as it had been left: somebody else "
-            "suspends it, or restores it",
+            f"workload {workload.name} has changed while the worker was down: another program "
+            "suspends or restores it",
         )
         members, occupancies = await where_members_are(self._parts.verification, plan, found, done=False)
         if _standing(workload) == before:  # else somebody has begun something with it
@@ -189,13 +189,15 @@ class MemberRecovery:
             outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
-        failure = problem or OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, "it was left halfway")
+        failure = problem or OperationError(
+            errors_pb2.ERROR_REASON_INTERRUPTED, "the command was interrupted halfway"
+        )
         members, occupancies = await where_members_are(self._parts.verification, plan, outcomes, done=done)
         self._settle(
             plan, outcomes, intent.reserved, members, occupancies, None if done else failure, keep=ran
         )
         if done:
-            return None, "the worker restarted meanwhile, and found it done"
+            return None, "the worker restarted during the command and found it complete"
         return _interruption(kind, workloads, problem), ""
 
     async def _observe(self, target: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
@@ -260,7 +262,8 @@ class MemberRecovery:
         moved = [outcome for outcome in resident if outcome.displacement == plan.pairs]
         if plan.pairs and moved and len(moved) < len(resident):
             raise OperationError(
-                errors_pb2.ERROR_REASON_MEMBER_WEDGED, "its members are on old and on new GPUs: restore it"
+                errors_pb2.ERROR_REASON_MEMBER_WEDGED,
+                "members of the workload are on its old and on its new GPUs: restore it",
             )
         group = await self._group(plan, outcomes)
         try:

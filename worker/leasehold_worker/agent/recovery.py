@@ -38,7 +38,7 @@ from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 
-FOUND_RUNNING: Final = "the worker restarted while the program was started, and found it"
+FOUND_RUNNING: Final = "the worker restarted during the command and found the program running"
 MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
 """Phases of the operations that move device memory."""
 
@@ -153,11 +153,10 @@ class Recovery:
         held = [f"held {', '.join(record.lease.gpu_uuids)}"] if record.lease else []
         if record.parked is not None:
             parked_bytes = sum(record.parked.device_memory_bytes.values())
-            held.append(f"had {size_text(parked_bytes)} parked in the host's memory, which are lost")
+            held.append(f"had {size_text(parked_bytes)} suspended in host memory, which are lost")
         error = OperationError(
             errors_pb2.ERROR_REASON_HOST_REBOOTED,
-            f"the host was restarted while workload {workload.name} {' and '.join(held) or 'ran'}: run it "
-            "again",
+            f"the host restarted while workload {workload.name} {' and '.join(held) or 'ran'}: run it again",
         )
         logger.error("%s", error.message)
         workload.end_time = datetime.now(UTC)
@@ -173,8 +172,8 @@ class Recovery:
                 return
         except OSError as error:
             raise StartError(
-                f"workload {run.name} was being started, and that can't be given up ({error.strerror}): "
-                f"look at the disk of {folder}"
+                f"the interrupted start of workload {run.name} can't be cancelled "
+                f"({error.strerror}): check the disk of {folder}"
             ) from error
         who, ended = launched(folder), exit_record(folder)
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
@@ -224,7 +223,7 @@ class Recovery:
         try:
             error, warning = await self._settle_intent(entry, intent)
         except Exception:
-            logger.exception("command %s can't be settled by a defect", entry.command_id)
+            logger.exception("command %s can't be settled because of a defect", entry.command_id)
             error, warning = defect(), ""
             for target in intent.targets:
                 if target.workload_id in self._parts.workloads:
@@ -248,7 +247,7 @@ class Recovery:
         try:
             await self._interrupted.look_at(workload)
         except Exception:
-            logger.exception("workload %s can't be looked at by a defect", workload.name)
+            logger.exception("the state of workload %s can't be read because of a defect", workload.name)
             self._note_defect(workload)
 
     def _note_defect(self, workload: Workload) -> None:
@@ -268,7 +267,7 @@ class Recovery:
         if who is not None and who.boot_id != boot_id():
             return OperationError(
                 errors_pb2.ERROR_REASON_HOST_REBOOTED,
-                f"the host was restarted while workload {name} was started: run it again",
+                f"the host restarted while workload {name} was being started: run it again",
             ), ""
         if record is not None and record.error:
             return OperationError(
@@ -276,7 +275,7 @@ class Recovery:
             ), ""
         return OperationError(
             errors_pb2.ERROR_REASON_INTERRUPTED,
-            f"{name} was certainly not started, since the worker restarted before: run it again",
+            f"{name} was not started because the worker restarted first: run it again",
         ), ""
 
     async def _settle_started(self, entry: Entry) -> tuple[OperationError | None, str]:
@@ -293,8 +292,8 @@ class Recovery:
             self._parts.applications.forget_restore(workload.workload_id)
         return OperationError(
             errors_pb2.ERROR_REASON_INTERRUPTED,
-            f"the worker restarted before {workload.name} was restored from its checkpoint, so it was ended: "
-            "run it again",
+            f"the worker restarted before {workload.name} was restored from its checkpoint "
+            "and ended it: run it again",
         ), ""
 
     async def _settle_stop(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
@@ -307,7 +306,7 @@ class Recovery:
                 )
             except OperationError as error:
                 return error, ""
-        return None, "the worker restarted meanwhile, and ended it then"
+        return None, "the worker restarted during the command and then ended the workload"
 
     async def _settle_move(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
         workloads = [

@@ -57,7 +57,7 @@ class RemapRecovery:
                 states = {outcome.state_after for outcome in self._group.outcomes} - {GONE}
                 if states != {CHECKPOINTED} or not left:
                     raise
-                logger.warning("members of an interrupted remap stay parked for now: %s", error.message)
+                logger.warning("members of an interrupted remap stay suspended for now: %s", error.message)
                 await trio.sleep(RETRY_S)
             else:
                 return

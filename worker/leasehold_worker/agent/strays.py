@@ -92,7 +92,8 @@ class Strays:
             for stray in living:
                 if stray.workload_id in ended:
                     logger.error(
-                        "workload %s has ended, by the journal, and its program lives as process %d: end it",
+                        "the program of workload %s still runs as process %d, although the "
+                        "journal has the workload as ended: end that process",
                         stray.workload_id,
                         stray.program.pid,
                     )
@@ -100,15 +101,15 @@ class Strays:
             marked = await trio.to_thread.run_sync(self._marked, ids, abandon_on_cancel=True)
             for pid, workload_id in marked:
                 logger.error(
-                    "process %d carries the mark of workload %r, which the journal does not know: take it in "
-                    "by `leasehold adopt`, or end it",
+                    "process %d carries the mark of the unknown workload %r: adopt it with "
+                    "`leasehold adopt`, or end it",
                     pid,
                     workload_id,
                 )
         if search.cancelled_caught:
             logger.error(
-                "the search for programs that the journal does not know was given up after %g s: a process "
-                "may be stuck in the kernel",
+                "the search for programs without a journal entry timed out after %g s: a "
+                "process may be stuck in the kernel",
                 SEARCH_TIMEOUT_S,
             )
 
@@ -123,7 +124,9 @@ class Strays:
             except OperationError:
                 continue  # we have started nothing there
             except OSError as error:
-                logger.error("what was started in %s can't be read: %s", folder, error.strerror)
+                logger.error(
+                    "the record of the program started in %s can't be read: %s", folder, error.strerror
+                )
                 continue
             if who is not None and who.boot_id == this_boot and is_alive(who.program):
                 found.append(_describe(folder.name, who.program, self._parts.inventory))
@@ -166,15 +169,16 @@ class Strays:
         workload.host = self._parts.resources.take_back(workload.workload_id, request).host
         self._parts.workloads.add(workload, self._parts.nursery)
         logger.warning(
-            "workload %s (%s) lives as process %d, and the journal did not know it: it was taken back, "
-            "without its hooks, limits and policies",
+            "workload %s (%s) runs as process %d and was missing in the journal: it is "
+            "managed again, without its hooks, limits and policies",
             workload.name,
             workload.workload_id,
             stray.program.pid,
         )
         if others:
             logger.error(
-                "workload %s may be on %s, which it can't lease: stop it, or whoever leases that",
+                "workload %s may be on %s, which can't be leased to it: stop it, or the "
+                "workload that leases that GPU",
                 workload.name,
                 ", ".join(others),
             )

@@ -41,10 +41,10 @@ _WORDS: Final = {
     local_pb2.KERNEL_METHOD_SIZE_ESTIMATE: "estimate its size",
     local_pb2.KERNEL_METHOD_PREPARE: "prepare",
     local_pb2.KERNEL_METHOD_CANCEL: "go on",
-    local_pb2.KERNEL_METHOD_IS_QUIESCENT: "say whether it is at rest",
+    local_pb2.KERNEL_METHOD_IS_QUIESCENT: "say whether it is quiescent",
     local_pb2.KERNEL_METHOD_CHECKPOINT: "save itself",
     local_pb2.KERNEL_METHOD_RESTORE: "restore itself",
-    local_pb2.KERNEL_METHOD_HEALTH: "say how it is",
+    local_pb2.KERNEL_METHOD_HEALTH: "report its health",
 }
 """What it is to do, for people."""
 
@@ -115,7 +115,7 @@ class Application:
             OperationError: KERNEL_FAILED: it failed, or was not at rest in time.
         """
         try:
-            with self._deadline("come to rest", timeout_s):
+            with self._deadline("become quiescent", timeout_s):
                 await self._ask(local_pb2.KERNEL_METHOD_PREPARE, "done", timeout_s)
                 pause_s = FIRST_POLL_S
                 while not await self.is_quiescent():
@@ -183,8 +183,8 @@ class Application:
         if (saved.size_bytes, saved.sha256) != (size, digest.digest()):
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
-                f"the application of workload {self.workload.name} saved {saved.size_bytes} bytes, and other "
-                f"{size} arrived: try again",
+                f"the application of workload {self.workload.name} announced "
+                f"{saved.size_bytes} bytes and sent {size}: try again",
             )
         return saved
 
@@ -265,7 +265,7 @@ class Application:
         if isinstance(frame, KernelAnswer) and frame.WhichOneof("result") == "failure":
             raise self._failed(f"failed to {_WORDS[method]}: {frame.failure[:TEXT_LIMIT]}")
         raise self._failed(
-            f"answered something else when it was to {_WORDS[method]}: check its version of Leasehold"
+            f"gave the wrong answer when asked to {_WORDS[method]}: check its version of Leasehold"
         )
 
     @contextmanager
@@ -275,10 +275,10 @@ class Application:
                 yield
         except trio.TooSlowError:
             raise self._failed(
-                f"did not {what} within {timeout_s:g} s: see what it is busy with, or allow more time"
+                f"did not {what} within {timeout_s:g} s: check what it is doing, or allow more time"
             ) from None
         except StreamLostError:
-            raise self._failed(f"went away before it could {what}: see its output") from None
+            raise self._failed(f"disconnected before it could {what}: see its output") from None
 
     def _failed(self, how: str) -> OperationError:
         return OperationError(

@@ -170,8 +170,8 @@ async def _restore_newest(
         raise refusals[0]
     raise OperationError(
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        f"there is no checkpoint in {store.root} to restore workload {kernel.workload.name} from: start it "
-        "afresh, or give the worker the image directory that has one",
+        f"{store.root} has no checkpoint of workload {kernel.workload.name}: start the "
+        "workload without one, or give the worker the image directory that has one",
         {"workload_id": kernel.workload.workload_id},
     )
 
@@ -180,8 +180,9 @@ def no_kernel(workload: Workload) -> OperationError:
     """What is said where an application can't be saved, since it serves no kernel."""
     return OperationError(
         errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
-        f"the application of workload {workload.name} serves no kernel, so it can't be saved: have it call "
-        "leasehold_client.kernel.serve, or park its processes by `leasehold suspend --process checkpoint`",
+        f"the application of workload {workload.name} can't be saved because it is not "
+        "checkpointable: have it call leasehold_client.kernel.serve, or suspend its "
+        "processes with `leasehold suspend --process checkpoint`",
         {"workload_id": workload.workload_id},
     )
 
@@ -229,7 +230,7 @@ async def _keep(
     piece: bytes,
 ) -> None:
     if writer.size_bytes + len(piece) > available_bytes:
-        more = f"saves more than the {size_text(writer.size_bytes)} that fit"
+        more = f"saves more than the {size_text(writer.size_bytes)} that are available"
         raise _no_room(kernel, more, available_bytes)
     await trio.to_thread.run_sync(_write_piece, writer, room, piece)
     progress("checkpoint", writer.size_bytes)
@@ -244,8 +245,9 @@ def _write_piece(writer: ApplicationWriter, room: DiskReservation | None, piece:
 def _no_room(kernel: Application, how: str, available_bytes: int) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-        f"the application of workload {kernel.workload.name} {how}, and {size_text(available_bytes)} are "
-        "left for it: delete checkpoints, or give the worker more disk for them",
+        f"the application of workload {kernel.workload.name} {how}, and "
+        f"{size_text(available_bytes)} are available for it: delete checkpoints, or give the "
+        "worker more disk for them",
         {"workload_id": kernel.workload.workload_id, "available_bytes": str(available_bytes)},
     )
 
@@ -302,7 +304,8 @@ def _require_same_kernel(kernel: Kernel, checkpoint: StoredCheckpoint) -> None:
         if ours != theirs:
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
-                f"checkpoint {checkpoint.checkpoint_id} is of {what} {theirs}, and the application that runs "
-                f"is of {what} {ours}: restore it with the program that saved it",
+                f"checkpoint {checkpoint.checkpoint_id} is of {what} {theirs}, but the "
+                f"running application is of {what} {ours}: restore it with the program that "
+                "saved it",
                 {"checkpoint_id": checkpoint.checkpoint_id},
             )

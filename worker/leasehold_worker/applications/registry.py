@@ -78,7 +78,7 @@ class ApplicationRegistry:
         how = "ended before that" if ended else f"did not register within {timeout_s:g} s"
         raise OperationError(
             errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
-            f"workload {workload.name} has no application that saves and restores itself: it {how}; have it "
+            f"workload {workload.name} has no checkpointable application: it {how}; have it "
             "call leasehold_client.kernel.serve, and see its output",
             {"workload_id": workload_id},
         )
@@ -107,9 +107,9 @@ class ApplicationRegistry:
         except OperationError as error:
             session.close(error)
         except StreamLostError:
-            logger.debug("process %d left before it said who it is", session.peer.identity.pid)
+            logger.debug("process %d disconnected before it identified itself", session.peer.identity.pid)
         except Exception:
-            logger.exception("the stream of an application failed by a defect")
+            logger.exception("the stream of an application failed because of a defect")
             session.close(defect())
         finally:
             self._sessions.discard(session)
@@ -126,7 +126,9 @@ class ApplicationRegistry:
         try:
             await session.send(ServeKernelResponse(welcome=welcome))
             self._workloads.set_kernel(workload, hello.kernel)
-            logger.info("workload %s saves itself: kernel %s", workload.name, hello.kernel.kernel_id)
+            logger.info(
+                "workload %s is checkpointable: application %s", workload.name, hello.kernel.kernel_id
+            )
             self._tell()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_health, kernel)
@@ -170,8 +172,9 @@ class ApplicationRegistry:
         if workload is None or hello.workload_id not in ("", workload.workload_id):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-                f"process {pid} belongs to no workload {hello.workload_id[:NAME_LIMIT]!r} of this "
-                "worker: start it with `leasehold run` or `leasehold exec`, or let it claim its GPUs first",
+                f"process {pid} belongs to no workload {hello.workload_id[:NAME_LIMIT]!r} of "
+                "this worker: start it with `leasehold run` or `leasehold exec`, or have it "
+                "claim its GPUs first",
                 {"pid": str(pid)},
             )
         if not peer.is_trusted and peer.uid != workload.uid:
@@ -185,8 +188,9 @@ class ApplicationRegistry:
         if other is not None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                f"kernel {other.facts.kernel_id} saves workload {workload.name} already: serve one kernel in "
-                "a workload, in its first process for example",
+                f"workload {other.facts.kernel_id} already has the application "
+                f"{workload.name}: serve one application per workload, in its first process "
+                "for example",
                 {"pid": str(self._peers[workload.workload_id].identity.pid)},
             )
         return workload
@@ -202,7 +206,7 @@ async def _receive_hello(session: ApplicationStream) -> KernelHello:
         frame = await session.receive()
         if frame.WhichOneof("frame") == "hello":
             return frame.hello
-    raise invalid("hello", f"a stream begins with hello, within {HELLO_TIMEOUT_S:g} s")
+    raise invalid("hello", f"the first message of a stream must be hello, within {HELLO_TIMEOUT_S:g} s")
 
 
 def _check_facts(hello: KernelHello) -> None:
@@ -210,6 +214,6 @@ def _check_facts(hello: KernelHello) -> None:
         if len(value) > NAME_LIMIT or not _NAME.fullmatch(value):
             raise invalid(
                 field,
-                f"{value[:NAME_LIMIT]!r} is no {field}: take letters, digits, and '_', '.', '/', ':' or '-' "
-                f"between them, {NAME_LIMIT} in all",
+                f"invalid {value[:NAME_LIMIT]!r} {field}: use at most {NAME_LIMIT} letters, "
+                "digits, '_', '.', '/', ':' and '-', and start with a letter or digit",
             )

@@ -89,8 +89,7 @@ def corrupt(checkpoint_id: str, how: str) -> OperationError:
     """What is said of a checkpoint that is not as it was written."""
     return OperationError(
         errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
-        f"checkpoint {checkpoint_id} {how}: it is not as it was written; restore another one, and look "
-        "after the disk",
+        f"checkpoint {checkpoint_id} is damaged ({how}): restore another one, and check the disk",
         {"checkpoint_id": checkpoint_id},
     )
 
@@ -105,8 +104,9 @@ def check_custom(custom: Mapping[str, str]) -> None:
     if len(custom) > CUSTOM_LIMIT or size > CUSTOM_LIMIT_BYTES:
         raise OperationError(
             errors_pb2.ERROR_REASON_KERNEL_FAILED,
-            f"the application says {size} bytes in {len(custom)} entries of its checkpoint, and at most "
-            f"{CUSTOM_LIMIT_BYTES} in {CUSTOM_LIMIT} are kept: save the rest as part of the checkpoint",
+            f"the application stores {size} bytes in {len(custom)} custom entries, and the "
+            f"limits are {CUSTOM_LIMIT_BYTES} bytes and {CUSTOM_LIMIT} entries: save the rest "
+            "as part of the checkpoint",
         )
 
 
@@ -120,11 +120,11 @@ def write_header(descriptor: int, application_header: ApplicationHeader) -> None
     """
     header = _encoder.encode(application_header)
     if len(header) > _HEADER_LIMIT:
-        raise AssertionError(f"a header of {len(header)} bytes does not fit {_HEADER_LIMIT}")
+        raise AssertionError(f"a header of {len(header)} bytes exceeds {_HEADER_LIMIT}")
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
     room = (prefix + header).ljust(PAYLOAD_OFFSET, b"\0")
     if os.pwrite(descriptor, room, 0) != len(room):
-        raise OSError("the header was written in part only")
+        raise OSError("the header was written only in part")
 
 
 def read_envelope(path: Path) -> ApplicationHeader:
@@ -154,19 +154,19 @@ def read_header(descriptor: int, path: Path) -> ApplicationHeader:
         )
     header = room[_PREFIX.size : _PREFIX.size + length]
     if len(header) < length or hashlib.sha256(header).digest() != digest:
-        raise corrupt(checkpoint_id, "has an altered header")
+        raise corrupt(checkpoint_id, "has a modified header")
     try:
         application_header = _decoder.decode(header)
         check_custom(application_header.custom)
     except (msgspec.MsgspecError, RecursionError, ValueError, OperationError) as error:
-        raise corrupt(checkpoint_id, "has a header that says something else") from error
+        raise corrupt(checkpoint_id, "has an inconsistent header") from error
     if not is_tellable(application_header.created):
-        raise corrupt(checkpoint_id, "has a header with a time that can't be told")
+        raise corrupt(checkpoint_id, "has an invalid time in its header")
     if (application_header.checkpoint_id, application_header.workload_id) != (
         checkpoint_id,
         path.parent.name,
     ):
-        raise corrupt(checkpoint_id, "is in the place of another one")
+        raise corrupt(checkpoint_id, "has the id of another checkpoint")
     size = os.fstat(descriptor).st_size
     if size != PAYLOAD_OFFSET + application_header.size_bytes:
         raise corrupt(
@@ -205,7 +205,7 @@ def verify_payload(descriptor: int, application_header: ApplicationHeader) -> No
     for piece in read_payload(descriptor, application_header):
         digest.update(piece)
     if digest.hexdigest() != application_header.sha256:
-        raise corrupt(application_header.checkpoint_id, "has another digest than its header says")
+        raise corrupt(application_header.checkpoint_id, "does not match the digest in its header")
 
 
 def now() -> datetime:

@@ -159,7 +159,9 @@ class ApplicationStore:
                     self.delete(found.checkpoint_id)
                     deleted.append(found.checkpoint_id)
                 except OperationError as error:
-                    logger.warning("checkpoint %s stays: %s", found.checkpoint_id, error.message)
+                    logger.warning(
+                        "checkpoint %s could not be deleted: %s", found.checkpoint_id, error.message
+                    )
         return deleted
 
     def sweep(self) -> int:
@@ -189,7 +191,7 @@ class ApplicationStore:
         if not _WORKLOAD_ID.fullmatch(workload_id):
             raise OperationError(
                 errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-                f"{workload_id[:64]!r} is no id of a workload: give one that `leasehold get workloads` shows",
+                f"invalid workload id {workload_id[:64]!r}: give one that `leasehold get workloads` shows",
             )
         return self.root / workload_id
 
@@ -233,7 +235,7 @@ def _look(path: Path) -> StoredCheckpoint | DamagedCheckpoint | None:
 def _unknown(checkpoint_id: str) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        f"there is no checkpoint {checkpoint_id[:64]!r} in this worker's image directory: "
-        "list those that there are, and give one of their ids",
+        f"no checkpoint {checkpoint_id[:64]!r} in this worker's image directory: give an id "
+        "of `leasehold get checkpoints`",
         {"checkpoint_id": checkpoint_id[:64]},
     )

@@ -195,8 +195,8 @@ class CheckpointDirectory:
             if checkpoint_id not in found:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-                    f"this worker has no checkpoint {checkpoint_id[:64]!r}: "
-                    "`leasehold get checkpoints` lists them",
+                    f"no checkpoint {checkpoint_id[:64]!r} on this worker: give an id of "
+                    "`leasehold get checkpoints`",
                     {"checkpoint_id": checkpoint_id[:64]},
                 )
             if not force:
@@ -221,15 +221,15 @@ class CheckpointDirectory:
         if checkpoint.in_use:
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
-                f"a parked workload is woken from {checkpoint_id}: wake or stop that first, or "
-                "force it, and the workload is lost",
+                f"a suspended workload needs {checkpoint_id}: restore or stop it first; with "
+                "force the workload is lost",
                 {"checkpoint_id": checkpoint_id},
             )
         if owner and not self._is_own(owner):
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
-                f"{checkpoint_id} was made by worker {owner}, whose workloads may need it: have that worker "
-                "delete it, or force it",
+                f"{checkpoint_id} belongs to worker {owner}, whose workloads may need it: "
+                "delete it there, or force it",
                 {"checkpoint_id": checkpoint_id, "worker_id": owner},
             )
 
@@ -245,8 +245,8 @@ class CheckpointDirectory:
             )
         if scope.cancelled_caught:
             logger.warning(
-                "workload %s: its old checkpoints can't be deleted within %g s: look at the volume of the "
-                "image directory",
+                "workload %s: its old checkpoints could not be deleted within %g s: check "
+                "the volume of the image directory",
                 workload.name,
                 CLEAN_UP_TIMEOUT_S,
             )
@@ -265,10 +265,10 @@ class CheckpointDirectory:
         """Deletes what an earlier start of the worker has left half written. What can't be is logged."""
         try:
             for path in self._images.sweep():
-                logger.info("%s is deleted: it was never finished", path)
+                logger.info("deleted the incomplete %s", path)
             self._application_store.sweep()
         except OSError as error:
-            logger.warning("what is half written can't be looked for: %s", error)
+            logger.warning("the search for incomplete checkpoints failed: %s", error)
 
     async def run(self) -> None:
         """Deletes what nobody needs, again and again, until cancelled. A round that fails is logged."""
@@ -276,7 +276,7 @@ class CheckpointDirectory:
             try:
                 await trio.to_thread.run_sync(self._expire, self._busy(), self._living())
             except Exception:
-                logger.exception("what nobody needs on disk can't be looked for; it is tried again")
+                logger.exception("the search for unused files on disk failed, and is repeated")
             await trio.sleep(LOOK_INTERVAL_S)
 
     def _living(self) -> set[str]:
@@ -325,9 +325,9 @@ class CheckpointDirectory:
         try:
             self._images.delete(image_id)
         except OperationError as error:
-            logger.warning("image %s stays: %s", image_id, error.message)
+            logger.warning("image %s could not be deleted: %s", image_id, error.message)
             return False
-        logger.info("image %s is deleted: nobody needs it", image_id)
+        logger.info("deleted image %s, which no workload needs", image_id)
         return True
 
     def _delete_saved(self, checkpoint_id: str) -> None:
@@ -335,7 +335,7 @@ class CheckpointDirectory:
             self._application_store.delete(checkpoint_id)
         except OperationError as error:
             if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:  # else somebody else was quicker
-                logger.warning("checkpoint %s stays: %s", checkpoint_id, error.message)
+                logger.warning("checkpoint %s could not be deleted: %s", checkpoint_id, error.message)
 
     def _tell_damaged(self, found: Iterable[StoredImage | StoredCheckpoint | DamagedCheckpoint]) -> None:
         """Logs what is damaged, each once."""

@@ -57,6 +57,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
             ) from error
         raise OperationError(
             errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-            f"a checkpoint in {folder} can't be read or written ({error.strerror}): see to the disk and to "
-            "who owns the folder",
+            f"a checkpoint in {folder} can't be read or written ({error.strerror}): check the "
+            "disk, and the owner of the folder",
         ) from error

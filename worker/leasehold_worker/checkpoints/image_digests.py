@@ -61,7 +61,7 @@ def verify_files(
     expected = {file.name: file for file in manifest.files}
     found = {entry.name for entry in os.scandir(folder)} - {MANIFEST_FILE}
     for name in sorted(found ^ expected.keys()):
-        how = "is missing" if name in expected else "does not belong to it"
+        how = "is missing" if name in expected else "is not part of the image"
         raise corrupt(manifest.image_id, f"file {name!r} {how}")
     for file in expected.values():  # all of them before the first is read, which can take long
         _check_size(folder / file.name, manifest.image_id, file)
@@ -74,15 +74,14 @@ def verify_files(
             done += len(piece)
             progress(done)
         if digest.hexdigest() != file.sha256:
-            raise corrupt(manifest.image_id, f"file {name!r} was altered")
+            raise corrupt(manifest.image_id, f"file {name!r} was modified")
 
 
 def corrupt(image_id: str, how: str) -> OperationError:
     """What is refused of an image that is not as it was written."""
     return OperationError(
         errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
-        f"image {image_id} is not as it was written ({how}), and is not restored: delete it, and restore "
-        "another",
+        f"image {image_id} is damaged ({how}) and is not restored: delete it, and restore another",
         {"checkpoint_id": image_id},
     )
 
@@ -98,7 +97,7 @@ def sync(path: Path) -> None:
 
 def _check_size(path: Path, image_id: str, file: ImageFile) -> None:
     if path.is_symlink() or not path.is_file():
-        raise corrupt(image_id, f"{file.name!r} is no file")
+        raise corrupt(image_id, f"{file.name!r} is not a file")
     size = path.stat().st_size
     if size != file.size_bytes:
         raise corrupt(image_id, f"file {file.name!r} has {size} bytes instead of {file.size_bytes}")

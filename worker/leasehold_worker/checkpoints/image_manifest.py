@@ -179,10 +179,10 @@ def decode_manifest(data: bytes) -> Manifest:
             raise UnknownFormatError(f"its manifest has format {found}, and this version reads {FORMAT}")
         file = msgspec.json.decode(data, type=_File)
         if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
-            raise ValueError("its manifest was altered")
+            raise ValueError("its manifest was modified")
         manifest = msgspec.json.decode(file.manifest, type=Manifest)
         if not is_tellable(manifest.create_time):
-            raise ValueError("its manifest has a time that can't be told")
+            raise ValueError("its manifest has an invalid time")
         return manifest
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"its manifest is damaged ({error})") from error
@@ -233,19 +233,19 @@ def _broken_rule(manifest: Manifest, here: HostFacts, models: Mapping[str, int])
         return _Rule(
             f"is of kernel {there.kernel_release}",
             f"this host runs {here.kernel_release}",
-            f"start the host with kernel {there.kernel_release}, or start the workload anew",
+            f"start the host with kernel {there.kernel_release}, or run the workload again",
         )
     if _numbers(there.criu_version) > _numbers(here.criu_version):
         return _Rule(
             f"was written by CRIU {there.criu_version}",
-            f"the older {here.criu_version} is here",
+            f"this host has the older version {here.criu_version}",
             f"install CRIU {there.criu_version} or newer",
         )
     if subject.members and there.driver_version != here.driver_version:
         return _Rule(
             f"is of driver {there.driver_version}",
             f"this host has {here.driver_version or 'none'}",
-            f"install driver {there.driver_version}, or start the workload anew",
+            f"install driver {there.driver_version}, or run the workload again",
         )
     for model in sorted({gpu.model for gpu in subject.gpus}):
         wanted = sum(gpu.model == model for gpu in subject.gpus)
@@ -253,7 +253,7 @@ def _broken_rule(manifest: Manifest, here: HostFacts, models: Mapping[str, int])
             return _Rule(
                 f"needs {wanted} of {model}",
                 f"this host has {models.get(model, 0)}",
-                "restore it where there are as many",
+                "restore it on a host with enough of them",
             )
     return None
 

@@ -203,7 +203,7 @@ class ImageStore:
         if path is None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-                f"there is no image {image_id!r} on this worker: see the list of checkpoints",
+                f"no image {image_id!r} on this worker: give an id of `leasehold get checkpoints`",
                 {"checkpoint_id": image_id},
             )
         return self._read(path)
@@ -246,7 +246,7 @@ class ImageStore:
         if _WORKLOAD_ID.fullmatch(workload_id) is None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-                f"{workload_id!r} is no workload's id: give letters, digits, - and _",
+                f"invalid workload id {workload_id!r}: use letters, digits, - and _",
                 {"field": "workload_id"},
             )
         return self.root / workload_id
@@ -260,7 +260,7 @@ class ImageStore:
         except OSError as error:
             if folder not in self._passed_over:
                 self._passed_over.add(folder)
-                logger.warning("%s is passed over: it can't be read (%s)", folder, error.strerror)
+                logger.warning("ignored %s, which can't be read: %s", folder, error.strerror)
             return []
 
     def _folders(self) -> Iterator[Path]:
@@ -292,14 +292,14 @@ class ImageStore:
         except UnknownFormatError as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
-                f"image {path.name} can't be used here ({error}): restore it with a worker of the "
-                "release that wrote it",
+                f"image {path.name} can't be used here ({error}): restore it with a worker of "
+                "the release that wrote it",
                 {"checkpoint_id": path.name},
             ) from error
         except ValueError as error:
             raise corrupt(path.name, f"its manifest can't be used: {error}") from error
         if manifest.image_id != path.name or manifest.subject.workload_id != path.parent.name:
-            raise corrupt(path.name, f"its manifest is of {manifest.image_id}")
+            raise corrupt(path.name, f"its manifest has the id {manifest.image_id}")
         return StoredImage(path, manifest)
 
     def _read_manifest(self, path: Path) -> bytes:
@@ -310,7 +310,7 @@ class ImageStore:
                     if size <= MANIFEST_LIMIT_BYTES:
                         return os.pread(descriptor, MANIFEST_LIMIT_BYTES, 0)
             except FileNotFoundError as error:
-                raise corrupt(path.name, "its manifest is gone") from error
+                raise corrupt(path.name, "its manifest is missing") from error
         raise corrupt(path.name, f"its manifest has {size} bytes")
 
 

@@ -63,13 +63,13 @@ def make_room(
     rule = (
         f"only {size_text(max(0, free_disk_bytes))} are free on the disk"
         if need_bytes - free_disk_bytes >= over_budget
-        else f"{size_text(used_bytes)} of the budget of {size_text(budget_bytes)} are taken"
+        else f"{size_text(used_bytes)} of the budget of {size_text(budget_bytes)} are used"
     )
     raise OperationError(
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-        f"up to {size_text(need_bytes)} more are to be kept, but {rule}, and images that no workload needs "
-        f"take {size_text(sum(image.size_bytes for image in spare))}: make room on the disk, raise the "
-        "budget, or park the workload in host memory",
+        f"checkpoints need up to {size_text(need_bytes)} more, but {rule}, and images that no "
+        f"workload needs take {size_text(sum(image.size_bytes for image in spare))}: free "
+        "space on the disk, raise the budget, or suspend the workload in host memory",
         {"need_bytes": str(need_bytes), "missing_bytes": str(missing)},
     )
 

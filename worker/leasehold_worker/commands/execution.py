@@ -65,19 +65,21 @@ class Execution:
         for _, outcome in progress.outcomes:
             if outcome.rolled_back is False and outcome.error is not None:
                 return outcome.error
-        undone = "everything was undone" if _has_called(progress) else "nothing was done"
+        undone = "rolled back" if _has_called(progress) else "nothing had begun"
         if progress.warnings:
-            undone += ", but for what the warnings say"
+            undone += " (see warnings)"
         if self._cancelled:
-            return OperationError(errors_pb2.ERROR_REASON_CANCELLED, f"cancelled in time: {undone}")
+            return OperationError(
+                errors_pb2.ERROR_REASON_CANCELLED, f"cancelled before the point of no return; {undone}"
+            )
         return OperationError(
-            errors_pb2.ERROR_REASON_EXPIRED, f"its timeout passed before its point of no return: {undone}"
+            errors_pb2.ERROR_REASON_EXPIRED, f"timed out before the point of no return; {undone}"
         )
 
     def why_too_late(self) -> str | None:
         """What to say of a cancellation or timeout that came after the point of no return."""
         if self._cancelled:
-            return "the cancellation came after the point of no return, so it was finished"
+            return "the cancellation came after the point of no return, so the operation was completed"
         if trio.current_time() > self.scope.deadline:
-            return "its timeout passed after the point of no return, so it was finished"
+            return "the timeout passed after the point of no return, so the operation was completed"
         return None

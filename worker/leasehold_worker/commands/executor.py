@@ -201,8 +201,8 @@ class Commands:
         if command.HasField("expected_generation") and generations != [command.expected_generation]:
             return OperationError(
                 errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
-                f"workload {command.workload_id} has changed since generation {command.expected_generation}: "
-                "read it again",
+                f"workload {command.workload_id} has changed since generation "
+                f"{command.expected_generation}: read it again",
             )
         return None
 
@@ -288,7 +288,7 @@ class Commands:
             except OperationError as raised:
                 error = raised
             except Exception:
-                logger.exception("the command failed by a defect")
+                logger.exception("the command failed because of a defect")
                 error = defect()
         crash_point("operation-ended")
         if execution.scope.cancelled_caught:

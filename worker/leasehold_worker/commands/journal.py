@@ -189,7 +189,7 @@ class Journal:
             await self._refuse(batch, error)
             return
         if self.refusal is not None:
-            logger.warning("the journal can be written again")
+            logger.warning("the journal is writable again")
             self.refusal = None
         for _, write in batch:
             for then in write.then:
@@ -199,10 +199,10 @@ class Journal:
         """Notes that nothing can be written, until something is."""
         refusal = OperationError(
             errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-            f"the worker's journal can't be written ({why}): look at the disk of its state directory",
+            f"the worker's journal can't be written ({why}): check the disk of its state directory",
         )
         if self.refusal is None:
-            logger.error("%s; no command is taken in until it can", refusal.message)
+            logger.error("%s; the worker accepts no command until the journal is writable", refusal.message)
         self.refusal = refusal
         return refusal
 

@@ -171,16 +171,16 @@ class JournalFile:
                 if path.exists():
                     _verify(path, self._seal)
                 elif self._seal.number:
-                    raise sqlite3.DatabaseError(f"it is gone, and had {self._seal.number} commits")
+                    raise sqlite3.DatabaseError(f"it is missing, and had {self._seal.number} commits")
                 self._connection = undone.enter_context(closing(connect(path)))
                 self._connection.execute("PRAGMA journal_mode = WAL").close()
                 self._connection.execute("PRAGMA synchronous = FULL").close()
                 self.contents = self._read()
             except (OSError, sqlite3.Error, msgspec.DecodeError, DecodeError, ValueError) as error:
                 raise StartError(
-                    f"the journal {path} can't be used ({error}): it holds who has which GPU. Mend "
-                    f"its disk, or move {path}* away: then the next start takes back the programs that it "
-                    "finds, and forgets commands"
+                    f"the journal {path} can't be used ({error}), and it records the leases "
+                    f"of all GPUs. Repair its disk, or move {path}* away: then the next start "
+                    "finds the running programs, and forgets commands"
                 ) from error
             undone.pop_all()
         self._files = self._identify()
@@ -237,7 +237,7 @@ class JournalFile:
         try:
             self._seal.write(self._number)
         except OSError as error:  # what is committed holds, and the next commit waits for the seal
-            logger.error("the number of a commit can't be kept beside the journal: %s", error.strerror)
+            logger.error("the number of a commit can't be stored beside the journal: %s", error.strerror)
 
     def _require_in_place(self) -> None:
         """Refuses to write into files that the next start would not find."""

@@ -216,7 +216,7 @@ class CommandLedger:
             if any(workload_id in workload_ids(entry.command) for entry in self._open.values()):
                 return OperationError(
                     errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
-                    f"workload {workload_id} has a command that has not ended: wait for it, or cancel it",
+                    f"workload {workload_id} has an unfinished command: wait for it, or cancel it",
                 )
         theirs = sum(not is_local(command_id) for command_id in self._open)
         if theirs >= UNFINISHED_LIMIT and not is_local(command.command_id):
@@ -228,7 +228,7 @@ class CommandLedger:
         if unacknowledged >= UNACKNOWLEDGED_LIMIT and not is_local(command.command_id):
             return OperationError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
-                f"{UNACKNOWLEDGED_LIMIT} outcomes wait for the coordinator to store them: look at its store",
+                f"{UNACKNOWLEDGED_LIMIT} outcomes wait to be stored by the coordinator: check its store",
             )
         return None
 
@@ -252,10 +252,10 @@ class CommandLedger:
     def _change(self, command_id: str, update: CommandUpdate) -> Entry:
         entry = self._find(command_id)
         if entry is None:
-            raise ValueError(f"there is no command {command_id}")
+            raise ValueError(f"no command {command_id}")
         if update.state not in TRANSITIONS.get(entry.state, ()):
             states = f"{CommandState.Name(entry.state)} to {CommandState.Name(update.state)}"
-            raise ValueError(f"a command can't go from {states}")
+            raise ValueError(f"invalid transition of a command: {states}")
         return self._put(replace(entry, update=update))
 
     def acknowledge(self, command_id: str, now_s: float) -> list[Effect]:
@@ -304,12 +304,12 @@ def _running(command_id: str, phase: str) -> CommandUpdate:
 
 
 _UNKNOWN: Final = OperationError(
-    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND, "the worker's journal does not have the command"
+    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND, "the command is not in the worker's journal"
 )
 
 
 def _stale(epoch: int, highest: int) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_STALE_EPOCH,
-        f"the command carries epoch {epoch}, and this session's is {highest}",
+        f"the command has epoch {epoch}, and this session has {highest}",
     )

@@ -94,7 +94,7 @@ def _leave_out_members(update: worker_session_pb2.CommandUpdate) -> None:
 
 def _leave_out_member_outcomes(update: worker_session_pb2.CommandUpdate) -> None:
     update.result.ClearField("members")
-    update.result.warnings.append("what was done with each member is more than can be told")
+    update.result.warnings.append("the outcomes of the members are too large to report")
 
 
 def _leave_out_all_but_the_outcome(update: worker_session_pb2.CommandUpdate) -> None:

@@ -132,14 +132,14 @@ class _Dump:
         if self.committed:
             return OperationError(
                 errors_pb2.ERROR_REASON_CRIU_FAILED,
-                f"CRIU wrote an image of process {self._root_pid} and did not end the processes ({why}): "
-                "stop the workload, or delete the image",
+                f"CRIU wrote an image of process {self._root_pid} but did not end the "
+                f"processes ({why}): stop the workload, or delete the image",
                 {"pid": str(self._root_pid), "phase": COMMITTED},
             )
         return OperationError(
             errors_pb2.ERROR_REASON_CRIU_FAILED,
-            f"CRIU could not write an image of process {self._root_pid} ({why}): it goes on running, and "
-            "docs/criu.md says what an image can't hold",
+            f"CRIU could not write an image of process {self._root_pid} ({why}): the process "
+            "keeps running; docs/criu.md lists what an image can't hold",
             {"pid": str(self._root_pid)},
         )
 
@@ -154,11 +154,11 @@ class _Dump:
                     await _undo(criu)
                 raise
         if deadline.cancelled_caught:
-            raise SwrkError(f"it was not done within {self._timeout_s:g} s")
+            raise SwrkError(f"not complete within {self._timeout_s:g} s")
         if not answer.success:
             raise SwrkError("it failed")
         if not self.committed:
-            raise SwrkError("it ended without saying that the image was complete")
+            raise SwrkError("CRIU ended without reporting a complete image")
 
     async def _talk(self, criu: Swrk, request: CriuRequest) -> CriuResponse:
         await criu.send(request)
@@ -180,7 +180,7 @@ async def _finish(criu: Swrk) -> CriuResponse:
         while (answer := await criu.receive()).type == criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
             await criu.go_on(True)
         return answer
-    raise SwrkError(f"it did not end within {FINISH_TIMEOUT_S:g} s")
+    raise SwrkError(f"CRIU did not end within {FINISH_TIMEOUT_S:g} s")
 
 
 async def _undo(criu: Swrk) -> None:

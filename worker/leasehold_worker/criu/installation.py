@@ -57,9 +57,9 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
     """
     found = shutil.which(configured or "criu")
     if found is None:
-        return f"{configured or 'criu'} is not there, or is no program: {HOW_TO_GET_IT}"
+        return f"{configured or 'criu'} is missing or not a program: {HOW_TO_GET_IT}"
     if not _is_administrator():
-        return "CRIU needs root, or a worker with CAP_SYS_ADMIN: start the worker so"
+        return "CRIU needs root or CAP_SYS_ADMIN: start the worker with one of them"
     path = Path.cwd() / found
     try:
         answer = await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_VERSION, timeout_s)
@@ -68,12 +68,12 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
         if version < OLDEST_VERSION:
             oldest = ".".join(str(number) for number in OLDEST_VERSION)
             return (
-                f"{path} is version {text}, which fails on kernels of today: {oldest} is needed, "
-                f"and {HOW_TO_GET_IT}"
+                f"{path} is version {text}, which fails on current kernels: {oldest} is "
+                f"needed, and {HOW_TO_GET_IT}"
             )
         await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_CHECK, timeout_s)
     except SwrkError as error:
-        return f"{path} does not work here, {error}: `criu check` says more"
+        return f"{path} does not work here ({error}): see `criu check`"
     return CriuFacts(path, text)
 
 
@@ -90,11 +90,11 @@ async def _ask(path: Path, question: criu_pb2.CriuRequestType.ValueType, timeout
                     await criu.send(CriuRequest(type=question))
                     answer = await criu.receive()
         except trio.TooSlowError:
-            raise SwrkError(f"it did not answer within {timeout_s:g} s") from None
+            raise SwrkError(f"no answer within {timeout_s:g} s") from None
         if not answer.success:
             errors.seek(0)
             said = decisive_errors(errors.read().decode(errors="replace"))
-            raise SwrkError(f"as it says itself ({said or answer.cr_errmsg or 'without a reason'})")
+            raise SwrkError(f"{said or answer.cr_errmsg or 'without a reason'}")
     return answer
 
 

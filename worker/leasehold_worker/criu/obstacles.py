@@ -88,19 +88,19 @@ def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterato
         line = dict(lineage(process.pid))
         if root not in line and process in line:
             yield (
-                f"process {process.pid} is not below the first process {root.pid}, and an image holds no "
-                "other: have the program start no daemons"
+                f"process {process.pid} is not a descendant of the first process {root.pid}, "
+                "and an image holds no other: have the program start no daemons"
             )
         if process == root and line.get(root, root.pid) != root.pid:
-            yield f"process {root.pid} leads no session: start it with leasehold run, which gives it one"
+            yield f"process {root.pid} is not a session leader: start it with leasehold run"
         fields = _read(process.pid, "stat").rpartition(")")[2].split()
         if len(fields) > 4 and fields[4] != "0":
             yield (
-                f"process {process.pid} has a controlling terminal, which an image can't hold: start it with "
-                "leasehold run, which gives it none, and have it open none for itself"
+                f"process {process.pid} has a controlling terminal, which an image can't "
+                "hold: start it with leasehold run, and have it open no terminal"
             )
         if suspended and _GPU_DEVICES in _read(process.pid, "maps"):
-            yield f"process {process.pid} has memory of a GPU mapped: suspend it first"
+            yield f"process {process.pid} has GPU memory mapped: suspend it first"
 
 
 @final
@@ -132,7 +132,7 @@ class _Descriptors:
                 yield from self._pipe(entry)
             elif kind == "anon_inode":
                 if not any(name in rest for name in _RESTORABLE):
-                    yield f"{entry} {rest} can't be held by an image: have the program run without it"
+                    yield (f"{entry} {rest} can't be part of an image: have the program run without it")
             else:
                 yield from _file(entry)
 
@@ -155,8 +155,8 @@ class _Descriptors:
         if not (connection.established and inside):
             host, port = connection.remote
             yield (
-                f"{entry} a TCP connection to {host} port {port}, which is not open at both ends within the "
-                "workload, would not wait: close it before the image is written"
+                f"{entry} TCP connection to {host} port {port}, which is not open at both "
+                "ends within the workload: close it before the checkpoint"
             )
 
     def _socket(self, entry: _Open, inode: int) -> Iterator[str]:
@@ -164,8 +164,8 @@ class _Descriptors:
         peer = self._peers.get(inode)
         if peer and f"socket:[{peer}]" not in self._targets:
             yield (
-                f"{entry} a Unix socket is connected to another process than the workload's: close it "
-                "before the image is written"
+                f"{entry} Unix socket connected to a process outside the workload: close it "
+                "before the checkpoint"
             )
 
     def _pipe(self, entry: _Open) -> Iterator[str]:
@@ -173,7 +173,7 @@ class _Descriptors:
             entry.target
         ]
         if not whole and _is_open_elsewhere(entry.target, set(self._pids)):
-            yield f"{entry} the other end of a pipe is outside of the workload: use a file instead"
+            yield f"{entry} pipe to a process outside the workload: use a file instead"
 
 
 def _file(entry: _Open) -> Iterator[str]:
@@ -184,15 +184,16 @@ def _file(entry: _Open) -> Iterator[str]:
     if stat.S_ISCHR(facts.st_mode):
         major, minor = os.major(facts.st_rdev), os.minor(facts.st_rdev)
         if entry.target.startswith("/dev/nvidia"):
-            yield f"{entry} {entry.target} is open: suspend the workload first, and use no NVML in it"
+            yield (f"{entry} {entry.target} is open: suspend the workload first, and use no NVML in it")
         elif major in _TERMINAL_MAJORS:
             yield f"{entry} {entry.target} is a terminal: start the workload with leasehold run"
         elif major != _MEMORY_DEVICES or minor not in _PLAIN_DEVICES:
-            yield f"{entry} {entry.target} is a device that CRIU may not know: close it first"
+            yield f"{entry} {entry.target} is a device that CRIU may not support: close it first"
     elif _is_large_ghost(facts) and not entry.target.startswith("/memfd:"):
         yield (
-            f"{entry} {entry.target} has {size_text(facts.st_size)}, and an image holds deleted files up to "
-            f"{size_text(GHOST_BYTES)}: don't delete it while it is open"
+            f"{entry} {entry.target} is a deleted file of {size_text(facts.st_size)}, and an "
+            f"image holds deleted files up to {size_text(GHOST_BYTES)}: don't delete it while "
+            "it is open"
         )
 
 

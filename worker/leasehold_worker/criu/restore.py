@@ -39,10 +39,10 @@ def check_pids_free(pids: Iterable[int]) -> None:
     if taken := taken_pids(pids):
         pid = taken[0]
         if is_zombie(pid):
-            why = "is a zombie's, and nobody reaps it"
-            remedy = "start the container of the worker with an init that reaps (docker run --init)"
+            why = "is used by a zombie that nobody reaps"
+            remedy = "start the container of the worker with an init that reaps zombies (docker run --init)"
         else:
-            why, remedy = "belongs to another process now", "try again when that has ended"
+            why, remedy = "is used by another process", "try again when that process has ended"
         raise OperationError(
             errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
             f"pid {pid} of the image {why}, and CRIU restores processes with their pids: {remedy}",
@@ -107,8 +107,8 @@ async def restore(
         why = f"{error}{': ' if said else ''}{said}"
         raise OperationError(
             errors_pb2.ERROR_REASON_CRIU_FAILED,
-            f"CRIU could not bring back what is in {image.name} ({why}): nothing of it runs, the image is as "
-            "it was, and docs/criu.md says what a restore needs",
+            f"CRIU could not restore {image.name} ({why}): none of its processes run, and the "
+            "image is unchanged; docs/criu.md lists what a restore needs",
             {"image": image.name},
         ) from error
     finally:

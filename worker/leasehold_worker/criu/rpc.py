@@ -40,7 +40,7 @@ def forbid_writing(pid: int) -> None:
     try:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     except OSError as error:
-        logger.warning("criu could not be kept from writing on: %s", error)
+        logger.warning("criu could not be forbidden to write: %s", error)
 
 
 @final
@@ -71,7 +71,7 @@ class Swrk:
         try:
             packet = await self._socket.recv(PACKET_BYTES)
         except OSError as error:
-            raise SwrkError(f"its socket is broken ({error.strerror})") from error
+            raise SwrkError(f"its socket failed ({error.strerror})") from error
         if not packet:
             raise SwrkError("it ended without an answer")
         try:
@@ -137,7 +137,7 @@ async def start(
         )
     except OSError as error:
         ours.close()
-        raise SwrkError(f"it can't be started ({error.strerror})") from error
+        raise SwrkError(f"can't start criu ({error.strerror})") from error
     except BaseException:
         ours.close()
         raise

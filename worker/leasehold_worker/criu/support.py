@@ -57,7 +57,7 @@ class CriuSupport:
         if isinstance(self._criu, str):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                f"this worker writes no images of processes: {self._criu}",
+                f"this worker can't write images of processes: {self._criu}",
                 {"capability": "checkpoint_image"},
             )
         return self._criu

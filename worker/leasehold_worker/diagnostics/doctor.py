@@ -85,7 +85,7 @@ async def _look(name: str, look: Look, patient: Examination, timeout_s: float) -
         except NotOkError as error:
             return Check(name, error.result, str(error))
         except (OSError, ValueError) as error:  # a host may be broken in ways that no check thinks of
-            return Check(name, NOT_CHECKED, f"can't be looked at: {error}")
+            return Check(name, NOT_CHECKED, f"can't be read: {error}")
 
     late = Check(name, REFUSED, f"no answer within {timeout_s:g} s: look for hung tasks and Xid in dmesg")
     return await _within(timeout_s, outcome) or late

@@ -15,7 +15,7 @@ TIMEOUT_S: Final = 30.0
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator that the worker is to connect to.",
+    help="Coordinator that the worker connects to.",
 )
 @click.option(
     "--state-dir",
@@ -37,7 +37,7 @@ TIMEOUT_S: Final = 30.0
     type=click.FloatRange(min=0, min_open=True, max=3600),
     default=TIMEOUT_S,
     show_default=True,
-    help="How long any one look may take.",
+    help="Timeout of each check.",
 )
 @click.option(
     "-o",
@@ -45,7 +45,7 @@ TIMEOUT_S: Final = 30.0
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How to print.",
+    help="Output format.",
 )
 def command(
     coordinator: str | None, state_dir: Path | None, config_path: Path | None, timeout_s: float, output: str

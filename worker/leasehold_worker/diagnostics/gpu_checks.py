@@ -37,11 +37,11 @@ def libcuda(patient: Examination) -> str:
         return f"{driver.libcuda.path if driver.libcuda else 'libcuda'}, initialised"
     if driver.libcuda is not None:
         remedy = _REMEDIES.get(reason.removeprefix("cuInit: "), "look at nvidia-smi, and for Xid in dmesg")
-        raise failed(f"{driver.libcuda.path} loads, but can't be used ({reason}): {remedy}")
+        raise failed(f"{driver.libcuda.path} loads, but fails ({reason}): {remedy}")
     if "did not return" in reason:
         raise failed(f"{reason}: look at nvidia-smi, and for Xid in dmesg; a reboot may be needed")
     if reason.startswith("the driver helper"):
-        raise failed(f"{reason}: mend that first, since it loads libcuda")
+        raise failed(f"{reason}: solve that first, since it loads libcuda")
     raise failed(
         f"libcuda can't be loaded ({reason}): install the NVIDIA driver, or give the container its GPUs"
     )
@@ -73,7 +73,9 @@ def bindings(patient: Examination) -> str:
         raise failed("cuda-bindings is not installed: pip install 'leasehold[worker]'") from None
     if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < BINDINGS_VERSION:
         wanted = ".".join(map(str, BINDINGS_VERSION))
-        raise warning(f"cuda-bindings {found}: update to {wanted}, which knows all states of the driver")
+        raise warning(
+            f"cuda-bindings {found} is too old: update to {wanted}, which knows all states of the driver"
+        )
     return f"cuda-bindings {found}"
 
 
@@ -92,10 +94,10 @@ def driver_match(patient: Examination) -> str:
     kernel_module = patient.nvml().versions.driver_version
     library = patient.driver.libcuda
     if library is None or kernel_module is None:
-        raise not_checked("one of the two versions is not known")
+        raise not_checked("the version of libcuda or of the kernel module is unknown")
     user_mode = library_version(library.path)
     if user_mode is None:
-        raise not_checked("the file of libcuda does not tell its version")
+        raise not_checked("the file name of libcuda contains no version")
     if user_mode != kernel_module:
         raise failed(
             f"libcuda is {user_mode} and the kernel module {kernel_module}: reboot after a driver update, or "
@@ -112,13 +114,13 @@ def gpus(patient: Examination) -> str:
             f"{'; '.join(inventory.left_out)}: look at nvidia-smi, and reset or power-cycle the host"
         )
     if not inventory.gpus:
-        raise failed("NVML knows no GPU: look at nvidia-smi, or give the container its GPUs")
+        raise failed("NVML lists no GPU: see nvidia-smi, or give the container its GPUs")
     if lost := [uuid for uuid, reading in inventory.read().items() if reading.lost]:
         raise failed(f"{', '.join(lost)} fell off the bus: reset or power-cycle the host")
     if untold := [gpu.uuid for gpu in inventory.gpus if gpu.memory_total_bytes is None]:
         raise warning(
-            f"no memory is told of {', '.join(untold)}, so no plan can say whether a workload fits there: "
-            "update the driver, or keep such GPUs for one workload at a time"
+            f"NVML reports no memory size of {', '.join(untold)}, so plans can't tell whether "
+            "a workload fits: update the driver, or use such GPUs for one workload at a time"
         )
     memory: dict[str, int] = {}
     for gpu in inventory.gpus:
@@ -131,7 +133,7 @@ def mig(patient: Examination) -> str:
     """That MIG is off."""
     patient.gpus()
     if enabled := sorted(patient.nvml().mig_enabled()):
-        raise failed(f"on for {', '.join(enabled)}, where nothing can be suspended: nvidia-smi -mig 0")
+        raise failed(f"on for {', '.join(enabled)}, where no workload can be suspended: nvidia-smi -mig 0")
     return "off"
 
 
@@ -140,12 +142,12 @@ def mps(patient: Examination) -> str:
     patient.gpus()
     if clients := sorted(patient.nvml().mps_pids()):
         pids = ", ".join(map(str, clients))
-        raise warning(f"processes {pids} compute through MPS and can't be suspended: start them without it")
+        raise warning(f"processes {pids} use MPS and can't be suspended: start them without it")
     if daemons := mps_daemons(_PROC):
         pids = ", ".join(map(str, daemons))
         raise warning(
-            f"its daemon runs (process {pids}), and what starts now may become a client, which can't be "
-            "suspended: echo quit | nvidia-cuda-mps-control"
+            f"the MPS daemon runs (process {pids}), and new programs may become its clients, "
+            "which can't be suspended: echo quit | nvidia-cuda-mps-control"
         )
     return "not used"
 
@@ -179,7 +181,7 @@ def device_nodes(patient: Examination) -> str:
     nodes = [Path(f"/dev/nvidia{minor}") for minor in patient.nvml().minors.values()]
     missing = [str(node) for node in nodes if not node.exists()]
     if len(missing) == len(nodes):
-        raise not_checked("there are none here")
+        raise not_checked("this host has none")
     if missing:
         raise failed(f"{', '.join(missing)} missing: run nvidia-modprobe, or give the container all GPUs")
-    return f"all {len(nodes)} are there"
+    return f"all {len(nodes)} are present"

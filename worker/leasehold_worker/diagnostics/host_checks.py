@@ -36,8 +36,8 @@ def proc(patient: Examination) -> str:
         Path("/proc/1/stat").read_bytes()
     except OSError as error:
         raise failed(
-            f"/proc hides the processes of others ({error.strerror}): mount it without hidepid, or run the "
-            "worker as root"
+            f"/proc hides the processes of other users ({error.strerror}): mount it without "
+            "hidepid, or run the worker as root"
         ) from error
     return "shows the processes of all users"
 
@@ -47,7 +47,8 @@ def architecture(patient: Examination) -> str:
     machine = platform.machine()
     if machine != PROVEN_ARCHITECTURE:
         raise warning(
-            f"checkpoints are proven on {PROVEN_ARCHITECTURE} only, and this is {machine}: validate"
+            f"checkpoints are verified only on {PROVEN_ARCHITECTURE}, and this host is "
+            f"{machine}: run `leasehold validate`"
         )
     return machine
 
@@ -58,7 +59,7 @@ def trace_permission(patient: Examination) -> str:
     capability = "with" if _has_capability(CAP_SYS_PTRACE) else "without"
     who = f"uid {os.geteuid()}, {capability} CAP_SYS_PTRACE, kernel.yama.ptrace_scope {scope}"
     if not patient.child_can_be_asked:
-        raise not_checked(f"the driver helper could not be asked ({who})")
+        raise not_checked(f"the driver helper did not answer ({who})")
     if patient.trace_obstacle is not None:
         raise failed(
             f"the worker may not trace its workloads ({patient.trace_obstacle}; {who}): run it as root or "
@@ -79,13 +80,14 @@ def host_memory(patient: Examination) -> str:
     """Whether the host could hold what a full GPU holds."""
     available = processes.memory_bytes("MemAvailable")
     if available is None:
-        raise not_checked("the kernel does not tell MemAvailable")
+        raise not_checked("the kernel does not report MemAvailable")
     left = max(0, available - patient.config.host_memory_reserve_bytes)
     largest = _largest_gpu_bytes(patient)
     if left < largest:
         raise warning(
-            f"{size_text(left)} are free beyond the reserve, and one GPU has {size_text(largest)}: a full "
-            "one can't be parked before memory is freed or added"
+            f"{size_text(left)} are free beyond the reserve, and one GPU has "
+            f"{size_text(largest)}: a full one can't be suspended until memory is freed or "
+            "added"
         )
     return f"{size_text(left)} free beyond the reserve"
 
@@ -110,7 +112,7 @@ def _largest_gpu_bytes(patient: Examination) -> int:
     gpus = patient.gpus()
     known = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
     if gpus and not known:
-        raise not_checked("NVML does not tell the memory of any GPU")
+        raise not_checked("NVML reports no memory size for any GPU")
     return max(known, default=0)
 
 
@@ -119,8 +121,8 @@ def swap(patient: Examination) -> str:
     total, free = processes.memory_bytes("SwapTotal") or 0, processes.memory_bytes("SwapFree") or 0
     if total > free:
         raise warning(
-            f"{size_text(total - free)} in use, and parked memory that is swapped wakes slowly: free host "
-            "memory, then swapoff -a"
+            f"{size_text(total - free)} in use, and suspended memory in swap is slow to "
+            "restore: free host memory, then swapoff -a"
         )
     return "not in use" if total else "none"
 
@@ -136,7 +138,7 @@ def huge_pages(patient: Examination) -> str:
 def criu(patient: Examination) -> str:
     """Whether processes can be written to disk, which is optional."""
     if isinstance(patient.criu, str):
-        raise warning(f"no images of processes can be written, and all else works: {patient.criu}")
+        raise warning(f"images of processes can't be written, all else works: {patient.criu}")
     return f"{patient.criu.path} {patient.criu.version}"
 
 
@@ -150,15 +152,15 @@ def configuration(patient: Examination) -> str:
 def state_directory(patient: Examination) -> str:
     """Whether the worker can keep its state. Nothing is made, and a lock is not kept."""
     if patient.config_error is not None:
-        raise not_checked("the configuration is not valid")
+        raise not_checked("the configuration is invalid")
     path = patient.config.state_dir.absolute()
     nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise failed(
-            f"{nearest} is no directory that uid {os.geteuid()} can write: choose another for {path}"
+            f"{nearest} is not a directory that uid {os.geteuid()} can write: choose another for {path}"
         )
     if nearest != path:
-        return f"{path} will be made at the first start"
+        return f"{path} will be created at the first start"
     try:
         require_private(path, "state directory")
     except StartError as error:
@@ -180,7 +182,7 @@ def state_directory(patient: Examination) -> str:
 def coordinator(patient: Examination) -> str:
     """Whether something accepts connections at the coordinator's address."""
     if patient.config_error is not None:
-        raise not_checked("the configuration is not valid")
+        raise not_checked("the configuration is invalid")
     address = patient.config.coordinator
     host, _, port = address.rpartition(":")
     try:

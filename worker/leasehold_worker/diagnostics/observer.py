@@ -76,15 +76,15 @@ class Observer:
             while self.rounds() < before + ROUNDS:
                 if workload.ended.is_set():
                     said = workload.output_path.read_text(errors="replace").strip().splitlines()
-                    raise ValidationError(f"the program ended: {said[-1] if said else 'without a word'}")
+                    raise ValidationError(f"the program ended: {(said[-1] if said else 'without a word')}")
                 await trio.sleep(POLL_S)
         if scope.cancelled_caught:
-            raise ValidationError(f"the program stands still for {wait_s:.0f} s, and should count on")
+            raise ValidationError(f"the program's counter stopped for {wait_s:.0f} s, and should advance")
         seen = self._sighting()
         if not seen.intact:
             raise ValidationError("the program read other bytes from the GPU than it had written")
         if seen.gpu_uuid != gpu_uuid:
-            raise ValidationError(f"the program sees itself on {seen.gpu_uuid}, and not on {gpu_uuid}")
+            raise ValidationError(f"the program uses {seen.gpu_uuid}, not {gpu_uuid}")
         await self._see_state(workload, ProcessState.RUNNING)
 
     async def see_parked(self, workload: Workload) -> None:
@@ -97,18 +97,18 @@ class Observer:
         before = self.rounds()
         await trio.sleep(STILL_S)
         if self.rounds() > before + 1:  # what was counted before the lock may be told after it
-            raise ValidationError("the program counts on, and should stand still while it is parked")
+            raise ValidationError(
+                "the program's counter advances, and should stop while the program is suspended"
+            )
 
     async def _see_state(self, workload: Workload, wanted: ProcessState) -> None:
         pid = workload.root.pid
         try:
             state = await CheckpointProcess(self._parts.driver, pid).state()
         except (DriverError, DriverCallUnansweredError, DriverUnavailableError) as error:
-            raise ValidationError(f"the driver does not tell the state of process {pid}: {error}") from error
+            raise ValidationError(f"the driver reports no state of process {pid}: {error}") from error
         if state is not wanted:
-            raise ValidationError(
-                f"the driver says that process {pid} is {state.name}, and not {wanted.name}"
-            )
+            raise ValidationError(f"the driver reports process {pid} as {state.name}, not {wanted.name}")
 
     async def usage(self) -> Usage:
         """Who uses the memory of each GPU now, by NVML."""
@@ -122,8 +122,8 @@ class Observer:
             return
         self._is_listed = False
         self._note(
-            f"NVML does not list the program's process {pid}, as in a container without the process ids of "
-            "the host, so its list of processes was not compared"
+            f"NVML does not list the program's process {pid}, as in a container with its own "
+            "process ids, so its list of processes was not compared"
         )
 
     async def see_memory(
@@ -148,14 +148,14 @@ class Observer:
                 then_bytes, now_bytes = _own_bytes(before, gpu_uuid, pid), _own_bytes(now, gpu_uuid, pid)
                 if then_bytes is None or now_bytes is None:
                     self._note(
-                        f"what is the program's memory on {gpu_uuid} can't be told from that of others"
+                        f"the program's memory on {gpu_uuid} can't be told apart from that of other processes"
                     )
                     continue
                 moved = direction * (now_bytes - then_bytes)
                 if moved < self._size_bytes and wrong is None:
                     wrong = (
-                        f"{size_text(max(0, moved))} of {gpu_uuid} were {verb}, and the program holds "
-                        f"{size_text(self._size_bytes)}"
+                        f"{size_text(max(0, moved))} of {gpu_uuid} were {verb}, but the "
+                        f"program holds {size_text(self._size_bytes)}"
                     )
             if wrong is None:
                 return moved
@@ -168,8 +168,7 @@ class Observer:
         if not self._is_listed or places == ({wanted} if wanted else set()):
             return None
         return (
-            f"NVML lists process {pid} on {', '.join(sorted(places)) or 'no GPU'}, and not on "
-            f"{wanted or 'none'}"
+            f"NVML lists process {pid} on {', '.join(sorted(places)) or 'no GPU'}, not on {wanted or 'none'}"
         )
 
 

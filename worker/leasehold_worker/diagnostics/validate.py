@@ -29,7 +29,7 @@ EXIT_SIGNAL: Final = 128
 """A program that a signal ended is said to have ended with this and the signal's number."""
 
 NVML_TIMEOUT_S: Final = 30.0
-SEE_DOCTOR: Final = "`leasehold doctor` says more"
+SEE_DOCTOR: Final = "see `leasehold doctor`"
 
 
 def run(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
@@ -52,7 +52,7 @@ def run(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
     if outcome.signal_number is not None:
         notes = "".join(f"; {note}" for note in outcome.document["notes"])
         name = signal.Signals(outcome.signal_number).name
-        click.echo(f"leasehold: interrupted by {name}, nothing is proved{notes}", err=True)
+        click.echo(f"leasehold: interrupted by {name}, nothing is verified{notes}", err=True)
     else:
         document = outcome.document
         click.echo(json.dumps(document, indent=2) if output == "json" else "\n".join(_lines(document)))
@@ -98,7 +98,7 @@ async def validate(wanted: str | None, size_bytes: int) -> Outcome:
             if await _nvml_answers():
                 document, exit_code = await _validate(wanted, size_bytes, interrupts)
             else:
-                document["error"] = f"NVML does not answer within {NVML_TIMEOUT_S:g} s: {SEE_DOCTOR}"
+                document["error"] = f"NVML did not answer within {NVML_TIMEOUT_S:g} s: {SEE_DOCTOR}"
             nursery.cancel_scope.cancel()
     if interrupts.signal_number is not None:
         return Outcome(document, EXIT_SIGNAL + interrupts.signal_number, interrupts.signal_number)

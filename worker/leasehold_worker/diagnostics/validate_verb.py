@@ -23,14 +23,19 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at r
         match = _SIZE.fullmatch(str(value).strip())
         size = round(float(match[1]) * 1024 ** _POWERS[match[2][:1].lower()]) if match else 0
         if size < LEAST_BYTES:
-            self.fail(f"{value!r} is no size of 4 KiB or more: write it like 256MiB", param, ctx)
+            self.fail(f"invalid size {value!r}: give 4 KiB or more, like 256MiB", param, ctx)
         return size
 
 
 @click.command(name="validate")
 @click.option("--gpu", "gpu_uuid", metavar="UUID", help="GPU to use.  [default: most free memory]")
 @click.option(
-    "--bytes", "size_bytes", type=Size(), default="256MiB", show_default=True, help="What the program holds."
+    "--bytes",
+    "size_bytes",
+    type=Size(),
+    default="256MiB",
+    show_default=True,
+    help="Memory of the program.",
 )
 @click.option(
     "-o",
@@ -38,7 +43,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at r
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How to print.",
+    help="Output format.",
 )
 def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
     """Suspend, restore and move a built-in program on this host's GPUs, and prove each step.

@@ -130,7 +130,7 @@ class Validator:
         _expect(workload.state, SUSPENDED, "the workload's state after a suspend")
         await self._observer.see_parked(workload)
         freed = await self._observer.see_memory(workload.root.pid, before, left=gpu_uuid)
-        self._done(name, progress, f"CHECKPOINTED, stands still, {_amount(freed)} freed, off NVML's list")
+        self._done(name, progress, f"CHECKPOINTED, counter stopped, {_amount(freed)} freed, off NVML's list")
 
     async def _wake(self, workload: Workload, name: str, gpu_uuid: str) -> None:
         before = await self._observer.usage()
@@ -139,7 +139,7 @@ class Validator:
         )
         await self._see_woken(workload, gpu_uuid)
         taken = await self._observer.see_memory(workload.root.pid, before, entered=gpu_uuid)
-        self._done(name, progress, f"RUNNING, counts on, data intact, {_amount(taken)} taken")
+        self._done(name, progress, f"RUNNING, counter advances, data intact, {_amount(taken)} taken")
 
     async def _move_there_and_back(self, workload: Workload) -> None:
         gpu = self._validation.gpu
@@ -153,7 +153,7 @@ class Validator:
             progress = await self._do(remap)
             await self._see_woken(workload, new)
             await self._observer.see_memory(workload.root.pid, before, left=old, entered=new)
-            self._done(name, progress, f"RUNNING, counts on, data intact, on {new} only")
+            self._done(name, progress, f"RUNNING, counter advances, data intact, on {new} only")
 
     async def _other_gpu(self, gpu: GpuFacts) -> str | None:
         """An equal GPU with room. None: there is none, or the driver can't move; the notes say so."""
@@ -181,7 +181,7 @@ class Validator:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
         held = workload.lease.gpu_uuids if workload.lease else ()
         if held != (gpu_uuid,):
-            raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, and not {gpu_uuid}")
+            raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, not {gpu_uuid}")
         await self._observer.see_running(workload, gpu_uuid)
 
     async def _end(self) -> None:
@@ -219,7 +219,7 @@ def choose_gpu(parts: Parts, wanted: str | None, free: Mapping[str, int], size_b
         raise ValidationError(reason)
     gpus = {gpu.uuid: gpu for gpu in parts.inventory.gpus}
     if not gpus:
-        raise ValidationError("this host has no GPU that NVML knows: `leasehold doctor` says more")
+        raise ValidationError("NVML lists no GPU on this host: see `leasehold doctor`")
     uuid = wanted or max(gpus, key=lambda uuid: free.get(uuid, 0))
     if uuid not in gpus:
         raise UnknownGpuError(f"{uuid} is not a GPU of this host, which has {', '.join(gpus)}")
@@ -239,4 +239,4 @@ def _amount(size_bytes: int | None) -> str:
 def _expect(actual: WorkloadState.ValueType, wanted: WorkloadState.ValueType, what: str) -> None:
     if actual != wanted:
         seen, expected = (WorkloadState.Name(s).removeprefix("WORKLOAD_STATE_") for s in (actual, wanted))
-        raise ValidationError(f"{what} is {seen}, and not {expected}")
+        raise ValidationError(f"{what} is {seen}, not {expected}")

@@ -28,18 +28,19 @@ def check_memory(pairs: Sequence[GpuPair], room: FreeMemory, needed_bytes: Mappi
             continue
         if pair.old_uuid not in needed_bytes:
             what = (
-                f"NVML does not tell how much memory the workload needs on {pair.new_uuid}, and does not "
-                "show that nobody uses that GPU: choose an empty GPU, or free that one"
+                f"NVML does not report how much memory the workload needs on {pair.new_uuid}, "
+                "nor that the GPU is unused: choose an empty GPU, or free that one"
             )
         elif pair.new_uuid in room.free_bytes:
             what = (
-                f"{pair.new_uuid} has {size_text(room.free_bytes[pair.new_uuid])} free and the workload "
-                f"needs {size_text(needed_bytes[pair.old_uuid])}: choose another GPU, or free memory on it"
+                f"the workload needs {size_text(needed_bytes[pair.old_uuid])}, and "
+                f"{pair.new_uuid} has {size_text(room.free_bytes[pair.new_uuid])} free: "
+                "choose another GPU, or free memory on it"
             )
         else:
             what = (
-                f"NVML does not tell how much memory {pair.new_uuid} has free, and lists processes of others "
-                "on it: choose another GPU, or end those processes"
+                f"NVML does not report how much memory {pair.new_uuid} has free, and lists "
+                "other processes on it: choose another GPU, or end those processes"
             )
         raise OperationError(
             errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY, what, {"gpu_uuid": pair.new_uuid}

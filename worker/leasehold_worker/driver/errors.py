@@ -25,15 +25,18 @@ NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
 _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
     (DriverCall.LOCK, NOT_READY): (
         errors_pb2.ERROR_REASON_LOCK_TIMEOUT,
-        "its submitted work did not drain in time; it runs on, so try again when it is less busy",
+        ("its submitted work did not finish in time, and it keeps running; try again when it is less busy"),
     ),
     (DriverCall.CHECKPOINT, OUT_OF_MEMORY): (
         errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-        "the driver could not get host memory for the copy; free some, or raise the cgroup's limit",
+        (
+            "the driver could not allocate host memory for the copy; free host memory, or raise "
+            "the cgroup's limit"
+        ),
     ),
     (DriverCall.RESTORE, OUT_OF_MEMORY): (
         errors_pb2.ERROR_REASON_MEMBER_WEDGED,
-        "the destination had too little memory, and the driver can't restore the process any more; stop it",
+        ("the destination had too little memory, and the driver can't restore the process any more; stop it"),
     ),
     (DriverCall.RESTORE, INVALID_VALUE): (
         errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
@@ -41,11 +44,11 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, NOT_INITIALIZED): (
         errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS,
-        "it has not initialised CUDA: try again once it has",
+        "it has not initialised CUDA: try again after it has",
     ),
     (None, ILLEGAL_STATE): (
         errors_pb2.ERROR_REASON_WRONG_STATE,
-        "it is not in the state that this call needs: look at its state, then try again",
+        "it is not in the state that this call needs: check its state, then try again",
     ),
     (DriverCall.RESTORE, OPERATING_SYSTEM): (
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
@@ -53,7 +56,7 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, OPERATING_SYSTEM): (
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        "most often the worker may not trace it: see `leasehold doctor`, or else update the driver",
+        ("usually the worker may not trace it: see `leasehold doctor`, or else update the driver"),
     ),
     (None, NOT_PERMITTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
@@ -61,7 +64,7 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, NOT_SUPPORTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-        "the driver can't checkpoint what it uses (managed memory, IPC or MIG): run it without",
+        ("the driver can't checkpoint managed memory, IPC or MIG, one of which it uses: run it without"),
     ),
     (None, NOT_FOUND): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
@@ -111,4 +114,4 @@ class DriverError(Exception):
                 "the driver is newer than the worker's cuda-bindings; update them",
             )
         known = _REASONS.get((self.call, self.result)) or _REASONS.get((None, self.result))
-        return known or (errors_pb2.ERROR_REASON_DRIVER_ERROR, "the driver's reference says what it means")
+        return known or (errors_pb2.ERROR_REASON_DRIVER_ERROR, "the driver's reference explains the result")

@@ -82,8 +82,8 @@ def _check(pairs: Sequence[GpuPair], chips: Mapping[str, str]) -> None:
         if uuid not in chips:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-                f"{uuid} is not a GPU of this host, which a workload can't leave: name one of "
-                f"{', '.join(chips) or 'none, as it has no GPU'}",
+                f"{uuid} is not a GPU of this host, and a workload can't move to another "
+                f"host: name one of {', '.join(chips) or 'none, as it has no GPU'}",
                 {"gpu_uuid": uuid},
             )
     for side, uuids in (
@@ -94,14 +94,15 @@ def _check(pairs: Sequence[GpuPair], chips: Mapping[str, str]) -> None:
         if count > 1:
             raise OperationError(
                 errors_pb2.ERROR_REASON_DUPLICATE_GPU,
-                f"{uuid} is the {side} of {count} pairs: each GPU may be so once",
+                f"{uuid} is the {side} of {count} pairs: name it once per side",
                 {"gpu_uuid": uuid},
             )
     for pair in pairs:
         if chips[pair.old_uuid] != chips[pair.new_uuid]:
             raise OperationError(
                 errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
-                f"{pair.new_uuid} is a {chips[pair.new_uuid]} and can't take the place of {pair.old_uuid}, "
-                f"a {chips[pair.old_uuid]}: the driver moves a process between equal chips only",
+                f"{pair.new_uuid} is a {chips[pair.new_uuid]} and can't replace "
+                f"{pair.old_uuid}, a {chips[pair.old_uuid]}: the driver moves a process only "
+                "between GPUs of the same model",
                 {"gpu_uuid": pair.new_uuid},
             )

@@ -198,7 +198,7 @@ class Group:
         try:
             surprised = await self._member_caller.look_again(outcome)
         except Exception as error:  # noqa: BLE001 - what was read last stands
-            logger.warning("process %d can't be looked at again: %s", outcome.member.identity.pid, error)
+            logger.warning("process %d can't be queried again: %s", outcome.member.identity.pid, error)
             surprised = False
         return surprised or id(outcome) in self._uncalled
 
@@ -209,7 +209,8 @@ class Group:
                 pid, seen = outcome.member.identity.pid, state_name(outcome.state_after)
                 error = OperationError(
                     errors_pb2.ERROR_REASON_WRONG_STATE,
-                    f"process {pid} is {seen}, and no driver call leads on to {state_name(state)}: stop it",
+                    f"process {pid} is {seen}, and no driver call leads from there to "
+                    f"{state_name(state)}: stop it",
                     {"pid": str(pid), "observed_state": seen},
                 )
                 outcome.error = outcome.error or error
@@ -235,8 +236,8 @@ class Group:
             if member.identity not in known:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
-                    f"process {member.identity.pid} began to use CUDA while the workload was being {step}: "
-                    "try again",
+                    f"process {member.identity.pid} began to use CUDA while the workload was "
+                    f"being {step}: try again",
                     {"pid": str(member.identity.pid)},
                 )
 
@@ -313,7 +314,7 @@ def _told(error: Exception) -> OperationError:
     """The error as it is told. One that nobody foresaw is a defect, and logged."""
     if isinstance(error, OperationError):
         return error
-    logger.error("a driver call failed by a defect", exc_info=error)
+    logger.error("a driver call failed because of a defect", exc_info=error)
     return OperationError(
-        errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: the worker's log says more"
+        errors_pb2.ERROR_REASON_INTERNAL, "this is a defect of Leasehold: see the worker's log"
     )

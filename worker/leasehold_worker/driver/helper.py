@@ -122,7 +122,7 @@ def call_driver(request: Request) -> tuple[Any, ...]:
         case DriverCall.UNLOCK:
             return tuple(driver.cuCheckpointProcessUnlock(request.pid, None))
         case DriverCall.TRACE_PERMISSION:
-            raise ValueError("a permission is not asked of the driver")
+            raise ValueError("a permission is not a driver call")
 
 
 def trace_permission(pid: int) -> Reply:

@@ -118,7 +118,7 @@ class _Helper:
                 while self._process.poll() is None:  # noqa: ASYNC110 - nothing else tells
                     await trio.sleep(0.005)
         if scope.cancelled_caught:
-            logger.error("driver helper %d does not die: it is stuck in the kernel", self._process.pid)
+            logger.error("driver helper %d survives SIGKILL: it is stuck in the kernel", self._process.pid)
 
 
 async def _start_helper() -> tuple[_Helper, Greeting]:
@@ -149,7 +149,7 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
         if isinstance(error, trio.TooSlowError):
             raise DriverUnavailableError(f"cuInit did not return within {START_TIMEOUT_S:g} s") from error
         if isinstance(error, EOFError):
-            raise DriverUnavailableError("the driver helper ended; its last words are in the log") from error
+            raise DriverUnavailableError("the driver helper ended: see the worker's log") from error
         raise
 
 

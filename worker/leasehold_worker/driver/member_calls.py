@@ -174,7 +174,7 @@ class MemberCaller:
             outcome.displacement = step.gpu_pairs
         elif state != destination:
             await self._find_displacement(step, outcome)
-            seen = state_name(state) if state is not None else "not to be read"
+            seen = state_name(state) if state is not None else "unreadable"
             raise OperationError(
                 errors_pb2.ERROR_REASON_DRIVER_ERROR,
                 f"{step.call} of process {process.pid} succeeded, but its state is {seen}",
@@ -300,7 +300,7 @@ def _gone(identity: ProcessIdentity, call: DriverCall | None) -> OperationError:
     if identify(identity.pid) not in (None, identity):
         return OperationError(
             errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
-            f"pid {identity.pid} belongs to another process by now, which is left alone",
+            f"pid {identity.pid} now belongs to another process, which is left alone",
             metadata,
         )
     return OperationError(

@@ -265,11 +265,9 @@ def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> 
     """A call that did not return, as the wire carries it."""
     reason = errors_pb2.ERROR_REASON_DRIVER_TIMEOUT if error.expired else errors_pb2.ERROR_REASON_DRIVER_ERROR
     if call in (DriverCall.STATE, DriverCall.TRACE_PERMISSION):
-        meaning = (
-            "the state of the process is not known: try again, as a peer of it may have held up the call"
-        )
+        meaning = "the state of the process is unknown, as a peer of it may have delayed the call: try again"
     else:
-        meaning = "what it did is not known: a restore asks the driver again"
+        meaning = "the effect of the call is unknown: a restore asks the driver again"
     return OperationError(reason, f"{error}, so {meaning}", {"pid": str(pid), "phase": str(call)})
 
 
@@ -277,5 +275,5 @@ def unavailable(error: DriverUnavailableError) -> OperationError:
     """The lack of a driver, as the wire carries it."""
     return OperationError(
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
-        f"there is no usable CUDA driver ({error}): look at it with `leasehold doctor`",
+        f"there is no usable CUDA driver ({error}): see `leasehold doctor`",
     )

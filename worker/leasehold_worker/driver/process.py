@@ -72,7 +72,7 @@ class LockOptions:
             ValueError: It is not a finite time greater than 0, or longer than the driver can count.
         """
         if not 0 < self.timeout_s < 2**32 / 1000 - 1:
-            raise ValueError(f"lock timeout {self.timeout_s} s: give a time greater than 0, at most 49 days")
+            raise ValueError(f"invalid lock timeout {self.timeout_s} s: give more than 0, at most 49 days")
         return math.ceil(self.timeout_s * 1000)
 
 
@@ -178,7 +178,7 @@ class CheckpointProcess:
         deadline = trio.current_time() + timeout_s
         while (state := await self.state()) != expected:
             if state is ProcessState.FAILED:
-                raise DriverError(DriverCall.STATE, self.pid, ILLEGAL_STATE, "the process is FAILED for good")
+                raise DriverError(DriverCall.STATE, self.pid, ILLEGAL_STATE, "the process stays FAILED")
             remaining_s = deadline - trio.current_time()
             if remaining_s <= 0:
                 raise WaitTimeoutError(
@@ -297,8 +297,8 @@ class CheckpointProcess:
                     await self.unlock()
                     return
         raise LeftLockedError(
-            f"process {self.pid} is {seen}, and its CUDA calls wait until it is unlocked: unlock it again "
-            f"({cause or type(cause).__name__})"
+            f"process {self.pid} is {seen}, and its CUDA calls block until it is unlocked: "
+            f"unlock it again ({cause or type(cause).__name__})"
         ) from cause
 
     async def toggle(

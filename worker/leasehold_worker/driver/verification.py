@@ -145,9 +145,9 @@ class Verification:
             pid, wanted, actual = wrong[0]
             raise OperationError(
                 errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
-                f"the driver says that process {pid} is restored, but NVML lists it on "
-                f"{', '.join(sorted(actual)) or 'no GPU'} and not on {', '.join(sorted(wanted))}: try again, "
-                "or update the driver",
+                f"the driver reports process {pid} as restored, but NVML lists it on "
+                f"{', '.join(sorted(actual)) or 'no GPU'} and not on "
+                f"{', '.join(sorted(wanted))}: try again, or update the driver",
                 {"pid": str(pid)},
             )
 
@@ -241,8 +241,8 @@ def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:
     return [
         OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"the driver says that the workload is checkpointed, but NVML still lists its process {pid} on "
-            f"{gpu_uuid}: try again, or update the driver",
+            "the driver reports the workload as checkpointed, but NVML still lists its "
+            f"process {pid} on {gpu_uuid}: try again, or update the driver",
             {"pid": str(pid), "gpu_uuid": gpu_uuid},
         )
         for gpu_uuid, gpu in now.items()
@@ -266,9 +266,10 @@ def _not_fallen(before: Before, now: Usage) -> list[OperationError]:
             errors.append(
                 OperationError(
                     errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-                    f"the driver says that {size_text(parked_bytes)} were parked, but {gpu_uuid} has "
-                    f"{size_text(after.used_bytes)} in use, and had {size_text(then.used_bytes)}: look at "
-                    "nvidia-smi for who has it, or update the driver",
+                    f"the driver reports {size_text(parked_bytes)} as suspended, but "
+                    f"{gpu_uuid} has {size_text(after.used_bytes)} in use, and had "
+                    f"{size_text(then.used_bytes)} before: see nvidia-smi for the processes "
+                    "on it, or update the driver",
                     {"gpu_uuid": gpu_uuid},
                 )
             )

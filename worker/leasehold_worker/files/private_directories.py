@@ -82,8 +82,8 @@ def require_private(path: Path, purpose: str, *, may_be_roots: bool = False) -> 
         mode = part.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise StartError(
-                f"{part} can be written by every user, so the {purpose} {path} can be replaced: take that "
-                "permission away (chmod o-w), or choose another directory"
+                f"every user can write to {part}, and so replace the {purpose} {path}: remove "
+                "that permission (chmod o-w), or choose another directory"
             )
     uid = resolved.stat().st_uid
     if uid != os.geteuid() and not (may_be_roots and uid == 0):

@@ -89,8 +89,8 @@ class StateDirectory:
 
 def _damaged(path: Path, what: str) -> StartError:
     return StartError(
-        f"{path} is damaged, it holds {what}: restore it from a backup, or end this worker's workloads and "
-        "choose another directory with --state-dir"
+        f"{path} is damaged, it holds {what}: restore it from a backup, or end this "
+        "worker's workloads and choose another directory with --state-dir"
     )
 
 

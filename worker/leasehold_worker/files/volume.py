@@ -46,7 +46,7 @@ class Volume:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "it does not answer")
+        self._found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         self._limiter = trio.CapacityLimiter(1)
         """Held by the measurement under way, for good by one that hangs."""
 
@@ -62,7 +62,7 @@ class Volume:
 
     async def look(self) -> None:
         """Measures the room."""
-        found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "it does not answer")
+        found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         with trio.move_on_after(LOOK_TIMEOUT_S):
             try:
                 found = await trio.to_thread.run_sync(

@@ -27,7 +27,7 @@ class NotRegularError(OSError):
     """A link, a pipe, a folder or a device is in the place of a file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(errno.EINVAL, "no regular file", str(path))
+        super().__init__(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_regular(path: Path, limit_bytes: int, offset: int = 0) -> bytes:

@@ -51,7 +51,7 @@ RESET_XIDS: Final[Mapping[int, str]] = {
     46: "the GPU stopped processing",
     48: "a double-bit memory error",
     62: "its power management unit halted",
-    64: "a bad row or page of its memory could not be put out of use",
+    64: "a bad row or page of its memory could not be disabled",
     74: "an NVLink error",  # NVIDIA wants the link examined: it is often hardware, and takes the peers along
     79: "it has fallen off the bus",
     95: "a memory error that may have hit every application",
@@ -71,31 +71,31 @@ immediate action is RESET_GPU, RESTART_BM or a workflow that ends there in NVIDI
 (docs.nvidia.com/deploy/xid-errors), on any chip from Ampere on."""
 
 HARMLESS_XIDS: Final[Mapping[int, str]] = {
-    8: "a program's work took too long",
+    8: "the work of a program took too long",
     11: "a program's commands were invalid",
-    13: "a program's kernel did something illegal",
+    13: "a CUDA kernel performed an illegal operation",
     25: "a program's commands were illegal",
-    31: "a program's kernel used an address that is not its own",
+    31: "a CUDA kernel used an invalid address",
     32: "a program's commands were damaged",
-    37: "a program asked for what the firmware does not have",
+    37: "a program asked for an operation that the firmware lacks",
     43: "a program was stopped after its own error",
     44: "a program failed while it was switched out",
     45: "a program's channels were removed as it ended, or after another error",
-    63: "a bad row or page was written down",  # whether it waits for a reset is what NVML's pending flags say
+    63: "a bad row or page was recorded",  # whether it waits for a reset is what NVML's pending flags say
     68: "a program's video work failed",
     69: "a program's graphics commands were illegal",
-    80: "a program's commands were damaged on their way",
+    80: "the commands of a program were damaged in transit",
     92: "many memory errors, all of them corrected",
     94: "a memory error that hit one application only",  # what it did to the memory, NVML's counters say
-    154: "what the driver recommends has changed",  # speaks of another Xid, which came as well
+    154: "the driver recommends another recovery action",  # speaks of another Xid, which came as well
 }
 """Xids after which the GPU itself goes on, and what they tell: the catalog's action is to restart the program
 or none. Those in neither table take no GPU out of use either: what they did shows in the readings."""
 
 _THROTTLING: Final[Mapping[int, str]] = {
     0x08: "hardware slowdown",
-    0x20: "heat, slowed by software",
-    0x40: "heat, slowed by hardware",
+    0x20: "thermal limit, by software",
+    0x40: "thermal limit, by hardware",
     0x80: "power brake",
 }
 """Clock reasons that tell of trouble (nvml.h, nvmlClocksEventReasons). The others are everyday life: idle,
@@ -109,7 +109,7 @@ _TRUSTED: Final = frozenset(
         gpu_pb2.GPU_HEALTH_THROTTLED,
     }
 )
-_RESET: Final = "empty it, and reset it with nvidia-smi --gpu-reset"
+_RESET: Final = "end the work on it, and reset it with nvidia-smi --gpu-reset"
 
 
 def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
@@ -139,7 +139,8 @@ def judge_xid(xid: int) -> Verdict | None:
         return None
     if xid == _FALLEN_OFF_THE_BUS:
         return Verdict(
-            gpu_pb2.GPU_HEALTH_LOST, f"Xid {xid}, {meaning}: restart the host, and look at its seat"
+            gpu_pb2.GPU_HEALTH_LOST,
+            f"Xid {xid}, {meaning}: restart the host, and check the GPU's seat",
         )
     return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"Xid {xid}, {meaning}: {_RESET}")
 
@@ -147,10 +148,11 @@ def judge_xid(xid: int) -> Verdict | None:
 def _judge_presence(reading: HealthReading) -> Verdict | None:
     if reading.lost:
         return Verdict(
-            gpu_pb2.GPU_HEALTH_LOST, "NVML says that it is lost: restart the host, and look at its seat"
+            gpu_pb2.GPU_HEALTH_LOST,
+            "NVML reports the GPU as lost: restart the host, and check the GPU's seat",
         )
     if reading.reset_required:
-        return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"NVML says that it needs a reset: {_RESET}")
+        return Verdict(gpu_pb2.GPU_HEALTH_XID_ERROR, f"NVML reports that the GPU needs a reset: {_RESET}")
     return None
 
 
@@ -164,7 +166,7 @@ def _judge_memory(reading: HealthReading) -> Verdict | None:
     if reading.row_remap_failed:
         return Verdict(
             gpu_pb2.GPU_HEALTH_ROW_REMAP_FAILED,
-            "a bad row of its memory could not be replaced: let NVIDIA's field diagnostic look at it",
+            "a bad row of its memory could not be replaced: run NVIDIA's field diagnostic",
         )
     if reading.row_remap_pending:
         return Verdict(
@@ -177,8 +179,8 @@ def _judge_memory(reading: HealthReading) -> Verdict | None:
     if reading.retired_pages is not None and reading.retired_pages >= RETIRED_PAGES_LIMIT:
         return Verdict(
             gpu_pb2.GPU_HEALTH_PAGES_RETIRED,
-            f"{reading.retired_pages} pages of its memory are retired, and from {RETIRED_PAGES_LIMIT} on "
-            "a GPU is worn out: replace it",
+            f"{reading.retired_pages} pages of its memory are retired, and a GPU with "
+            f"{RETIRED_PAGES_LIMIT} or more is worn out: replace it",
         )
     return None
 
@@ -194,6 +196,6 @@ def _judge_mode(reading: HealthReading) -> Verdict | None:
     if slowed:
         return Verdict(
             gpu_pb2.GPU_HEALTH_THROTTLED,
-            f"it runs slower than it could ({', '.join(slowed)}): look at its cooling and power",
+            f"its clocks are throttled ({', '.join(slowed)}): check its cooling and power",
         )
     return None

@@ -95,7 +95,7 @@ class HealthMonitor:
                     await self.look()
                     await trio.sleep(_XID_PAUSE_S)
                 continue
-            logger.debug("no Xids for now: %s", found.unavailable_reason)
+            logger.debug("Xids can't be read for now: %s", found.unavailable_reason)
             if retry_s == _FIRST_RETRY_S:
                 await self.look()  # a GPU may have been lost just now
             await trio.sleep(_jittered(retry_s))
@@ -108,14 +108,14 @@ class HealthMonitor:
                 logger.error("GPU %s: %s", gpu_uuid, verdict.reason)
                 self._report(gpu_uuid, verdict.health, verdict.reason)
             else:
-                meaning = HARMLESS_XIDS.get(xid, "not in our tables")
-                logger.warning("GPU %s: Xid %d, %s: it stays in use", gpu_uuid, xid, meaning)
+                meaning = HARMLESS_XIDS.get(xid, "an unknown error")
+                logger.warning("GPU %s: Xid %d, %s: the GPU stays in use", gpu_uuid, xid, meaning)
 
     def _tell_lacks(self) -> None:
         for lack in self._inventory.health_lacks:
             if lack not in self._told:
                 self._told.add(lack)
-                logger.warning("the health of GPUs is watched without %s", lack)
+                logger.warning("the health of GPUs is monitored without %s", lack)
 
 
 def _jittered(seconds: float) -> float:

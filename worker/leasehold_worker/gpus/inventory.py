@@ -74,7 +74,7 @@ class Inventory:
             self.versions = nvml.read_versions()
             self._handles, self.left_out = nvml.find_handles()
         else:
-            logger.warning("no NVML (%s): this host counts as one without GPUs", self.unavailable_reason)
+            logger.warning("no NVML (%s): this host is treated as one without GPUs", self.unavailable_reason)
         self._served = frozenset(served)
         self._facts: tuple[GpuFacts, ...] = tuple(
             nvml.read_facts(uuid, handle) for uuid, handle in self._handles.items()
@@ -279,5 +279,5 @@ class Inventory:
 def _unanswered() -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_DRIVER_TIMEOUT,
-        f"NVML does not answer within {ANSWER_TIMEOUT_S:g} s: look at what the kernel's log says of the GPUs",
+        f"NVML did not answer within {ANSWER_TIMEOUT_S:g} s: check the kernel's log for errors of the GPUs",
     )

@@ -74,7 +74,7 @@ def find_handles() -> tuple[dict[str, Handle], tuple[str, ...]]:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             handles[pynvml.nvmlDeviceGetUUID(handle)] = handle
         except pynvml.NVMLError as error:
-            logger.warning("NVML's GPU %d is left out of the pool: %s", index, error)
+            logger.warning("excluded GPU %d of NVML from the pool: %s", index, error)
             left_out.append(f"GPU {index} of NVML: {error}")
     return handles, tuple(left_out)
 

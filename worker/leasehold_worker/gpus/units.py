@@ -86,7 +86,7 @@ class GpuUnits:
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(
-                "GPU model %r has no throughput units and counts %d: set them under gpu_units",
+                "GPU model %r has no known throughput units and counts as %d: set them under gpu_units",
                 name,
                 UNKNOWN_UNITS,
             )

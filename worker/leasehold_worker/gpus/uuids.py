@@ -20,7 +20,7 @@ def normalize_uuid(text: str) -> str:
     if not _UUID.fullmatch(uuid):
         raise OperationError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{text!r} is not a GPU's UUID: it looks like GPU-12345678-1234-1234-1234-123456789abc",
+            f"invalid GPU UUID {text!r}: it looks like GPU-12345678-1234-1234-1234-123456789abc",
             {"field": "gpu_uuid"},
         )
     return uuid

@@ -124,7 +124,7 @@ def _keep(tail: bytearray, chunk: bytes) -> None:
 
 def _told(tail: bytearray) -> str:
     text = "\n".join(map(printable, tail.decode(errors="replace").splitlines())).strip()
-    return f", having said: {text}" if text else ""
+    return f"; its output: {text}" if text else ""
 
 
 def _environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:

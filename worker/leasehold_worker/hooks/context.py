@@ -168,7 +168,7 @@ class Turn:
     hook: workload_pb2.Hook
     context: HookContext
     phase: Phase
-    doing: str = "it was being called"
+    doing: str = "the call had no answer yet"
     warnings: list[str] = field(default_factory=list)
 
 

@@ -48,10 +48,8 @@ async def read_token(credential: workload_pb2.HookCredential, environment: Mappi
         case _:
             return None
     if not token or len(token) > TOKEN_LIMIT or not _TOKEN.fullmatch(token):
-        why = (
-            "is empty" if not token else f"has blanks, control characters, or more than {TOKEN_LIMIT} of all"
-        )
-        raise HookFailedError(f"{where} {why}: write one token there, and nothing else")
+        why = "is empty" if not token else f"has spaces, control characters, or over {TOKEN_LIMIT} characters"
+        raise HookFailedError(f"{where} {why}: it must hold one token and nothing else")
     return token
 
 
@@ -60,7 +58,7 @@ async def _from_file(path: str) -> str:
         with trio.fail_after(READ_TIMEOUT_S):
             return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True, limiter=_readers)
     except (OSError, ValueError, trio.TooSlowError) as error:
-        why = str(error) or f"not within {READ_TIMEOUT_S:g} s"
+        why = str(error) or f"not read within {READ_TIMEOUT_S:g} s"
         raise HookFailedError(f"the credential in {path} can't be read ({why})") from None
 
 
@@ -68,7 +66,7 @@ def _read(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("not a regular file")
         return os.read(descriptor, TOKEN_LIMIT + 2).decode(errors="replace").strip()
     finally:
         os.close(descriptor)

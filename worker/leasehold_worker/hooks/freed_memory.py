@@ -36,12 +36,13 @@ async def require_freed(turn: Turn, before: int | None) -> None:
                     break
                 await trio.sleep(LOOK_INTERVAL_S)
     if before is None or after is None:
-        turn.warnings.append(f"hook {name} says that it freed memory, and NVML could not say whether it did")
+        turn.warnings.append(f"hook {name} reports freed memory, and NVML could not confirm it")
         return
     if after >= before:
         raise OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"hook {name} succeeded, and NVML still lists {size_text(after)} for the workload, as much as "
-            f"before ({size_text(before)}): see that the server runs with its sleep mode or memory saver",
+            f"hook {name} succeeded, but NVML still lists {size_text(after)} for the workload "
+            f"({size_text(before)} before): check that the server runs with its sleep mode or "
+            "memory saver",
             {"hook": name, "bytes_before": str(before), "bytes_after": str(after)},
         )

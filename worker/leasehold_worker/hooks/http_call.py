@@ -90,7 +90,7 @@ def check_url(url: str) -> SplitResult:
     """
     parts = urlsplit(url)
     if parts.scheme == "https":
-        raise ValueError("https is not spoken: servers of the worker's own host are called, by http://")
+        raise ValueError("https is not supported: use http:// and a server of the worker's own host")
     if parts.scheme != "http":
         raise ValueError("it does not begin with http://")
     if not parts.hostname or parts.username is not None or parts.fragment:
@@ -146,7 +146,7 @@ def _exchange(
     try:
         connection.connect()
         if given_up.is_set():  # nobody waits any more, and what is asked might be done after it was undone
-            raise ConnectionAbortedError("given up while it connected")
+            raise ConnectionAbortedError("the call was cancelled while it connected")
         connection.request(method, target, body, headers)
         with connection.getresponse() as response:
             return HttpAnswer(response.status, response.read(MOST_ANSWER_BYTES))

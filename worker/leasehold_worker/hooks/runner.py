@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 _WAYS: Final = {
     Phase.BEFORE_SUSPEND: "before the suspend",
-    Phase.AFTER_RESTORE: "on the way up",
-    Phase.ROLLBACK: "on the way back",
+    Phase.AFTER_RESTORE: "after the restore",
+    Phase.ROLLBACK: "during the rollback",
     Phase.READINESS: "as a readiness probe",
 }
 
@@ -107,7 +107,7 @@ async def down_again(context: HookContext) -> list[str]:
                     await _limited(turn, http_hook.drain)
                 await _limited(turn, _act_down)
             except OperationError as error:
-                failures.append(f"and after that, on the way down again: {error.message}")
+                failures.append(f"and then, when it was called again before the suspend: {error.message}")
     context.warnings.extend(failures)
     return failures
 
@@ -171,7 +171,10 @@ async def _go_back(
             broken.add(hook.name)
         except Exception as error:  # the others are undone all the same
             logger.error("hook %s of workload %s", hook.name, context.workload_name, exc_info=error)
-            text = f"hook {hook.name} {_WAYS[phase]} met a defect ({error!r}): see the worker's log"
+            text = (
+                f"hook {hook.name} {_WAYS[phase]} failed because of a defect ({error!r}): see the "
+                "worker's log"
+            )
             metadata = {"hook": hook.name}
             failures.append(OperationError(errors_pb2.ERROR_REASON_INTERNAL, text, metadata))
             broken.add(hook.name)
@@ -205,7 +208,8 @@ async def _limited(turn: Turn, action: Callable[[Turn], Awaitable[None]]) -> Non
             await action(turn)
     except trio.TooSlowError as error:
         text = (
-            f"timed out after {limit_s:g} s ({turn.doing}): see what holds it up, or give it a longer timeout"
+            f"timed out after {limit_s:g} s ({turn.doing}): check the reason of the delay, or "
+            "give a longer timeout"
         )
         raise _failed(turn, text) from error
     except (HookFailedError, ValueError) as error:  # one that was never checked may have no template
@@ -235,8 +239,8 @@ async def _act_down(turn: Turn) -> None:
         case "kernel":
             if turn.context.kernel is None:
                 raise HookFailedError(
-                    "the application serves no kernel: have it serve one by leasehold_client.kernel, "
-                    "or leave the hook out"
+                    "the application is not checkpointable: have it call "
+                    "leasehold_client.kernel.serve, or leave the hook out"
                 )
             turn.doing = "the application was preparing"
             await turn.context.kernel.prepare(timeout_s(turn.hook))
@@ -252,10 +256,10 @@ async def _act_up(turn: Turn) -> None:
             await sglang_hook.up(turn)
         case "kernel":
             if turn.context.kernel is not None:
-                turn.doing = "the application was being told to go on"
+                turn.doing = "the application was resuming"
                 await turn.context.kernel.cancel(timeout_s(turn.hook))
             elif turn.phase is Phase.AFTER_RESTORE:
-                raise HookFailedError("the application serves no kernel any more: see its output")
+                raise HookFailedError("the application is not checkpointable any more: see its output")
 
 
 async def _act_once(turn: Turn) -> None:
@@ -267,7 +271,7 @@ async def _act_once(turn: Turn) -> None:
         case "signal":
             signal_hook.send(turn)
         case other:
-            raise HookFailedError(f"this worker does not know what to do for it ({other or 'no action'})")
+            raise HookFailedError(f"unsupported action ({other or 'no action'})")
 
 
 async def _forget(turn: Turn) -> None:

@@ -131,9 +131,9 @@ async def _is_released(turn: Turn) -> bool:
     if verdict is None:
         await _post_if_offered(turn, "/continue_generation", {})
         raise HookFailedError(
-            "nobody knows whether the server had released its memory, and resuming one that had not "
-            f"would end it: if it does not answer, POST {_url(turn, '/resume_memory_occupation')} with "
-            f"{_json({'tags': _tags(turn)})}"
+            "it is unknown whether the server had released its memory, and resuming a server "
+            "that had not would end it: if it does not answer, POST "
+            f"{_url(turn, '/resume_memory_occupation')} with {_json({'tags': _tags(turn)})}"
         )
     return verdict
 
@@ -213,7 +213,7 @@ def _require_settings(turn: Turn, info: HttpAnswer, tags: list[str], discards: b
     if info.field("enable_memory_saver") is not True:
         raise HookFailedError(f"{url} runs without its memory saver: start it with --enable-memory-saver")
     if discards and not isinstance(info.field("model_path"), str):
-        raise HookFailedError(f"{url} does not tell its model_path, so its weights could not be loaded again")
+        raise HookFailedError(f"{url} reports no model_path, so its weights could not be loaded again")
     if not discards and _WEIGHTS in tags and info.field("enable_weights_cpu_backup") is not True:
         raise HookFailedError(
             f"{url} would lose its weights: start it with --enable-weights-cpu-backup, or discard them"
@@ -237,7 +237,7 @@ async def _call(turn: Turn, method: str, path: str, body: bytes | None = None) -
         return await call(method, _url(turn, path), body, token=token)
     except HttpCallError as error:
         raise HookFailedError(
-            f"{method} {_url(turn, path)} got no answer ({error}): see that the server runs"
+            f"{method} {_url(turn, path)} got no answer ({error}): check that the server runs"
         ) from error
 
 

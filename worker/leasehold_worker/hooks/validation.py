@@ -41,14 +41,14 @@ def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
         OperationError: INVALID_ARGUMENT; metadata "field" names the field, such as ``hooks[0].timeout``.
     """
     if len(hooks) > MOST_HOOKS:
-        raise invalid("hooks", f"{len(hooks)} hooks are more than {MOST_HOOKS}: put some into one command")
+        raise invalid("hooks", f"{len(hooks)} hooks exceed the limit of {MOST_HOOKS}: combine some")
     names: set[str] = set()
     for index, hook in enumerate(hooks):
         field = f"hooks[{index}]"
         if not hook.name.strip() or not hook.name.isprintable() or "/" in hook.name:
-            raise invalid(f"{field}.name", f"hook {index + 1} has no name without slashes: give it one")
+            raise invalid(f"{field}.name", f"hook {index + 1} needs a name without slashes: give it one")
         if hook.name in names:
-            raise invalid(f"{field}.name", f"two hooks are named {hook.name}: name them apart")
+            raise invalid(f"{field}.name", f"two hooks have the name {hook.name}: give each its own")
         names.add(hook.name)
         _check_hook(field, hook)
 
@@ -92,8 +92,9 @@ def _is_of_this_host(url: str) -> bool:
 def _not_permitted(field: str, name: str, what: str) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_NOT_PERMITTED,
-        f"hook {name}: {what} are for root and the worker's own user, since the worker acts as itself: use "
-        "vllm or sglang of this host, kernel or signal, or have an administrator adopt the process",
+        f"hook {name}: {what} are allowed only for root and the worker's own user, since the "
+        "worker runs them as itself: use vllm or sglang of this host, kernel or signal, or "
+        "have an administrator adopt the process",
         {"field": field},
     )
 
@@ -114,10 +115,10 @@ def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
     if not kind(hook):
         raise invalid(
             f"{field}.action",
-            f"hook {name} does nothing: give it command, http, signal, vllm, sglang or kernel",
+            f"hook {name} has no action: give it command, http, signal, vllm, sglang or kernel",
         )
     if is_two_way(hook) and hook.phase:
-        raise invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) knows both ways: leave its phase out")
+        raise invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) has no phase of its own: leave it out")
     if not is_two_way(hook) and hook.phase not in _PHASES:
         raise invalid(
             f"{field}.phase", f"hook {name} has no phase: give it BEFORE_SUSPEND, AFTER_RESTORE or READINESS"
@@ -130,7 +131,7 @@ def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
     if is_probe(hook) and hook.weight_strategies:
         raise invalid(
             f"{field}.weight_strategies",
-            f"hook {name} is a readiness probe, which no weight strategy concerns: leave them out",
+            f"hook {name} is a readiness probe, which has no weight strategies: leave them out",
         )
     if not 0 < timeout_s(hook) <= LONGEST_TIMEOUT_S:
         raise invalid(
@@ -188,7 +189,7 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
 def _check_command(field: str, hook: workload_pb2.Hook) -> None:
     arguments = hook.command.arguments
     if not arguments or not arguments[0]:
-        raise invalid(f"{field}.arguments", f"hook {hook.name} names no program: give it one")
+        raise invalid(f"{field}.arguments", f"hook {hook.name} has no program: give it one")
     for argument in arguments:
         if "\0" in argument:
             raise invalid(f"{field}.arguments", f"hook {hook.name} has an argument with a zero byte")
@@ -216,11 +217,11 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
 def _check_drain(field: str, hook: workload_pb2.Hook) -> None:
     drain = hook.drain
     if not goes_down(hook):
-        raise invalid(field, f"hook {hook.name} is not called before a suspend: there is nothing to drain")
+        raise invalid(field, f"hook {hook.name} is not called before a suspend: leave drain out")
     if not drain.HasField("idle"):
         raise invalid(
             f"{field}.idle",
-            f"hook {hook.name} drains and does not say how to see that all is done: give idle",
+            f"hook {hook.name} drains without a check for the end: give idle",
         )
     if drain.HasField("stop_admitting") != drain.HasField("admit_again"):
         raise invalid(
@@ -247,15 +248,16 @@ def _check_credential(field: str, name: str, credential: workload_pb2.HookCreden
     match credential.WhichOneof("source"):
         case "file" if not credential.file.startswith("/") or "\0" in credential.file:
             raise invalid(
-                f"{field}.file", f"hook {name} has a credential without a whole path: give one from /"
+                f"{field}.file",
+                f"hook {name} has a relative path of its credential: give an absolute one",
             )
         case "environment_variable" if not re.fullmatch(_VARIABLE, credential.environment_variable):
             raise invalid(
                 f"{field}.environment_variable",
-                f"hook {name} has a credential in no variable: give a name of letters, digits and '_'",
+                f"hook {name} has a credential in an invalid variable name: use letters, digits and '_'",
             )
         case None:
-            raise invalid(field, f"hook {name} has a credential from nowhere: name a file or a variable")
+            raise invalid(field, f"hook {name} has a credential without a source: give a file or a variable")
 
 
 def _check_tags(field: str, name: str, tags: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ async def down(turn: Turn) -> None:
         await turn.context.record.add(_sleep_note(turn))
         await _control(turn, "POST", f"/sleep?level={level}&mode=wait")
         while not await _is_sleeping(turn):
-            turn.doing = "/sleep was answered, and /is_sleeping still said false"
+            turn.doing = "the server answered /sleep, but /is_sleeping is still false"
             await trio.sleep(LOOK_INTERVAL_S)
     if turn.hook.vllm.suspend_method:
         await _remote_call(turn, turn.hook.vllm.suspend_method)
@@ -126,8 +126,8 @@ async def _require_awake(turn: Turn) -> None:
                 return
             await trio.sleep(LOOK_INTERVAL_S)
     raise HookFailedError(
-        f"{turn.hook.vllm.url} was woken, and says after {AWAKE_DEADLINE_S:g} s that it still sleeps: "
-        "wake all of its tags"
+        f"{turn.hook.vllm.url} was woken, but reports after {AWAKE_DEADLINE_S:g} s that it "
+        "still sleeps: wake all of its tags"
     )
 
 
@@ -148,8 +148,8 @@ async def _is_sleeping(turn: Turn) -> bool:
     keep_running = answer.field("is_sleeping")
     if not isinstance(keep_running, bool):
         raise HookFailedError(
-            f"GET /is_sleeping of {turn.hook.vllm.url} answered {answer}, without is_sleeping: "
-            "see that a vLLM server listens there"
+            f"GET /is_sleeping of {turn.hook.vllm.url} answered {answer}, without "
+            "is_sleeping: check that a vLLM server listens there"
         )
     return keep_running
 
@@ -170,7 +170,7 @@ async def _control(
             token = await read_token(turn.hook.vllm.credential, turn.context.environment)
             answer = await call(method, url, body, token=token)
         except HttpCallError as error:
-            failure = HookFailedError(f"{what} got no answer ({error}): see that the server runs")
+            failure = HookFailedError(f"{what} got no answer ({error}): check that the server runs")
         else:
             if answer.good or (optional and answer.status == 404):
                 return answer

@@ -191,7 +191,7 @@ def _prepare(base: Path, files: ControlFiles) -> ResourceLimits:
     refusals = {
         name: ""
         if name in offered
-        else f"the {name} controller of version 2 is not to be had in control group {base}: {_REMEDY}"
+        else (f"the {name} controller of version 2 is not available in control group {base}: {_REMEDY}")
         for name in ("cpu", "memory")
     }
     if not all(refusals.values()):
@@ -210,9 +210,9 @@ def _prepare(base: Path, files: ControlFiles) -> ResourceLimits:
 
 def _why_not_ours(base: Path, files: ControlFiles) -> str:
     if not (base / "cgroup.type").exists():
-        return f"the worker is in the root of all control groups, {base}: {_REMEDY}"
+        return f"the worker runs in the root control group, {base}: {_REMEDY}"
     if not files.is_ours(base):
-        return f"control group {base} was not handed over to the worker: {_REMEDY}"
+        return f"control group {base} is not delegated to the worker: {_REMEDY}"
     return ""
 
 
@@ -236,7 +236,7 @@ def _move_out(base: Path, files: ControlFiles) -> str:
                 files.write(base / _AGENT / "cgroup.procs", str(pid))
             except ProcessLookupError:
                 continue
-    return f"processes appear in control group {base} faster than they can be moved: {_REMEDY}"
+    return f"new processes appear in control group {base} faster than the worker can move them: {_REMEDY}"
 
 
 def _turn_on(base: Path, controller: str, files: ControlFiles) -> str:
@@ -284,5 +284,6 @@ def _refused(group: Path, error: Exception) -> OperationError:
     why = error.strerror if isinstance(error, OSError) else error
     return OperationError(
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        f"the kernel refused the limits of control group {group}: {why}; see that nobody else writes to it",
+        f"the kernel refused the limits of control group {group}: {why}; check that no other "
+        "program writes to the group",
     )

@@ -61,7 +61,7 @@ async def read_process(pid: int, read: Callable[[], Answer], *, is_long: bool = 
         return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-        f"process {pid} can't be read within {limit_s:g} s: it may be stuck in the kernel: try again, "
-        "or end it",
+        f"process {pid} can't be read within {limit_s:g} s, perhaps because it is stuck in "
+        "the kernel: try again, or end it",
         {"pid": str(pid)},
     )

@@ -225,8 +225,8 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
             if error.errno not in _NO_PROCESS:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-                    f"process {identity.pid} can't be held ({error.strerror}): try again once the worker's "
-                    "host has free descriptors and memory",
+                    f"process {identity.pid} can't be opened ({error.strerror}): try again "
+                    "once the worker's host has free descriptors and memory",
                     {"pid": str(identity.pid)},
                 ) from error
             alive = False
@@ -250,7 +250,7 @@ async def wait_ended(identity: ProcessIdentity) -> None:
                     await trio.lowlevel.wait_readable(pidfd)
                 return
         except (OperationError, OSError) as error:
-            logger.warning("the end of process %d can't be waited for: %s", identity.pid, error)
+            logger.warning("can't wait for the end of process %d: %s", identity.pid, error)
         await trio.sleep(HOLD_AGAIN_S)
 
 

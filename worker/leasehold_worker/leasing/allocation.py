@@ -75,19 +75,20 @@ class AllocRequest:
                 raise invalid(name, f"{name} {number} is negative: give 0 or more")
         wished = gpus.memory_bytes or gpus.units or gpus.name or gpus.gpu_uuids or gpus.acceptable_units
         if gpus.count == 0 and wished:
-            raise invalid("gpu_count", "gpu_count is 0, though GPUs are described: ask for 1 or more")
+            raise invalid("gpu_count", "gpu_count is 0, but the request describes GPUs: give 1 or more")
         if any(units < 1 for units in gpus.acceptable_units):
-            raise invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave out what is less")
+            raise invalid("acceptable_gpu_units", "every GPU has 1 unit or more: leave smaller numbers out")
         if gpus.acceptable_units and gpus.units > gpus.count * max(gpus.acceptable_units):
             raise invalid(
                 "gpu_units",
-                f"{gpus.units} units are wanted of {gpus.count} GPUs that have {max(gpus.acceptable_units)} "
-                "each at most: ask for more GPUs, or accept larger ones",
+                f"the request needs {gpus.units} units of {gpus.count} GPUs, which have "
+                f"{max(gpus.acceptable_units)} each at most: ask for more GPUs, or accept "
+                "larger ones",
             )
         if gpus.gpu_uuids and len(set(gpus.gpu_uuids)) < gpus.count:
             raise invalid(
                 "gpu_uuids",
-                f"{gpus.count} GPUs are wanted of {len(set(gpus.gpu_uuids))} that are named: name more",
+                f"the request needs {gpus.count} GPUs and names {len(set(gpus.gpu_uuids))}: name more",
             )
 
 
@@ -148,7 +149,7 @@ class Allocation:
         if self._released:
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_RELEASED,
-                f"what workload {self.workload_id} was allocated was given back before: give it back once",
+                f"the shares of workload {self.workload_id} were already released: release them once",
             )
         self._released = True
         errors: list[Exception] = []
@@ -160,7 +161,7 @@ class Allocation:
                 errors.append(error)
         if errors:
             raise ExceptionGroup(
-                f"not all that workload {self.workload_id} was allocated was its own to give back", errors
+                f"some shares of workload {self.workload_id} were not its own to release", errors
             )
 
     def _release_lease(self) -> None:
@@ -168,8 +169,8 @@ class Allocation:
         if lease is not None and not self._pool.release(lease):
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_RELEASED,
-                f"lease {lease.lease_id} of workload {lease.workload_id} was given back before: "
-                "give it back once",
+                f"lease {lease.lease_id} of workload {lease.workload_id} was already "
+                "released: release it once",
             )
 
 
@@ -370,5 +371,5 @@ class Resources:
         try:
             self._pool.release(lease)
         except Exception as error:
-            cause.add_note(f"and lease {lease.lease_id} was not given back cleanly: {error}")
-            logger.exception("the rollback of an allocation went wrong")
+            cause.add_note(f"and lease {lease.lease_id} was not released cleanly: {error}")
+            logger.exception("the rollback of an allocation failed")

@@ -39,7 +39,7 @@ class Cordons:
             OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT without a reason.
         """
         if not operation.reason or len(operation.reason) > REASON_LIMIT:
-            raise invalid("reason", f"a cordon needs a reason of at most {REASON_LIMIT} characters: say why")
+            raise invalid("reason", f"a cordon needs a reason of 1 to {REASON_LIMIT} characters: give one")
         cordon = Cordon(operation.reason, operation.cordoned_by[:REASON_LIMIT], datetime.now(UTC))
         for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
             self._pool.slots.cordon(gpu_uuid, cordon)
@@ -61,7 +61,7 @@ class Cordons:
         """
         gpu_uuids = self._named(operation.gpu_uuids)
         if not gpu_uuids:
-            raise invalid("gpu_uuids", "no GPU is named: name those whose health is to be reset")
+            raise invalid("gpu_uuids", "the request names no GPU: name the GPUs whose health is to be reset")
         for gpu_uuid in gpu_uuids:
             self._pool.slots.reset_health(gpu_uuid)
         # It is done, and nothing that comes now may make it look undone.

@@ -105,18 +105,19 @@ class _Want:
         """Refuses what is never to be had."""
         if self.wanted > self.most:
             raise self._refusal(
-                f"{self.text(self.wanted)} of {self.what} are wanted, and this host never has more than "
-                f"{self.text(self.most)} for workloads: ask for less, or choose another host"
+                f"the request needs {self.text(self.wanted)} of {self.what}, and this host "
+                f"has at most {self.text(self.most)} for workloads: ask for less, or choose "
+                "another host"
             )
 
     def check(self) -> None:
         """Refuses what is not to be had now."""
         if self.wanted and self.wanted > self.free - self.kept:
-            kept = f", with {self.text(self.kept)} kept for claims that wait" if self.kept else ""
+            kept = f", with {self.text(self.kept)} reserved for waiting claims" if self.kept else ""
             raise self._refusal(
-                f"{self.text(self.wanted)} of {self.what} are wanted, and {self.text(self.free)} of "
-                f"{self.text(self.most)} are free{kept}{self.why}: wait until a workload ends, or ask for "
-                "less"
+                f"the request needs {self.text(self.wanted)} of {self.what}, and "
+                f"{self.text(self.free)} of {self.text(self.most)} are free{kept}{self.why}: "
+                "wait until a workload ends, or ask for less"
             )
 
     def _refusal(self, message: str) -> OperationError:
@@ -241,7 +242,7 @@ class HostReservations:
         if self._written.pop(reservation, None) is None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_RELEASED,
-                f"what {reservation.holder} held of the host was given back before: give it back once",
+                f"the shares of {reservation.holder} were already released: release them once",
             )
         self.on_change()
 
@@ -276,7 +277,7 @@ class HostReservations:
                 self._limits.memory_bytes,
                 size_text,
                 "host memory",
-                f", with {size_text(self._parked_bytes())} taken by parked workloads",
+                f", with {size_text(self._parked_bytes())} taken by suspended workloads",
             ),
         ]
         if request.disk_bytes:
@@ -295,7 +296,7 @@ class HostReservations:
                     max(0, volume.total_bytes - kept_free),
                     size_text,
                     "disk",
-                    f", with {size_text(kept_free)} kept free on purpose",
+                    f", with {size_text(kept_free)} kept as the reserve",
                 )
             )
         return wants
@@ -313,7 +314,9 @@ class HostReservations:
         try:
             return self._disk()
         except OSError as error:
-            return f"no disk can be had, since the volume can't be read: {error.strerror or error}; mend it"
+            return (
+                f"no disk is available, since the volume can't be read ({error.strerror or error}): check it"
+            )
 
     def _kept_free(self, volume: DiskSpace) -> int:
         return max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._disk_reserve_bytes)

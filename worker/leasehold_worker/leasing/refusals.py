@@ -40,7 +40,7 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
     for state, its_reason in _REASONS.items():
         if state not in _usable_states(request) and 0 < missing <= states.count(state):
             reason = its_reason
-    due = f"; {pending_claimers} wait for them" if pending_claimers else ""
+    due = f"; {pending_claimers} claims wait" if pending_claimers else ""
     return OperationError(
         reason,
         f"{shortage(request, fitting)}{due}: suspend or stop a workload, or wait",
@@ -67,12 +67,9 @@ def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
         others = f"{others}, " if others else ""
         others += f"{crowded} with too little memory beside sleeping workloads"
     usable = _usable(request, fitting)
-    free = "none is" if usable == 0 else "1 is" if usable == 1 else f"{usable} are"
-    kept = ", kept for claims that go first" if usable >= request.count and not request.units else ""
-    return (
-        f"{wanted(request)} {_is(request)} wanted, and of {len(fitting)} that would do {free} free{kept}"
-        f"{f' ({others})' if others else ''}"
-    )
+    kept = ", reserved for earlier claims" if usable >= request.count and not request.units else ""
+    held = f" ({others})" if others else ""
+    return f"{wanted(request)} needed: {len(fitting)} match, {usable} free{kept}{held}"
 
 
 def _usable(request: GpuRequest, fitting: Sequence[SlotLease]) -> int:
@@ -88,8 +85,8 @@ def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) 
     """The refusal of something that is cordoned."""
     return OperationError(
         errors_pb2.ERROR_REASON_CORDONED,
-        f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): take another, "
-        "or uncordon it",
+        f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): choose "
+        "another, or uncordon it",
         metadata,
     )
 
@@ -122,10 +119,6 @@ def wanted(request: GpuRequest) -> str:
     """How many GPUs, in words."""
     units = f" with {request.units} units" if request.units else ""
     return f"{request.count} GPU{'' if request.count == 1 else 's'}{units}"
-
-
-def _is(request: GpuRequest) -> str:
-    return "is" if request.count == 1 else "are"
 
 
 def _state_name(state: SlotState.ValueType) -> str:

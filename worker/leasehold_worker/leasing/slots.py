@@ -256,8 +256,8 @@ class GpuSlots:
             field, remedy = "gpu_units", f"ask for {most} units at most, or for more GPUs"
         raise OperationError(
             errors_pb2.ERROR_REASON_NO_FREE_GPU,
-            f"{wanted(request)} can't be claimed from a worker that has {len(self.gpus)}, of which "
-            f"{len(units)} would do: {remedy}",
+            f"the request needs {wanted(request)}, and {len(units)} of this worker's "
+            f"{len(self.gpus)} match: {remedy}",
             {"field": field},
         )
 

@@ -57,14 +57,14 @@ class MemoryNeed:
         """
         if self.available_bytes is not None and self.needed_bytes > self.available_bytes:
             raise _insufficient(
-                f"{size_text(self.needed_bytes)} of device memory don't fit into the "
-                f"{size_text(self.available_bytes)} of host memory that are left: free host memory, or have "
-                "the program drop device memory first"
+                f"{size_text(self.needed_bytes)} of device memory exceed the "
+                f"{size_text(self.available_bytes)} of available host memory: free host "
+                "memory, or have the program free device memory first"
             )
         if self.cgroup is not None and self.cgroup_needed_bytes > self.cgroup.available_bytes:
             raise _insufficient(
-                f"{size_text(self.cgroup_needed_bytes)} of device memory don't fit into the "
-                f"{size_text(self.cgroup.available_bytes)} that are left in control group "
+                f"{size_text(self.cgroup_needed_bytes)} of device memory exceed the "
+                f"{size_text(self.cgroup.available_bytes)} available in control group "
                 f"{self.cgroup.path}: raise its memory limit"
             )
 

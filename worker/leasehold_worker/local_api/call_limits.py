@@ -52,13 +52,13 @@ class CallLimits:
 
     def _require(self, peer: Peer) -> None:
         if self._taken >= self._limit:
-            raise self._full(f"{self._limit} {self._noun} are open, as many as a worker serves")
+            raise self._full(f"{self._limit} {self._noun} are open, the limit of a worker")
         if peer.is_trusted:
             return
         if self._by_user.total() >= (most := self._limit - self._limit // 8):
-            raise self._full(f"{most} {self._noun} are open, as many as a worker serves to users")
+            raise self._full(f"{most} {self._noun} are open, the limit of a worker for users")
         if self._by_user[peer.uid] >= (most := self._limit // 2):
-            raise self._full(f"user {peer.user} has {most} {self._noun} open, as many as a user may have")
+            raise self._full(f"user {peer.user} has {most} {self._noun} open, the limit of a user")
 
     def _full(self, why: str) -> OperationError:
         return OperationError(

@@ -42,8 +42,8 @@ def check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) ->
     if not 0 <= duration.ToNanoseconds() <= limit_s * 10**9:
         raise invalid(
             field,
-            f"a {field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1e9:g} s is out of range: give 0 "
-            f"to {limit_s} s",
+            f"{field.rpartition('.')[2]} of {duration.ToNanoseconds() / 1000000000.0:g} s is "
+            f"out of range: give 0 to {limit_s} s",
         )
 
 
@@ -57,7 +57,8 @@ def check_claim_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
     if size > HOOKS_LIMIT_BYTES:
         raise invalid(
             "spec.hooks",
-            f"the hooks have {size} bytes, and at most {HOOKS_LIMIT_BYTES} fit: put more into files",
+            f"the hooks have {size} bytes, and the limit is {HOOKS_LIMIT_BYTES}: move some of "
+            "them into files",
         )
     check_hooks(hooks)
     if not peer.is_trusted:
@@ -79,12 +80,12 @@ def check_helper(helper: workload_pb2.HelperTerms) -> None:
     ):
         raise invalid(
             "spec.helper.process_strategy",
-            "a helper is suspended or stopped: choose cuda_suspend or stop",
+            "a preemptible workload is suspended or stopped: choose cuda_suspend or stop",
         )
     if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
         raise invalid(
             "spec.helper.signal_number",
-            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+            f"invalid signal {helper.signal_number}: give a number of Linux, 1 to {SIGNAL_LIMIT}",
         )
 
 
@@ -110,4 +111,4 @@ def check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
         ),
     ):
         if size > limit:
-            raise invalid(field, f"{field} has {size} {what}, and at most {limit} are taken: give less")
+            raise invalid(field, f"{field} has {size} {what}, and the limit is {limit}: give less")

@@ -123,8 +123,8 @@ class ClaimWaiting:
         if not NAME.fullmatch(wanted):
             raise invalid(
                 "name",
-                f"{wanted[:TEXT_LIMIT]!r} is no name: take a letter, then letters, digits, '-', "
-                "'_' or '.', 63 in all",
+                f"invalid name {wanted[:TEXT_LIMIT]!r}: start with a letter, then use "
+                "letters, digits, '-', '_' or '.', 63 in all",
             )
         living = (workload.name for workload in self._workloads.all() if workload.state not in ENDED)
         if wanted in living or wanted in self._names.values():
@@ -145,7 +145,7 @@ class ClaimWaiting:
         check_sizes(wanted.spec, self._pool.capacity)
         self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
-            raise _registered(peer, "waits for a claim already: one at a time")
+            raise _registered(peer, "already has a waiting claim: make one claim at a time")
         self.check_unowned(claimant)
 
     def _check_number(self, peer: Peer) -> None:
@@ -154,9 +154,9 @@ class ClaimWaiting:
         claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
         mine = sum(each.uid == peer.uid for each in claimed)
         if len(claimed) >= CLAIMED_LIMIT:
-            why = f"this worker has {len(claimed)} claims, as many as it keeps"
+            why = f"this worker has {len(claimed)} claims, which is its limit"
         elif not peer.is_trusted and mine >= USER_CLAIMED_LIMIT:
-            why = f"user {peer.user} has {mine} claims, as many as a user may have"
+            why = f"user {peer.user} has {mine} claims, the limit of a user"
         else:
             return
         raise OperationError(
@@ -174,12 +174,12 @@ class ClaimWaiting:
         peer, workloads = session.peer, self._workloads.all()
         holder = owner(peer.identity.pid, workloads, session.marked_id)
         if holder is not None:
-            raise _registered(peer, f"belongs to workload {holder.name} already: it can't claim for itself")
+            raise _registered(peer, f"already belongs to workload {holder.name}: it can't claim for itself")
         if _is_below(os.getpid(), peer):
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"process {peer.identity.pid} can't claim: the worker itself is among its descendants, and "
-                "would be suspended and ended with it; start the worker elsewhere",
+                f"process {peer.identity.pid} can't claim, since the worker is among its "
+                "descendants and would be suspended with it: start the worker elsewhere",
                 {"pid": str(peer.identity.pid)},
             )
         for workload in workloads:
@@ -197,7 +197,7 @@ class ClaimWaiting:
         try:
             found = await read_process(pid, partial(_owned_below, peer, workloads))
         except OperationError:
-            logger.warning("process %d claims, and not all its descendants can be read", pid)
+            logger.warning("process %d makes a claim, and some of its descendants can't be read", pid)
             return
         if found is not None:
             raise _has_below(peer, *found)

@@ -107,7 +107,7 @@ class LocalClaims:
             except OperationError as error:
                 session.tell(error)
             except Exception:
-                logger.exception("a claim failed by a defect")
+                logger.exception("a claim failed because of a defect")
                 session.tell(defect())
             session.tell(None)
 
@@ -118,7 +118,7 @@ class LocalClaims:
             case "resume":
                 await self._resume(session, session.request.resume.workload_id)
             case None:
-                raise invalid("kind", "a claim says what it wants, or which one goes on: set open or resume")
+                raise invalid("kind", "the first message of a claim must be open or resume: set one of them")
 
     async def _open(self, session: ClaimStream, wanted: ClaimOpen) -> None:
         untold = self._untold(session.peer, wanted)
@@ -222,7 +222,7 @@ class LocalClaims:
             self._nursery.start_soon(self._give_back, workload)
             raise OperationError(
                 errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-                "the grant can't be written down: look at the disk of the worker's state directory",
+                "the grant can't be stored: check the disk of the worker's state directory",
             )
         lease = workload.lease
         granted = local_pb2.ClaimGranted(
@@ -250,16 +250,16 @@ class LocalClaims:
         workload = self._workloads.get(workload_id)
         if workload.origin != CLAIM or workload.root != session.peer.identity:
             raise OperationError(
-                errors_pb2.ERROR_REASON_NOT_PERMITTED, f"claim {workload_id} is not one of this process"
+                errors_pb2.ERROR_REASON_NOT_PERMITTED, f"claim {workload_id} does not belong to this process"
             )
         if workload.state in ENDED:
             raise OperationError(
-                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, f"claim {workload_id} has ended: claim anew"
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, f"claim {workload_id} has ended: make a new claim"
             )
         self._inherited.discard(workload_id)
         older = self._sessions.pop(workload_id, None)
         if older is not None:
-            older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="it goes on by another stream")))
+            older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="the claim moved to another stream")))
             older.tell(None)
         await self._hold(session, workload, resumed=True)
 

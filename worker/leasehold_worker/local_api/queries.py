@@ -87,8 +87,8 @@ class LocalQueries:
         if not peer.is_trusted and peer.uid != workload.uid:
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"workload {workload.name} is of user {workload.user}: only that user, the worker's and root "
-                "may release it",
+                f"workload {workload.name} is of user {workload.user}: only that user, the "
+                "worker's user and root may release it",
             )
         operation = Operation(release=command_pb2.ReleaseOperation())
         outcome = await self._commands.carry_out(workload.workload_id, operation)
@@ -104,6 +104,6 @@ class LocalQueries:
                 return workload
         raise OperationError(
             errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-            f"no workload of this host that has not ended has the id, the name or the lease {name!r}: "
-            "`leasehold local leases` lists them",
+            "no running or suspended workload of this host has the id, name or lease "
+            f"{name!r}: `leasehold local leases` lists them",
         )

@@ -54,7 +54,7 @@ DESCRIPTORS_EACH: Final = 3
 PATH_LIMIT: Final = 107
 """Bytes of a path in sockaddr_un (unix(7)), less the one that ends it."""
 
-REMEDY: Final = "give the worker another place by `socket` in its settings"
+REMEDY: Final = "choose another path by the setting `socket`"
 
 DIRECTORY_TIMEOUT_S: Final = 10.0
 LOOK_UPS_AT_ONCE: Final = 8
@@ -101,8 +101,8 @@ class LocalSocket:
             self.path.unlink(missing_ok=True)
             self._socket.close()
             raise StartError(
-                f"a folder for sockets can't be made in {_temporary()} ({error.strerror}): set TMPDIR to "
-                "another place"
+                f"can't create a folder for sockets in {_temporary()} ({error.strerror}): set "
+                "TMPDIR to another directory"
             ) from error
         self.inner_path = self._folder / "grpc"
         """gRPC's own listener, which answers only those that come through here."""
@@ -161,14 +161,14 @@ class LocalSocket:
     def _counted(self, peer: Peer) -> Iterator[bool]:
         """Counts a connection of a user. Yields False where that has too many."""
         if not peer.is_trusted and self._others >= self._limit - CONNECTIONS_KEPT:
-            logger.warning("user %s gets no connection: users have %d of them", peer.user, self._others)
+            logger.warning("rejected a connection of user %s: users have %d of them", peer.user, self._others)
             yield False
             return
         if not peer.is_trusted and self._connections[peer.uid] >= USER_CONNECTIONS_LIMIT:
             if peer.uid not in self._full:
                 self._full.add(peer.uid)
                 logger.warning(
-                    "user %s has %d local connections, and gets no more", peer.user, USER_CONNECTIONS_LIMIT
+                    "user %s has %d local connections, which is the limit", peer.user, USER_CONNECTIONS_LIMIT
                 )
             yield False
             return
@@ -209,7 +209,7 @@ class LocalSocket:
             identity = by_credentials(pid, uid, taken_at)
         if identity is None:
             logger.warning(
-                "a process that has ended, or can't be seen from here (user %d), connected, and was refused",
+                "rejected a connection of user %d from a process that has ended, or is not visible here",
                 uid,
             )
             return None
@@ -219,7 +219,7 @@ class LocalSocket:
                 self._admit, identity, uid, gid, abandon_on_cancel=True, limiter=limiter
             )
         logger.warning(
-            "user %d connected, and was refused: the host's directory of users did not answer within %g s",
+            "rejected a connection of user %d: the host's directory of users did not answer within %g s",
             uid,
             DIRECTORY_TIMEOUT_S,
         )
@@ -229,7 +229,9 @@ class LocalSocket:
         """Asks the host's directory of users, which may take long."""
         if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
             logger.warning(
-                "process %d of user %s may not connect, and was refused", identity.pid, user_name(uid)
+                "rejected a connection of process %d of user %s, who is not permitted to connect",
+                identity.pid,
+                user_name(uid),
             )
             return None
         return Peer(identity, uid, user_name(uid))
@@ -268,15 +270,15 @@ def _gid(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise StartError(
-            f"socket_group {group!r} is no group of this host: create it, or name another"
+            f"socket_group {group!r} does not exist on this host: create it, or name another"
         ) from None
 
 
 def _listen(path: Path, gid: int) -> socket.socket:
     if len(os.fsencode(path)) > PATH_LIMIT:
         raise StartError(
-            f"the socket's path {path} has more than {PATH_LIMIT} bytes, the most that a unix socket takes: "
-            f"give a shorter one: {REMEDY}"
+            f"the socket's path {path} is longer than {PATH_LIMIT} bytes, the limit of a unix "
+            f"socket: {REMEDY}"
         )
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -297,7 +299,7 @@ def _listen(path: Path, gid: int) -> socket.socket:
         raise
     except OSError as error:
         listener.close()
-        raise StartError(f"the socket {path} can't be made ({error.strerror}): {REMEDY}") from error
+        raise StartError(f"can't create the socket {path} ({error.strerror}): {REMEDY}") from error
     return listener
 
 
@@ -319,7 +321,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartError(f"{path} is there and is no socket: {REMEDY}")
+        raise StartError(f"{path} exists and is not a socket: {REMEDY}")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -339,7 +341,7 @@ async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
         except OSError as error:
             if error.errno in _NOT_OURS:
                 raise
-            logger.warning("a local connection can't be taken for the moment: %s", error.strerror)
+            logger.warning("can't accept a local connection for now: %s", error.strerror)
             await trio.sleep(1.0)
         else:
             return connection

@@ -67,7 +67,7 @@ class MemberRestore:
         await group.restore(pairs)
         progress.enter("verify")
         if are_unlisted([outcome.member for outcome in group.outcomes]):
-            progress.warnings.append("NVML lists no member on a GPU: where they run is not proved")
+            progress.warnings.append("NVML lists no member on a GPU, so their location is not verified")
         await self._verification.prove_placed([outcome.member for outcome in group.outcomes], pairs)
 
     async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
@@ -106,15 +106,15 @@ class MemberRestore:
             if stranded:
                 pids = ", ".join(map(str, stranded))
                 move.progress.warnings.append(
-                    f"process {pids} can't be parked again and runs on: the others stay parked"
+                    f"process {pids} can't be suspended again and keeps running: the others stay suspended"
                 )
                 raise
             try:
                 await self.restore(move, ())
             except OperationError as error:
-                move.progress.warnings.append(f"it could not go back to its old GPUs either: {error.message}")
+                move.progress.warnings.append(f"the return to the old GPUs failed too: {error.message}")
             else:
                 move.progress.warnings.append(
-                    "it could not be restored on the new GPUs, so it went back to the old"
+                    "the restore on the new GPUs failed, so the workload returned to the old ones"
                 )
             raise

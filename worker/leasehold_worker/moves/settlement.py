@@ -155,8 +155,9 @@ class Settlement:
                 if holder is not stray and shared & certain[holder.workload.workload_id]:
                     certain[stray.workload.workload_id] -= shared
                     progress.warnings.append(
-                        f"memory of workload {stray.workload.name} is left on {', '.join(sorted(shared))}, "
-                        f"which workload {holder.workload.name} holds: stop the former"
+                        f"workload {stray.workload.name} still has memory on "
+                        f"{', '.join(sorted(shared))}, which workload {holder.workload.name} "
+                        f"leases: stop workload {stray.workload.name}"
                     )
         taken = set().union(*certain.values())
         for workload_id, gpu_uuids in possible.items():

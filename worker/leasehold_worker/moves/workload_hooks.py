@@ -206,7 +206,7 @@ class OperationHooks:
                     return True
                 await trio.sleep(SMALL_INTERVAL_S)
         self._progress.warnings.append(
-            f"workload {target.workload.name} was told to sleep again, and takes more of its GPUs than it did"
+            f"workload {target.workload.name} was told to sleep again, but uses more of its GPUs than before"
         )
         return False
 
@@ -224,9 +224,7 @@ class OperationHooks:
             try:
                 await self._keep(workload)
             except OperationError as error:
-                self._progress.warnings.append(
-                    f"that its hooks are undone is not on disk yet: {error.message}"
-                )
+                self._progress.warnings.append(f"the end of its hooks is not on disk yet: {error.message}")
 
     def _noting(self, target: WorkloadPlan) -> HookContext:
         """What the hooks of a workload are called with. How far they go is on disk before they go on."""

@@ -155,8 +155,8 @@ class Adoption:
             state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"workload {workload.name} is {state}, and would stay so for ever: restore it first, or stop "
-                "it",
+                f"workload {workload.name} is {state}, and releasing it would leave it so: "
+                "restore it first, or stop it",
                 {"observed_state": state},
             )
         progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
@@ -184,7 +184,7 @@ class Adoption:
             if holder is not None:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                    f"process {member.identity.pid} belongs to workload {holder.name} already: use that",
+                    f"process {member.identity.pid} already belongs to workload {holder.name}: use that",
                     {"pid": str(member.identity.pid)},
                 )
 
@@ -247,13 +247,14 @@ class _Found:
 async def _find(pid: int) -> _Found:
     """Reads the process and its descendants, in a thread that is left behind where it hangs."""
     if pid < 1:
-        raise invalid("pid", f"{pid} is no process id: give that of a running process")
+        raise invalid("pid", f"invalid process id {pid}: give the id of a running process")
     with user_threads(user_id(pid), READING) as limiter, trio.move_on_after(READ_TIMEOUT_S):
         return await trio.to_thread.run_sync(_read, pid, abandon_on_cancel=True, limiter=limiter)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-        f"process {pid} or a descendant can't be read within {READ_TIMEOUT_S:g} s: one may be stuck in the "
-        "kernel, or the host's directory of users does not answer",
+        f"process {pid} or a descendant can't be read within {READ_TIMEOUT_S:g} s, since a "
+        "process is stuck in the kernel or the host's directory of users does not answer: "
+        "try again",
         {"pid": str(pid)},
     )
 
@@ -261,10 +262,10 @@ async def _find(pid: int) -> _Found:
 def _read(pid: int) -> _Found:
     root = identify(pid)
     if root is None:
-        raise _unknown(pid, "no process has it, or it is a thread's or a zombie's")
+        raise _unknown(pid, "it has ended, or is a thread or a zombie")
     arguments = [] if pid in (1, os.getpid(), os.getppid()) else command_line(pid)
     if not arguments:
-        raise _unknown(pid, "it is the system's or the worker's own")
+        raise _unknown(pid, "it belongs to the system or the worker")
     processes = process_tree(root)
     if os.getpid() in {identity.pid for identity in processes}:
         raise _unknown(pid, "the worker itself is among its descendants")

@@ -42,8 +42,8 @@ from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
 from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
 
 STALE_BUS_ID: Final = (
-    "a process of the workload has loaded NCCL: communicators that are made after this move may fail, as the "
-    "driver may tell the PCI bus id of the old GPU; if they do, run the workload again"
+    "a process of the workload has loaded NCCL, and the driver may report the PCI bus id of "
+    "the old GPU: if communicators created after this move fail, run the workload again"
 )
 """NVIDIA/cuda-checkpoint issue 48."""
 
@@ -51,7 +51,7 @@ NCCL: Final = "libnccl.so"
 LIBRARIES_TIMEOUT_S: Final = 2.0
 """How long it may take to read what members have loaded. Members that can't be read in time may use NCCL."""
 
-_CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "it was cancelled, and undone")
+_CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled, and rolled back")
 
 
 @final

@@ -247,7 +247,7 @@ class Operations:
                 tried += rungs[: rungs.index(plan.policy.process_strategy) + 1]
                 if rungs[-1] in tried:
                     raise first from None
-                how = "was not possible" if plan.refused else "failed and was undone"
+                how = "was not possible" if plan.refused else "failed and was rolled back"
                 progress.warnings.append(f"{policy_text(plan.policy)} {how}: {error.message}")
 
     async def _suspend(self, plan: Plan, progress: Progress) -> None:
@@ -333,7 +333,7 @@ class Operations:
                 target.workload.members = target.members
                 target.workload.error = OperationError(
                     errors_pb2.ERROR_REASON_MEMBER_WEDGED,
-                    f"process {failed[0]} is FAILED: the driver has given it up, so stop the workload",
+                    f"process {failed[0]} is permanently FAILED: stop the workload",
                     {"pid": str(failed[0])},
                 )
                 self._workloads.set_state(target.workload, WEDGED)
@@ -369,6 +369,6 @@ async def _make_room(plan: Plan, progress: Progress, carry_out: CarryOut) -> Non
         )
         outcome = await carry_out(move.workload_id, operation, move.generation)
         if outcome.state != SUCCEEDED:
-            progress.warnings.append(f"workload {move.name} did not make room: {outcome.error.message}")
+            progress.warnings.append(f"workload {move.name} freed no memory: {outcome.error.message}")
         else:
             progress.warnings.append(move.text)

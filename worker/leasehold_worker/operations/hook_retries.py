@@ -50,7 +50,7 @@ class HookRetries:
         try:
             await self._try_again(workload)
         except Exception:
-            logger.exception("hooks of workload %s can't be called, by a defect", workload.name)
+            logger.exception("a defect prevents the calls of the hooks of workload %s", workload.name)
         while workload.is_half_awake:  # noqa: ASYNC110 - a look now and then is enough
             await trio.sleep(LOOK_INTERVAL_S)
         self._in_hand.discard(workload.workload_id)
@@ -72,7 +72,9 @@ class HookRetries:
             if outcome is None:
                 return
             if not outcome.HasField("error"):
-                logger.info("workload %s: its hooks are undone", workload.name)
+                logger.info("workload %s: its hooks succeeded", workload.name)
                 return
-            logger.warning("workload %s: its hooks are not undone: %s", workload.name, outcome.error.message)
-        logger.error("workload %s: its hooks are left to `leasehold wake`", workload.name)
+            logger.warning("workload %s: its hooks failed again: %s", workload.name, outcome.error.message)
+        logger.error(
+            "workload %s: no more retries of its hooks: call them with `leasehold wake`", workload.name
+        )

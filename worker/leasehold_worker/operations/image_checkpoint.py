@@ -198,7 +198,7 @@ class ImageCheckpoint:
         Raises:
             OperationError: They live, and the image is deleted.
         """
-        progress.warnings.append(f"the image is whole, and CRIU did not end the processes by itself: {error}")
+        progress.warnings.append(f"the image is complete, but CRIU did not end the processes: {error}")
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError:
@@ -307,8 +307,9 @@ class ImageCheckpoint:
             if identity is None or identity not in states:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_CRIU_FAILED,
-                    f"CRIU brought back process {member.identity.pid}, and the driver does not know that it "
-                    "uses CUDA: its driver may be another one than when it was written",
+                    f"CRIU restored process {member.identity.pid}, but the driver does not "
+                    "list it as using CUDA: check that the driver is the one of the "
+                    "checkpoint",
                     {"pid": str(member.identity.pid)},
                 )
             members.append(replace(member, identity=identity, state=states[identity].state))
@@ -321,7 +322,7 @@ class ImageCheckpoint:
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
-            progress.warnings.append(f"and what was brought back could not be ended: {error.message}")
+            progress.warnings.append(f"and the restored processes could not be ended: {error.message}")
             workload.error = error
             self._workloads.watch_again(workload, self._nursery)
             self._workloads.set_state(workload, UNKNOWN)

@@ -184,15 +184,15 @@ def _require_room(workload: Workload, slot: SlotLease, kept_bytes: int | None) -
     if kept_bytes is None:
         raise OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"NVML can't say how much of {slot.gpu_uuid} workload {workload.name} keeps: "
-            "suspend it by cuda_suspend",
+            f"NVML reports no memory of workload {workload.name} on {slot.gpu_uuid}: suspend "
+            "it by cuda_suspend",
             {"gpu_uuid": slot.gpu_uuid},
         )
     if slot.memory_bytes is not None and kept_bytes > slot.memory_bytes * MOST_KEPT:
         raise OperationError(
             errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
-            f"workload {workload.name} keeps {size_text(kept_bytes)} of the {size_text(slot.memory_bytes)} "
-            f"of {slot.gpu_uuid}, and may keep {MOST_KEPT:.0%}: have its framework free more, or suspend it "
-            "by cuda_suspend",
+            f"workload {workload.name} keeps {size_text(kept_bytes)} of the "
+            f"{size_text(slot.memory_bytes)} of {slot.gpu_uuid}, and the limit is "
+            f"{MOST_KEPT:.0%}: have its framework free more, or suspend it by cuda_suspend",
             {"gpu_uuid": slot.gpu_uuid, "bytes_after": str(kept_bytes)},
         )

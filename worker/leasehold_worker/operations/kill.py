@@ -104,8 +104,9 @@ class Killer:
                     continue
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSAFE_KILL,
-                    f"workload {workload.name} was restored and still runs, and can't be suspended before "
-                    f"it is killed, which could hang the host ({error.message}): try again, or force it",
+                    f"workload {workload.name} runs and can't be suspended before it is "
+                    f"killed ({error.message}), and killing a running restored workload can "
+                    "hang the host: try again, or force it",
                     error.metadata,
                 ) from error
             else:

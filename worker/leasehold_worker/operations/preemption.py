@@ -191,14 +191,14 @@ class Preemption:
         """Asks a helper for its GPUs, and takes them after its grace if they are still needed then."""
         try:
             grace_s = _grace_s(helper)
-            logger.info("helper %s is asked for its GPUs, within %g s", helper.name, grace_s)
+            logger.info("workload %s is asked to give up its GPUs within %g s", helper.name, grace_s)
             self._tell(helper)
             with trio.move_on_after(grace_s):
                 await self._wait_given_back(helper)
             if self._is_needed(helper):
                 await self._take(helper)
         except Exception:
-            logger.exception("helper %s can't be asked for its GPUs, by a defect", helper.name)
+            logger.exception("workload %s can't be asked for its GPUs because of a defect", helper.name)
             self._stubborn[helper.workload_id] = helper.generation
             await trio.sleep(AGAIN_S)
         finally:
@@ -210,7 +210,7 @@ class Preemption:
             try:
                 send_signal(helper.root, helper.spec.helper.signal_number)
             except (OperationError, OSError) as error:
-                logger.warning("helper %s can't be signalled: %s", helper.name, error)
+                logger.warning("workload %s can't be signalled: %s", helper.name, error)
 
     async def _wait_given_back(self, helper: Workload) -> None:
         while helper.lease is not None and self._pool.pending_claimers:
@@ -229,7 +229,7 @@ class Preemption:
             operation = Operation(suspend=suspend)
         outcome = await self._commands.carry_out(helper.workload_id, operation)
         if outcome.state != SUCCEEDED:
-            logger.warning("helper %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
+            logger.warning("workload %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
             self._stubborn[helper.workload_id] = helper.generation
             self._pool.note_change()
             await trio.sleep(AGAIN_S)
@@ -254,12 +254,12 @@ class Preemption:
             operation = Operation(restore=command_pb2.RestoreOperation())
             outcome = await self._commands.carry_out(helper.workload_id, operation)
             if outcome.state == SUCCEEDED:
-                logger.info("helper %s is woken", helper.name)
+                logger.info("restoring the preempted workload %s", helper.name)
                 return
-            logger.warning("helper %s can't be woken now: %s", helper.name, outcome.error.message)
+            logger.warning("workload %s can't be restored now: %s", helper.name, outcome.error.message)
             await trio.sleep(AGAIN_S)
         except Exception:
-            logger.exception("helper %s can't be woken, by a defect", helper.name)
+            logger.exception("workload %s can't be restored because of a defect", helper.name)
             await trio.sleep(AGAIN_S)
         finally:
             self._waking.discard(helper.workload_id)

@@ -235,7 +235,7 @@ class StopRestart:
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
-            progress.warnings.append(f"and what was started could not be ended: {error.message}")
+            progress.warnings.append(f"and the started program could not be ended: {error.message}")
             workload.lease = allocation.hand_over_lease()
             workload.error = error
             self._workloads.watch_again(workload, self._nursery)
@@ -321,8 +321,8 @@ class StopRestart:
         if not found:
             raise OperationError(
                 errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
-                f"the program of workload {workload.name} ended before its application served a kernel: "
-                "`leasehold logs` shows why",
+                f"the program of workload {workload.name} ended before its application could "
+                "be restored: see `leasehold logs`",
                 {"workload_id": workload.workload_id},
             )
         return found[0]

@@ -169,8 +169,8 @@ async def _gone(workload: Workload) -> bool:
 def _stuck(workload: Workload) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_DRIVER_ERROR,
-        f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL: it is stuck in the "
-        "kernel, and its GPUs stay leased",
+        f"workload {workload.name} did not end within {KILL_WAIT_S:g} s of SIGKILL, since it "
+        "is stuck in the kernel: its GPUs stay leased",
     )
 
 
@@ -179,7 +179,7 @@ async def _note(told: Callable[[], Awaitable[None]], progress: Progress) -> None
     try:
         await told()
     except OperationError as error:
-        progress.warnings.append(f"that it was told to end is not on disk: {error.message}")
+        progress.warnings.append(f"the stop is not recorded on disk: {error.message}")
 
 
 async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:

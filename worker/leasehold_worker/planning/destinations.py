@@ -26,9 +26,7 @@ from leasehold_worker.planning.driver_checks import DriverChecks
 from leasehold_worker.planning.plan import Destination, Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import parse_pairs
 
-UNKNOWN_FREE: Final = (
-    "NVML does not tell how much memory {} has free: whether the workload fits there is not known"
-)
+UNKNOWN_FREE: Final = "NVML does not report the free memory of {}, so it is unknown whether the workload fits"
 
 
 @final
@@ -63,8 +61,8 @@ class Destinations:
                 if len(uuids) != len(target.home):
                     raise invalid(
                         "gpu_uuids",
-                        f"{len(uuids)} GPUs are named, and the workload held {len(target.home)}: name "
-                        "as many",
+                        f"the request names {len(uuids)} GPUs, and the workload held "
+                        f"{len(target.home)}: name as many",
                     )
                 wanted = tuple(map(GpuPair, target.home, uuids))
             else:
@@ -85,7 +83,7 @@ class Destinations:
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Whether the GPUs are free, have room, and are there for the members."""
         findings = plan.findings
-        with findings.check("gpus", "free for this"):
+        with findings.check("gpus", "free"):
             for target in plan.targets:
                 wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(target) if gpu_uuid not in held]
                 self._pool.slots.check_free(
@@ -129,8 +127,8 @@ def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
         if operation.gpu_uuids or operation.pairs:
             raise invalid(
                 "gpu_uuids",
-                f"workload {target.workload.name} sleeps, and its CUDA contexts stay on its GPUs: wake it "
-                "there, or suspend it by cuda_suspend first",
+                f"workload {target.workload.name} sleeps, and its CUDA contexts stay on its "
+                "GPUs: restore it there, or suspend it by cuda_suspend first",
             )
         target.destination = target.home
 
@@ -201,7 +199,7 @@ def choose_gpus(
         if not same_chip:
             raise OperationError(
                 errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"no {chips[uuid]} is free to take the place of {uuid}: suspend or stop a workload first",
+                f"no free {chips[uuid]} can replace {uuid}: suspend or stop a workload first",
                 {"gpu_uuid": uuid},
             )
         fitting = [candidate for candidate in same_chip if fits(GpuPair(uuid, candidate), room, parked_bytes)]

@@ -23,8 +23,8 @@ from leasehold_worker.planning.findings import Findings
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 CHILDREN_OF_MOVED = (
-    "processes that the workload starts from now on still read the CUDA_VISIBLE_DEVICES of its start: those "
-    "that begin to use CUDA do so on the old GPUs, without a lease"
+    "new processes of the workload still inherit its first CUDA_VISIBLE_DEVICES, so they use "
+    "CUDA on the old GPUs, without a lease"
 )
 
 
@@ -83,7 +83,7 @@ def _displaced(member: Member, home: Sequence[str], chips: Mapping[str, str], fi
     if len(started_with) != len(home) or not set(used) <= set(started_with):
         raise OperationError(
             errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED,
-            f"process {pid} uses {names}, which its workload does not lease and did not start with: end it",
+            f"process {pid} uses {names}, which its workload neither leases nor had at its start: end it",
             {"pid": str(pid), "gpu_uuid": strange[0]},
         )
     old = dict(zip(started_with, home, strict=True))

@@ -90,15 +90,15 @@ class DriverChecks:
         if platform.machine() != PROVEN_ARCHITECTURE:
             findings.warn(
                 "architecture",
-                f"checkpoints are proven on {PROVEN_ARCHITECTURE} only, and this is {platform.machine()}: "
-                "what the driver refuses is undone",
+                f"checkpoints are verified only on {PROVEN_ARCHITECTURE}, and this host is "
+                f"{platform.machine()}: calls that the driver refuses are rolled back",
             )
 
     async def mig(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
         """MIG, which no driver checkpoints (NVIDIA/cuda-checkpoint issue 42)."""
         enabled = await trio.to_thread.run_sync(self._inventory.mig_enabled)
         asked = list(gpu_uuids)
-        with findings.check("mig", f"off on {', '.join(asked)}" if asked else "off: no GPU is concerned"):
+        with findings.check("mig", f"off on {', '.join(asked)}" if asked else "off: no GPU is affected"):
             for gpu_uuid in asked:
                 if gpu_uuid in enabled:
                     raise OperationError(
@@ -116,8 +116,8 @@ class DriverChecks:
                 if gpu_uuid in lost:
                     raise OperationError(
                         errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
-                        f"NVML says that {gpu_uuid} is lost, so that nothing can be copied from it: stop the "
-                        "workload, restart the host, and look at the GPU's seat",
+                        f"NVML reports {gpu_uuid} as lost, so that nothing can be copied from "
+                        "it: stop the workload, restart the host, and check the GPU's seat",
                         {"gpu_uuid": gpu_uuid},
                     )
 
@@ -125,11 +125,11 @@ class DriverChecks:
         """Processes on which driver calls would block for ever. False: there is one, so make no call."""
         found = list(processes)
         refusals = len(findings.refusals)
-        with findings.check("runnable", f"looked at {len(found)}: none stopped, traced or frozen"):
+        with findings.check("runnable", f"{len(found)} checked: none stopped, traced or frozen"):
             for identity, reason in await blocked_among(found):
                 raise OperationError(
                     errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
-                    f"process {identity.pid} is {reason}: let it run first",
+                    f"process {identity.pid} is {reason}: resume it first",
                     {"pid": str(identity.pid)},
                 )
         return len(findings.refusals) == refusals
@@ -206,7 +206,7 @@ class DriverChecks:
         """Whether members in containers have the device nodes of the GPUs that they are to get."""
         minors = self._inventory.minors
         nodes = {f"/dev/nvidia{minors[uuid]}": uuid for uuid in gpu_uuids if uuid in minors}
-        with findings.check("device_nodes", "there for the members, as far as this host has them"):
+        with findings.check("device_nodes", "present for the members"):
             for member in members:
                 missing = partial(missing_device_nodes, member.identity, nodes)
                 for node in await read_process(member.identity.pid, missing):

@@ -66,7 +66,7 @@ class MoveDown:
         """The same in words."""
         strategy = process_text(self.policy.process_strategy)
         size = size_text(self.freed_bytes)
-        return f"workload {self.name} is parked by {strategy} first, which makes room of {size}"
+        return f"workload {self.name} is suspended by {strategy} first, which frees {size}"
 
 
 @dataclass(slots=True)
@@ -160,9 +160,9 @@ class Plan:
             if unknown := [gpu_uuid for gpu_uuid in target.home if gpu_uuid not in known]:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-                    f"NVML tells neither what workload {target.workload.name} has on {unknown[0]} nor how "
-                    "much of that GPU is in use, so whether the host's memory can hold it is not known: "
-                    "look at `nvidia-smi -q -d MEMORY`, or stop the workload",
+                    f"NVML reports neither the memory of workload {target.workload.name} on "
+                    f"{unknown[0]} nor the memory in use there, so it is unknown whether host "
+                    "memory can hold it: see `nvidia-smi -q -d MEMORY`, or stop the workload",
                     {"gpu_uuid": unknown[0]},
                 )
 

@@ -109,7 +109,7 @@ class PlanMembers:
             with plan.findings.check("members", "found afresh"):
                 return await self._found_again(workload, alive)
         if len(alive) < len(workload.members):
-            plan.findings.warn("members", "some members ended while they were parked: they can't be restored")
+            plan.findings.warn("members", "some members ended while suspended: they can't be restored")
         return alive
 
     async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:

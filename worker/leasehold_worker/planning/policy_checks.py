@@ -39,7 +39,7 @@ from leasehold_worker.workloads.workload import RUN, Workload
 
 _SAYS: Final = {
     errors_pb2.ERROR_REASON_NOTHING_FREED: "frees no device memory",
-    errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST: "loses what the workload has computed since it was saved",
+    errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST: "loses all work since the last save",
 }
 
 
@@ -76,8 +76,9 @@ class PolicyChecks:
             if policy.process_strategy in (CHECKPOINT, STOP) and workload.origin != RUN:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-                    f"workload {workload.name} was not started by a worker, which could not start it again: "
-                    f"park it by cuda_suspend instead of {process_text(policy.process_strategy)}",
+                    f"workload {workload.name} was not started by a worker, so a worker can't "
+                    "start it again: suspend it by cuda_suspend instead of "
+                    f"{process_text(policy.process_strategy)}",
                 )
             refusal = strategy_of(policy).refusal
             plan.saves = bool(refusal) and self._is_harmless(workload, refusal)
@@ -85,7 +86,7 @@ class PolicyChecks:
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
                     raise OperationError(refusal, f"{message}: choose another policy, or force it")
-                plan.findings.warn("policy", f"{message}, and that is allowed")
+                plan.findings.warn("policy", f"{message}, which is permitted")
 
     def _check_weights(self, workload: Workload, plan: Plan) -> None:
         policy = plan.policy
@@ -95,8 +96,9 @@ class PolicyChecks:
         if weights != RETAIN and not weights_hooks(workload.spec.hooks, weights):
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                f"no hook of workload {workload.name} can {weights_text(weights)} its weights: declare vllm, "
-                "sglang, or another one with frees_memory when it is run, or retain them",
+                f"no hook of workload {workload.name} can {weights_text(weights)} its "
+                "weights: run it with vllm, sglang, or another hook with frees_memory, or "
+                "retain the weights",
                 {"field": "policy.weight_strategy"},
             )
 
@@ -132,15 +134,16 @@ class PolicyChecks:
             if needed_bytes > available:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
-                    f"about {size_text(needed_bytes)} don't fit into the {size_text(available)} that are "
-                    "left for checkpoints: delete some, or raise checkpoint_limit in the worker's settings",
+                    f"about {size_text(needed_bytes)} exceed the {size_text(available)} "
+                    "available for checkpoints: delete some, or raise checkpoint_limit in "
+                    "the worker's settings",
                 )
 
     async def look_at_application(self, plan: Plan) -> None:
         """What stopping a workload takes: an application that can save itself now, if it serves a kernel."""
         workload = plan.target.workload
         if workload.state != RUNNING or self._applications.of(workload.workload_id) is None:
-            plan.findings.skip("application", "it serves no kernel, or is parked: nothing is saved")
+            plan.findings.skip("application", "not checkpointable, or suspended: nothing is saved")
             return
         await self.look_at_kernel(plan)
 
@@ -168,7 +171,7 @@ class PolicyChecks:
         plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
         with plan.findings.check("criu", "works here"):
             self._criu.require_criu()
-        with plan.findings.check("image", f"{plan.checkpoint_id} is there, and for this host"):
+        with plan.findings.check("image", f"{plan.checkpoint_id} is present and fits this host"):
             await self._criu.check_kept(plan.checkpoint_id)
         with plan.findings.check("resources", "there"):
             host = AllocRequest.of(workload.spec.resources).host
@@ -186,7 +189,7 @@ class PolicyChecks:
             if operation.pairs:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-                    f"workload {workload.name} is stopped, and starts afresh: name GPUs instead of pairs",
+                    f"workload {workload.name} is stopped and starts again: name GPUs instead of pairs",
                     {"field": "pairs"},
                 )
         with findings.check("resources", "there"):
@@ -199,7 +202,7 @@ class PolicyChecks:
             gpu_uuids = [normalize_uuid(gpu_uuid) for gpu_uuid in operation.gpu_uuids] or taken.gpu_uuids
             plan.destinations = [Destination(gpu_uuid, "", None, None) for gpu_uuid in gpu_uuids]
         if operation.checkpoint_id:
-            with findings.check("checkpoint", f"{plan.checkpoint_id} is there"):
+            with findings.check("checkpoint", f"{plan.checkpoint_id} is present"):
                 found = await trio.to_thread.run_sync(self._application_store.find, operation.checkpoint_id)
                 plan.tiers.append(TierNeed(DISK, found.file_bytes, None))
             return
@@ -236,7 +239,7 @@ class PolicyChecks:
 def _gone(checkpoint_id: str, workload: Workload) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        f"checkpoint {checkpoint_id} of workload {workload.name} is not in the image directory any more: "
-        "bring it back, name another one by its id, or run the program afresh",
+        f"checkpoint {checkpoint_id} of workload {workload.name} is no longer in the image "
+        "directory: put it back, name another one by its id, or run the program again",
         {"checkpoint_id": checkpoint_id},
     )

@@ -225,7 +225,7 @@ class Preflight:
                 plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
             return plan
         findings = plan.findings
-        with findings.check("state", f"{workload.name} is parked"):
+        with findings.check("state", f"{workload.name} is suspended"):
             require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
         if workload.parked is not None:
             plan.policy = workload.parked.policy
@@ -277,7 +277,7 @@ class Preflight:
         with plan.findings.check("state", f"{workload.name} is running"):
             require_state(workload, (RUNNING,), "checkpointed")
         await self._policies.look_at_kernel(plan)
-        plan.steps = [eviction.Step.SAVE.down, "it goes on"]
+        plan.steps = [eviction.Step.SAVE.down, "the application continues"]
         return plan
 
     async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
@@ -349,8 +349,9 @@ class Preflight:
                 with findings.about(target.workload):
                     findings.warn(
                         "device_memory_known",
-                        f"NVML lists no member of workload {target.workload.name} on a GPU: all memory in "
-                        "use on its GPUs counts as its own, and where its members run is not proved",
+                        f"NVML lists no member of workload {target.workload.name} on a GPU: "
+                        "all memory in use on its GPUs counts as its own, and the location "
+                        "of its members is not verified",
                     )
 
     async def _look_at_gpus(self, plan: Plan) -> None:
@@ -367,7 +368,7 @@ class Preflight:
         need = self._host_memory.need(plan.bytes_by_pid, parks=plan.stays_in_memory)
         plan.host_memory = need
         if plan.policy is not None and plan.policy.weight_strategy == DISCARD:
-            plan.findings.skip("host_memory", "looked at once the weights are gone")
+            plan.findings.skip("host_memory", "checked once the weights are gone")
             return
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             plan.require_sizes()

@@ -55,7 +55,7 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
         wanted = " or ".join(_name(state) for state in sorted(states))
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is {_name(workload.state)}, and only one that is {wanted} can be "
+            f"workload {workload.name} is {_name(workload.state)}, and must be {wanted} to be "
             f"{verb}: {_REMEDIES.get(workload.state, 'wait until its command has ended')}",
             {"observed_state": _name(workload.state)},
         )
@@ -91,14 +91,13 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
             state = state_name(member.state)
             cuda_suspend = member.state in (LOCKED, CHECKPOINTED)
             remedy = (
-                "let whoever suspends it resume it" if cuda_suspend else "stop the workload if it stays so"
+                "let its debugger or shell resume it" if cuda_suspend else "stop the workload if it stays so"
             )
             if member.state == FAILED:
-                remedy = "the driver has given it up, so stop the workload"
+                remedy = "stop the workload: the process is permanently FAILED"
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"process {member.identity.pid} is {state}, and only one that is RUNNING can be suspended: "
-                f"{remedy}",
+                f"process {member.identity.pid} is {state}, and must be RUNNING to be suspended: {remedy}",
                 {"pid": str(member.identity.pid), "observed_state": state},
             )
 
@@ -128,8 +127,8 @@ def require_all(
         if identity.pid in listed - known:
             raise OperationError(
                 errors_pb2.ERROR_REASON_MEMBERS_CHANGED,
-                f"NVML lists process {identity.pid} on a GPU, and the driver says that it does not use CUDA: "
-                "it may be starting or ending, so try again",
+                f"NVML lists process {identity.pid} on a GPU, but the driver reports that it "
+                "does not use CUDA, as while it starts or ends: try again",
                 {"pid": str(identity.pid)},
             )
 

@@ -194,7 +194,7 @@ async def relaunch(
         with trio.CancelScope(shield=True):
             if who := await _give_up_restore(folder, process, stream):
                 return who
-        raise LaunchError(f"it was not done within {timeout_s:g} s")
+        raise LaunchError(f"not complete within {timeout_s:g} s")
     finally:
         stream.close()  # aclose() would raise Cancelled over what was restored
 
@@ -210,7 +210,7 @@ def _entries(environment: Mapping[str, str]) -> bytes:
     """
     for name, value in environment.items():
         if not name or "=" in name or "\0" in name + value:
-            raise LaunchError(f"the variable {name!r} can't be set: take out '=' and NUL")
+            raise LaunchError(f"invalid environment variable {name!r}: remove '=' and NUL")
     return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment.items())
 
 
@@ -275,8 +275,10 @@ async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
     who = launched(folder)
     if who is None:
         return _StartRecord(
-            error=f"its launcher did not answer within {START_TIMEOUT_S:g} s, and was given up: look at the "
-            "disk of its working directory"
+            error=(
+                f"its launcher did not answer within {START_TIMEOUT_S:g} s, so the start was "
+                "cancelled: check the disk of its working directory"
+            )
         )
     return _StartRecord(pid=who.pid, start_time_ticks=who.start_time_ticks)
 

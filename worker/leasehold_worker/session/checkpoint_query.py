@@ -29,7 +29,7 @@ async def answer_checkpoints(
     except OperationError as error:
         return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
     except Exception:  # others may write to the directory, and a question is no reason for the worker to end
-        logger.exception("the checkpoints can't be listed, by a defect")
+        logger.exception("the checkpoints can't be listed because of a defect")
         return CheckpointAnswer(query_id=query.query_id, error=defect().to_proto())
     for checkpoint in found:
         checkpoint.worker_id = worker_id

@@ -41,13 +41,11 @@ async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
     """
     workload = workloads.get(request.workload_id)
     if request.offset > OFFSET_LIMIT:
-        raise invalid(
-            "offset", f"the offset {request.offset} is beyond {OFFSET_LIMIT}: no output is that long"
-        )
+        raise invalid("offset", f"offset {request.offset} exceeds {OFFSET_LIMIT}, the limit of an output")
     try:
         offset, data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
     except OSError as error:
-        raise _unavailable(workload, error.strerror or "an error of the disk") from error
+        raise _unavailable(workload, error.strerror or "disk error") from error
     chunk = OutputChunk(read_id=request.read_id, data=data, end=end)
     if offset > request.offset and data:
         chunk.offset = offset
@@ -74,12 +72,12 @@ async def _read(workload: Workload, offset: int, limit_bytes: int) -> tuple[int,
         return await trio.to_thread.run_sync(
             read_kept, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
         )
-    raise _unavailable(workload, f"its disk did not answer within {READ_TIMEOUT_S:g} s")
+    raise _unavailable(workload, f"the disk did not answer within {READ_TIMEOUT_S:g} s")
 
 
 def _unavailable(workload: Workload, why: str) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
-        f"the output of workload {workload.name} can't be read ({why}): look at {workload.output_path} on "
-        "the worker's host",
+        f"the output of workload {workload.name} can't be read ({why}): check "
+        f"{workload.output_path} on the worker's host",
     )

@@ -30,7 +30,7 @@ class PlanQueries:
         except OperationError as error:
             return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
         except Exception:  # a question is no reason for the worker to end
-            logger.exception("the plan of workload %s failed by a defect", query.workload_id)
+            logger.exception("the plan of workload %s failed because of a defect", query.workload_id)
             return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
         return PlanAnswer(plan_id=query.plan_id, plan=plan_message(plan))
 
@@ -54,7 +54,7 @@ class PlanQueries:
             case kind:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                    "there are plans for suspend, restore, remap and checkpoint, and not for "
-                    f"{kind or 'another'}",
+                    f"no plans for {kind or 'another'}: only suspend, restore, remap and "
+                    "checkpoint have them",
                     {"field": "operation"},
                 )

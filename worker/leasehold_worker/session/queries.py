@@ -70,7 +70,7 @@ class Queries:
         except OperationError as error:
             return question.refuse(error.to_proto())
         except Exception:
-            logger.exception("a %s failed by a defect", frame.WhichOneof("frame"))
+            logger.exception("a %s failed because of a defect", frame.WhichOneof("frame"))
             return question.refuse(defect().to_proto())
 
     def refuse(self, frame: ConnectResponse, error: OperationError) -> ConnectRequest | None:

@@ -145,7 +145,7 @@ class CoordinatorSession:
                 try:
                     end = await self._session(channel)
                 except Exception:  # a session is no reason for the worker to end
-                    logger.exception("a session failed by a defect")
+                    logger.exception("a session failed because of a defect")
                     end = SessionEndError("a defect of Leasehold")
                 if self._leaving:
                     return
@@ -220,7 +220,7 @@ class CoordinatorSession:
             except SessionEndError:
                 raise
             except Exception:
-                logger.exception("a %s failed by a defect, and is passed over", frame.WhichOneof("frame"))
+                logger.exception("a %s failed because of a defect, and is skipped", frame.WhichOneof("frame"))
 
     def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
         match frame.WhichOneof("frame"):
@@ -265,10 +265,11 @@ class CoordinatorSession:
             with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
                 await trio.to_thread.run_sync(save, abandon_on_cancel=True)
         except OSError as error:
-            raise SessionEndError(f"the epoch can't be kept: {error.strerror}: look at the disk") from error
+            raise SessionEndError(f"the epoch can't be stored ({error.strerror}): check the disk") from error
         if scope.cancelled_caught:
             raise SessionEndError(
-                f"the epoch is not on disk after {JOURNAL_TIMEOUT_S:g} s: look at that of the state directory"
+                f"the epoch was not stored within {JOURNAL_TIMEOUT_S:g} s: check the disk of "
+                "the state directory"
             )
 
     def _check(self, welcome: Welcome) -> None:
@@ -287,7 +288,7 @@ class CoordinatorSession:
         if not self._epoch < welcome.epoch < EPOCH_LIMIT:
             error = OperationError(
                 errors_pb2.ERROR_REASON_STALE_EPOCH,
-                f"the coordinator's epoch {welcome.epoch} is not above {self._epoch}: it is deposed",
+                f"the coordinator is deposed: its epoch {welcome.epoch} is not above {self._epoch}",
             )
             raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
         self._take_intervals(welcome)
@@ -296,10 +297,10 @@ class CoordinatorSession:
         """Takes in how often a load is wanted, and for how long the coordinator may be silent."""
         least_s, most_s = LOAD_INTERVALS_S
         if not least_s <= (interval_s := seconds(frame.load_interval)) <= most_s:
-            raise violation(f"a load interval of {interval_s:g} s: give {least_s:g} to {most_s:g} s")
+            raise violation(f"invalid load interval {interval_s:g} s: give {least_s:g} to {most_s:g} s")
         if not 0 < (limit_s := seconds(frame.silence_limit)) <= SILENCE_LIMIT_S:
             raise violation(
-                f"a silence limit of {limit_s:g} s: give more than 0 and at most {SILENCE_LIMIT_S:g} s"
+                f"invalid silence limit {limit_s:g} s: give more than 0 and at most {SILENCE_LIMIT_S:g} s"
             )
         self._load_interval_s, self._silence_limit_s = interval_s, limit_s
 
@@ -353,7 +354,7 @@ async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float
         if isinstance(frame, SessionEndError):
             raise frame
         return frame
-    raise SessionEndError(f"nothing came from the coordinator for {timeout_s:g} s")
+    raise SessionEndError(f"no frame from the coordinator for {timeout_s:g} s")
 
 
 async def _wait_end(frames: trio.MemoryReceiveChannel[Incoming]) -> None:
@@ -372,5 +373,5 @@ def _farewell(goodbye: Goodbye) -> SessionEndError:
 
 _FULL: Final = OperationError(
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
-    f"{QUESTIONS_LIMIT} questions wait for this worker's answers, the most that it takes: ask again later",
+    f"{QUESTIONS_LIMIT} questions wait for this worker's answers, which is its limit: ask again later",
 )

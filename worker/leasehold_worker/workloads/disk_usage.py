@@ -51,4 +51,4 @@ class DiskUsage:
                 )
                 self._ledger.set_written(host, written)
             if scope.cancelled_caught:
-                logger.warning("workload %s: how much it has written can't be measured", workload.name)
+                logger.warning("workload %s: its disk usage can't be measured", workload.name)

@@ -36,12 +36,12 @@ DISK: Final = plan_pb2.TIER_DISK
 class Step(Enum):
     """Something that is done, with what undoes it on waking."""
 
-    HOOKS = ("the workload's hooks are called", "its hooks are called again, for the way up")
+    HOOKS = ("the workload's hooks are called", "its hooks are called again, after the restore")
     OFFLOAD = ("its framework moves the weights to host memory", "its framework takes the weights back")
     DISCARD = ("its framework drops the weights", "its framework loads the weights again")
     SUSPEND = ("the driver moves device memory to host memory", "the driver moves it back, on any GPUs alike")
     IMAGE = ("CRIU writes the processes to disk, and they end", "CRIU brings them back from disk")
-    SAVE = ("its application saves itself, if it serves a kernel", "its application loads what it had saved")
+    SAVE = ("its application saves itself, if it is checkpointable", "its application loads its last save")
     END = ("its processes are ended", "its program is started again")
 
     def __init__(self, down: str, up: str) -> None:
@@ -157,7 +157,7 @@ def resolve(asked: EvictionPolicy | None, declared: EvictionPolicy) -> EvictionP
         escalate_to=chosen.escalate_to,
     )
     if policy.weight_strategy not in WEIGHTS or policy.process_strategy not in STRENGTHS:
-        raise invalid("policy", "the policy names a strategy that this worker does not know: update it")
+        raise invalid("policy", "the policy names a strategy unknown to this worker: update the worker")
     if policy.escalate_to and (
         policy.escalate_to not in STRENGTHS or is_weaker(policy.escalate_to, policy.process_strategy)
     ):

@@ -174,7 +174,7 @@ class ForeignWatch:
         try:
             found = [identify(process.pid) for slot in slots for process in slot.foreign]
         except OSError as error:  # for want of descriptors or memory
-            logger.warning("foreign processes can't be watched for the moment: %s", error)
+            logger.warning("foreign processes can't be listed for now: %s", error)
             return []
         return [identity for identity in found if identity is not None]
 
@@ -214,7 +214,7 @@ class ForeignWatch:
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
             found = await self._sort(usage, ours, lessees)
         except OSError as error:  # for want of descriptors or memory
-            logger.warning("who is on the GPUs can't be seen for the moment: %s", error)
+            logger.warning("the processes on the GPUs can't be listed for now: %s", error)
             usage, found = {}, _Found({}, {})
         now = self._leases()
         cuda_suspend = _changed(ours, workloads)
@@ -273,11 +273,11 @@ class ForeignWatch:
         living = [identity for identity in left if _may_live(identity)]
         if not living and gpu_uuid not in self._listed:
             return
-        names = leaving.name if living else f"what {leaving.name} may have left"
+        names = leaving.name if living else f"possible remains of {leaving.name}"
         told = living[:PROCESSES_LIMIT] or [leaving.root]
         command = f"{NOT_LISTED}{names}"[:COMMAND_LIMIT]
         entry = tuple(ForeignProcess(identity.pid, leaving.user, command, None) for identity in told)
-        logger.warning("GPU %s is kept back: %s", gpu_uuid, command)
+        logger.warning("GPU %s is not leased for now: %s", gpu_uuid, command)
         self._kept_back[gpu_uuid] = living
         self._pool.slots.observe({gpu_uuid: entry}, self._free_bytes)
 

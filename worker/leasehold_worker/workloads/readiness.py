@@ -76,8 +76,10 @@ class Readiness:
                         logger.info("workload %s is not ready: %s", workload.name, error.message)
                     workload.unready = error.message
                 except Exception:
-                    logger.exception("the readiness probe of workload %s met a defect", workload.name)
-                    workload.unready = "its readiness probe met a defect of the worker: see the worker's log"
+                    logger.exception("a defect stopped the readiness probe of workload %s", workload.name)
+                    workload.unready = (
+                        "its readiness probe failed because of a defect of the worker: see the worker's log"
+                    )
                 else:
                     if workload.root == root:  # else another start of the program answered, or none did
                         self._workloads.set_ready(workload)

@@ -114,7 +114,7 @@ class Workloads:
         except KeyError:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-                f"this worker has no workload {workload_id}: if the worker crashed, end its processes by pid",
+                f"no workload {workload_id} on this worker: if the worker crashed, end its processes by pid",
             ) from None
 
     def all(self) -> tuple[Workload, ...]:
@@ -261,7 +261,7 @@ class Workloads:
             who = launched(self.folder(workload.workload_id)) if workload.origin == RUN else None
         except OSError as error:
             who = None
-            logger.error("workload %s: its launcher is not known (%s)", workload.name, error)
+            logger.error("workload %s: its launcher is unknown (%s)", workload.name, error)
         # A program can write into its own folder.
         known = who is not None and who.program == workload.root and may_be_parent(who.launcher, who.program)
         workload.launcher = who.launcher if who is not None and known else None
@@ -292,7 +292,7 @@ class Workloads:
             try:
                 await self._see_out(workload)
             except OSError as error:  # for want of descriptors or memory
-                logger.error("workload %s can't be watched for the moment: %s", workload.name, error)
+                logger.error("workload %s can't be monitored for now: %s", workload.name, error)
                 await trio.sleep(WATCH_AGAIN_S)
             else:
                 return
@@ -310,7 +310,7 @@ class Workloads:
                 f"LEASEHOLD_SOCKET={self._socket_path}",
             )
             workload.mark = workload.mark or "\0".join(marks)
-        how = "nobody saw how" if outcome is None else f"exit {outcome.returncode}"
+        how = "the exit was not observed" if outcome is None else f"exit {outcome.returncode}"
         logger.info("workload %s ended: %s", workload.name, how)
         while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
             await trio.sleep(POLL_INTERVAL_S)

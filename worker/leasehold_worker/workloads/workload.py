@@ -170,8 +170,9 @@ class Workload:
             return self.error
         return OperationError(
             errors_pb2.ERROR_REASON_HOOK_FAILED,
-            f"workload {self.name} runs, and not all that its hooks put away is back: the worker calls them "
-            "again for some minutes, and `leasehold wake` does at any time",
+            f"workload {self.name} runs, but some of its hooks failed after the restore: the "
+            "worker retries them for some minutes, and `leasehold wake` retries them at any "
+            "time",
         )
 
     async def find_processes(self) -> list[ProcessIdentity]:

@@ -469,7 +469,7 @@ def test_a_host_without_gpus_serves_commands_and_keeps_account(
     found = host.look()
     assert (found.resources.cpu_millicores_free, found.resources.memory_free_bytes) == (500, 2**28)
     refused = host.run(*options, "--", "true", code=125)
-    assert "1.5 cores of CPU time are wanted" in refused or "(INSUFFICIENT_RESOURCES)" in refused
+    assert "the request needs 1.5 cores of CPU time" in refused or "(INSUFFICIENT_RESOURCES)" in refused
     assert "of this worker's 0 match" in host.run("--", "true", code=125)
     host.kill_worker()
     host.start_worker('cpu_limit_millicores = 2000\nmemory_limit = "1GiB"')

@@ -282,7 +282,9 @@ async def test_one_refused_delete_ends_nothing(
     monkeypatch.setattr(ApplicationStore, "delete", fail)
     await look(disk, lambda: ids(disk) == [refused])
     assert last not in ids(disk)
-    assert [record.getMessage() for record in caplog.records] == [f"checkpoint {refused} stays: no right to"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"checkpoint {refused} could not be deleted: no right to"
+    ]
 
 
 async def test_a_round_that_fails_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ async def test_a_criu_that_works_is_found(make_criu: MakeCriu) -> None:
     [
         ("old", 30, "is version 3.17.1, which fails on current kernels: 4.2 is needed"),
         ("check-fails", 30, "(Kernel lacks what is needed)"),
-        ("silent", 0.5, "did not answer within 0.5 s"),
+        ("silent", 0.5, "no answer within 0.5 s"),
     ],
 )
 async def test_a_criu_that_does_not_work_is_refused_with_the_reason(

@@ -180,7 +180,7 @@ def test_large_deleted_files_are_obstacles_and_the_list_is_bounded(
     )
     with holder(code) as root:
         told = obstacles.obstacles([root])
-    assert "has 2 MiB, and an image holds deleted files up to 1 MiB" in told[0]
+    assert "is a deleted file of 2 MiB, and an image holds deleted files up to 1 MiB" in told[0]
     assert len(told) == 9
     assert told[-1] == "and 4 more"
 

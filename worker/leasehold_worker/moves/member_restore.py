@@ -1,4 +1,4 @@
-"""The way up of members: restore, the proof that they are on their GPUs, and the way back where it fails."""
+"""The restore of members: driver calls, verification by NVML, and the rollback after a failure."""
 
 from collections.abc import Sequence
 from typing import final
@@ -16,11 +16,11 @@ from leasehold_worker.moves.move import Move
 
 @final
 class MemberRestore:
-    """Brings members back to GPUs.
+    """Restores members on GPUs.
 
     Args:
         inventory: The GPUs of this host.
-        verification: What NVML says of members.
+        verification: Verification of members by NVML.
     """
 
     def __init__(self, inventory: Inventory, verification: Verification) -> None:
@@ -28,14 +28,14 @@ class MemberRestore:
         self._verification = verification
 
     async def restore(self, move: Move, pairs: tuple[GpuPair, ...]) -> None:
-        """Restores members, proves it, and calls the hooks of the way up; or rolls all of that back.
+        """Restores and verifies members, then calls the hooks after a restore; or rolls all of that back.
 
         Args:
             move: The move.
-            pairs: Complete pairs for the driver; none where all stay.
+            pairs: Complete pairs for the driver; none if all stay.
 
         Raises:
-            OperationError: It failed. The members are where they were, as far as their outcomes say.
+            OperationError: It failed and was rolled back; the outcomes name exceptions.
         """
         await self._restore(move, pairs)
         if not move.hooks.is_needed:
@@ -49,7 +49,7 @@ class MemberRestore:
             raise
 
     async def _restore(self, move: Move, pairs: tuple[GpuPair, ...]) -> None:
-        """Restores, and proves it. If members turn up on GPUs that nobody expected, it is tried once more."""
+        """Restores and verifies. If members turn up on unexpected GPUs, it tries once more."""
         before = [outcome.displacement for outcome in move.group.outcomes]
         try:
             await self._restore_once(move, pairs)
@@ -71,9 +71,9 @@ class MemberRestore:
         await self._verification.prove_placed([outcome.member for outcome in group.outcomes], pairs)
 
     async def _find_places(self, group: Group, before: Sequence[tuple[GpuPair, ...]]) -> bool:
-        """Notes where NVML lists each member. True: one is neither where it was nor where it was sent.
+        """Records where NVML lists each member. True: a member is neither on its old nor on its new GPUs.
 
-        Then an earlier restore had moved it and said that it had not.
+        In that case an earlier restore had moved it and reported the opposite.
         """
         surprising = False
         for outcome, displacement in zip(group.outcomes, before, strict=True):
@@ -90,7 +90,7 @@ class MemberRestore:
         """Restores members on their new GPUs, or else on the old ones, or else leaves them suspended.
 
         Raises:
-            OperationError: They are not on the new GPUs.
+            OperationError: The members are not on the new GPUs.
         """
         try:
             await move.intend("restore")

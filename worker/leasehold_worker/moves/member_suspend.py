@@ -1,4 +1,4 @@
-"""The way down of members: lock, checkpoint, and the proof that their GPUs are free."""
+"""The suspend of members: lock, checkpoint, and verification that their memory is freed."""
 
 from functools import partial
 from typing import NamedTuple, final
@@ -16,15 +16,15 @@ from leasehold_worker.planning.workload_checks import require_open
 
 class _Found(NamedTuple):
     searches: tuple[Search, ...]
-    """One for each workload, with its members."""
+    """One search per workload, with its members."""
     pids: frozenset[int]
-    """All processes of the workloads, then and now."""
+    """All processes of the workloads, at the search and now."""
 
     def members(self, usage: Usage) -> tuple[Member, ...]:
-        """The members that the workloads have now.
+        """The current members of the workloads.
 
         Args:
-            usage: What NVML said while the members were locked.
+            usage: The usage that NVML listed while the members were locked.
 
         Raises:
             OperationError: A process that may use CUDA can't be traced.
@@ -36,12 +36,12 @@ class _Found(NamedTuple):
 
 @final
 class MemberSuspend:
-    """Takes members off their GPUs.
+    """Suspends members off their GPUs.
 
     Args:
         driver: The driver.
-        verification: What NVML says of members.
-        host_memory: The ledger of promised host memory.
+        verification: Verification of members by NVML.
+        host_memory: The ledger of reserved host memory.
     """
 
     def __init__(self, driver: Driver, verification: Verification, host_memory: SuspendMemory) -> None:
@@ -50,10 +50,10 @@ class MemberSuspend:
         self._host_memory = host_memory
 
     async def suspend(self, move: Move) -> None:
-        """Locks and checkpoints the members of a move, and proves by NVML that their memory is free.
+        """Locks and checkpoints the members of a move, and verifies by NVML that their memory is free.
 
         Raises:
-            OperationError: It failed. The members are where they were, as far as their outcomes say.
+            OperationError: It failed and was rolled back; the outcomes name exceptions.
         """
         plan, group = move.plan, move.group
         usage: Usage = {}
@@ -87,9 +87,9 @@ class MemberSuspend:
                 raise
 
     async def _search(self, move: Move) -> _Found:
-        """The processes of the workloads then and now, and what the driver says of those that are no members.
+        """The processes of the workloads at the search and now, with the driver's states of non-members.
 
-        Members are not asked about: the driver has just told the state of each.
+        Members are skipped: the driver has just reported the state of each.
 
         Raises:
             OperationError: The driver can't be asked.
@@ -107,10 +107,10 @@ class MemberSuspend:
 
 
 def _size_again(move: Move, usage: Usage) -> dict[int, int]:
-    """Takes in what members have on their GPUs, and returns by how much it is more, by pid of who has more.
+    """Updates the sizes of members, and returns the growth by pid.
 
-    A member that is parked already, or that is not where its workload is, keeps what is known of it. So does
-    one of which NVML tells less than before.
+    A suspended member, or one that is not where its workload is, keeps its known size. So does a member for
+    which NVML reports less than before.
     """
     more: dict[int, int] = {}
     for target in move.plan.targets:

@@ -24,10 +24,10 @@ class Move:
         state: The state of its workloads during the move.
         reserved: GPUs that were reserved for it.
         hooks: The hooks of its workloads.
-        progress: Gets what is done.
+        progress: Receives the outcomes.
         group: The members of all workloads.
         outcomes: The same members, by workload id.
-        kept: What the suspended processes became on disk. None: they are in memory.
+        kept: Checkpoint of the suspended processes. None: they are in memory.
     """
 
     plan: Plan
@@ -40,7 +40,7 @@ class Move:
     kept: StoredCheckpoint | None = None
 
     async def intend(self, phase: str) -> None:
-        """Puts on disk what the next phase is about to do.
+        """Records the next phase on disk.
 
         Raises:
             OperationError: STORAGE_UNAVAILABLE; the phase must not begin.
@@ -51,7 +51,7 @@ class Move:
 def intent_of(
     phase: str, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], reserved: Sequence[Lease]
 ) -> Intent:
-    """What the next phase is about to do, with the members as they are now."""
+    """The intent of the next phase, with the current members."""
     targets = tuple(
         WorkloadIntent(
             workload_id=target.workload.workload_id,

@@ -1,7 +1,7 @@
-"""Which state and which GPUs workloads have after an operation, found from where their members are.
+"""The states and GPUs of workloads after an operation, derived from the location of their members.
 
-A GPU stays leased as long as a member may hold memory on it. So leases never promise what is not there, and a
-workload that the driver has left halfway keeps what it occupies.
+A GPU stays leased as long as a member may hold memory on it. So no lease offers memory that is in use, and a
+workload that the driver has left halfway keeps its GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=C
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """What a workload's processes became on disk."""
+    """The checkpoint of a workload's processes."""
 
     checkpoint_id: str
     disk_bytes: int
@@ -53,7 +53,7 @@ class StoredCheckpoint:
 def state_of(
     outcomes: Sequence[MemberOutcome], otherwise: WorkloadState.ValueType
 ) -> WorkloadState.ValueType:
-    """The workload's state from those of its members; ``otherwise`` where none is left."""
+    """The workload's state from those of its members; ``otherwise`` if none is left."""
     states = {outcome.state_after for outcome in outcomes} - {GONE}
     if states & STUCK:
         return WORKLOAD_WEDGED
@@ -69,12 +69,13 @@ def state_of(
 def occupied_gpus(
     target: WorkloadPlan, outcomes: Sequence[MemberOutcome], occupancy: Occupancy
 ) -> tuple[set[str], set[str]]:
-    """The GPUs that a workload's members are on for certain, and those that they may be on.
+    """The GPUs that a workload's members certainly use, and those that they may use.
 
     Args:
-        target: The workload, with the GPUs that it had and was to get.
+        target: The workload, with its old and new GPUs.
         outcomes: Its members.
-        occupancy: What NVML says of them. A GPU that NVML can't read may have the memory of a stuck member.
+        occupancy: The GPUs on which NVML lists them. A GPU that NVML can't read may have the memory of a
+            stuck member.
     """
     possible = {*target.home, *target.destination, *_held(target)}
     certain = possible & occupancy.listed
@@ -95,9 +96,9 @@ class Settlement:
 
     Args:
         pool: The pool.
-        plan: What was to be done.
-        outcomes: What became of the members, by workload id.
-        reserved: What was reserved for it.
+        plan: The plan of the operation.
+        outcomes: Outcomes of the members, by workload id.
+        reserved: Leases that were reserved for it.
     """
 
     def __init__(
@@ -114,25 +115,25 @@ class Settlement:
 
     @property
     def _targets(self) -> list[WorkloadPlan]:
-        """Those that have not ended: what ended ones held is free."""
+        """The workloads that have not ended: the GPUs of the others are free."""
         return [target for target in self._plan.targets if target.workload.state not in ENDED]
 
     def done(self, progress: Progress) -> None:
-        """Gives every workload the GPUs that it was to get."""
+        """Gives each workload its new GPUs."""
         self._exchange(
             {target.workload.workload_id: target.destination for target in self._targets}, progress
         )
 
     def failed(self, occupancies: Mapping[str, Occupancy], progress: Progress, *, keep: bool = False) -> None:
-        """Leaves every workload the GPUs that its members may be on.
+        """Leaves each workload the GPUs that its members may use.
 
-        After a swap, a member that the driver gave up may be left on a GPU that the other workload has gone
-        back to, which then keeps it.
+        After a swap, a FAILED member may be left on a GPU to which the other workload has returned. That
+        workload then keeps the GPU.
 
         Args:
-            occupancies: Where NVML says that members are now, by workload id.
-            progress: Gets the GPUs that changed hands.
-            keep: Workloads that are parked whole keep the GPUs that they hold: they are to run there again.
+            occupancies: Current GPUs of the members as NVML lists them, by workload id.
+            progress: Receives the GPUs that moved between workloads.
+            keep: Fully suspended workloads keep their GPUs: they will run there again.
         """
         certain: dict[str, set[str]] = {}
         possible: dict[str, set[str]] = {}
@@ -191,9 +192,9 @@ class Settlement:
 async def where_members_are(
     verification: Verification, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, done: bool
 ) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
-    """The members of each workload as NVML lists them now, and of an operation that failed also the GPUs.
+    """The members of each workload as NVML lists them now, and after a failure also their GPUs.
 
-    Everything that has to be waited for, so that leases and states can then change in one step.
+    All waits are here, so that leases and states can then change in one step.
     """
     members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
     if not done:
@@ -216,16 +217,16 @@ def settle_state(
     policy: EvictionPolicy | None = None,
     kept: StoredCheckpoint | None = None,
 ) -> None:
-    """Gives a workload the state that its members say, once its lease is settled. One that ended stays so.
+    """Gives a workload the state of its members, once its lease is settled. An ended workload stays ended.
 
     Args:
         workloads: The registry.
-        target: The workload, with the GPUs that it had and was to get.
+        target: The workload, with its old and new GPUs.
         outcomes: Its members.
-        members: The same as they are kept.
+        members: The members to record.
         error: Why the operation failed. None: it didn't.
-        policy: How it was to be parked. None: plainly.
-        kept: What its processes became on disk. None: they are where they were.
+        policy: The policy of the suspend. None: the plain one.
+        kept: Checkpoint of its processes. None: they are in memory.
     """
     workload = target.workload
     if workload.state in ENDED:
@@ -264,7 +265,7 @@ def _parked(
     policy: EvictionPolicy,
     kept: StoredCheckpoint | None,
 ) -> Parked:
-    """What waking it needs to know, whatever it was parked by before."""
+    """The record that a restore needs, whichever strategy suspended the workload before."""
     before = target.workload.parked
     taken_down = bytes_by_gpu(outcome.member for outcome in outcomes)
     full = {**taken_down, **target.full_bytes}
@@ -287,7 +288,7 @@ def _held(target: WorkloadPlan) -> tuple[str, ...]:
 
 
 def _in_order(target: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
-    """The GPUs in the order of the lease where they are the same, else of what the workload had and gets."""
+    """The GPUs in the order of the lease if they are the same, else in the order of the old and new GPUs."""
     if gpu_uuids == set(_held(target)):
         return _held(target)
     known = dict.fromkeys((*target.home, *target.destination, *_held(target)))

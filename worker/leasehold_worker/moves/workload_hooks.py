@@ -1,4 +1,4 @@
-"""The hooks of the workloads that one operation parks, wakes or moves, around the driver's calls."""
+"""The hooks of the workloads of one operation, around the driver's calls."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,23 +21,23 @@ from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Hooked, Workload
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
-"""How workloads are parked that are only moved."""
+"""The policy of workloads that are only moved."""
 
 SMALL_DEADLINE_S: Final = 10.0
-"""How long device memory may take to fall once a framework says that it sleeps again."""
+"""Time for device memory to fall after a framework reports that it sleeps again."""
 
 SMALL_INTERVAL_S: Final = 0.1
 
 
 @final
 class HookFactory:
-    """What the hooks of this worker's workloads are called with.
+    """The contexts of this worker's hooks.
 
     Args:
-        workloads: The registry, which knows where each has its files.
-        proof: What NVML says of members.
-        kernel_of: The kernel that a workload's application serves. None: it serves none.
-        written: Waits until what is known of workloads is on disk; it raises OperationError where it can't.
+        workloads: The registry, with the folder of each workload.
+        proof: Verification of members by NVML.
+        kernel_of: The checkpointable application of a workload. None: there is none.
+        written: Waits until the workloads' records are on disk, or raises OperationError.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class HookFactory:
         """The hooks of an operation on some workloads.
 
         Args:
-            targets: The workloads, with what is noted of their hooks.
-            policy: How they are being parked. None: as each was, or as is plain where it wasn't.
-            progress: Gets what goes wrong and is not fatal.
+            targets: The workloads, with the records of their hooks.
+            policy: Policy of the suspend. None: that of each workload's last suspend, or the plain one.
+            progress: Receives failures that are not fatal, as warnings.
         """
         hooked = [target for target in targets if calls(target.workload.spec.hooks)]
         return OperationHooks(hooked, partial(self._context, policy), progress, self._keep)
 
     async def _keep(self, workload: Workload) -> None:
-        """Puts on disk what is noted of a workload's hooks."""
+        """Puts the record of a workload's hooks on disk."""
         self._workloads.set_state(workload, workload.state)
         await self._written()
         crash_point("hook-noted")
@@ -103,7 +103,7 @@ class HookFactory:
         )
 
     async def _measure(self, target: WorkloadPlan) -> int | None:
-        """Device bytes that NVML lists for the members now. None: it can't say of one."""
+        """Device bytes that NVML lists for the members now. None: one of them is unknown."""
         members = await self._verification.measured(target.members, target.home)
         if not target.home or not needed_by_gpu(members, target.home).keys() >= set(target.home):
             return None
@@ -115,10 +115,10 @@ class OperationHooks:
     """The hooks of one operation. Workloads without hooks cost nothing.
 
     Args:
-        targets: Those that have hooks.
-        context: What those of one are called with.
-        progress: Gets what goes wrong and is not fatal.
-        keep: Puts a workload on disk as it is now, before it returns.
+        targets: The workloads that have hooks.
+        context: The context of one workload's hooks.
+        progress: Receives failures that are not fatal, as warnings.
+        keep: Stores the record of a workload on disk before it returns.
     """
 
     def __init__(
@@ -135,14 +135,15 @@ class OperationHooks:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any hooks."""
         return bool(self._targets)
 
     async def down(self) -> None:
-        """Calls the hooks of the way down, or undoes what some have done.
+        """Calls the hooks before a suspend, or rolls back those that were called.
 
         Raises:
-            OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all is undone, as far as the warnings say.
+            OperationError: HOOK_FAILED or MEMORY_NOT_FREED; all hooks are rolled back; the warnings name
+                exceptions.
         """
         called: list[WorkloadPlan] = []
         try:
@@ -164,7 +165,7 @@ class OperationHooks:
             raise
 
     async def up(self) -> None:
-        """Calls the hooks of the way up, of all workloads, whatever goes wrong with one.
+        """Calls the hooks after a restore, of all workloads, even if one fails.
 
         Raises:
             OperationError: HOOK_FAILED, the first.
@@ -183,10 +184,10 @@ class OperationHooks:
             raise errors[0]
 
     async def down_again(self) -> bool:
-        """Undoes a way up that failed: what was woken sleeps once more; what fails becomes a warning.
+        """Rolls back the hooks of a failed restore: woken servers sleep again. Failures become warnings.
 
         Returns:
-            Whether all of it sleeps as before, by the hooks' and by NVML's word.
+            Whether all servers sleep as before, according to the hooks and to NVML.
         """
         asleep = True
         for target in self._targets:
@@ -197,7 +198,7 @@ class OperationHooks:
         return asleep
 
     async def _is_as_small(self, target: WorkloadPlan, context: HookContext) -> bool:
-        """Whether a workload holds no more device memory than before. A framework may lag behind its word."""
+        """Whether a workload holds no more device memory than before. A framework may free memory late."""
         before = sum(member.total_bytes for member in target.members)
         with trio.move_on_after(SMALL_DEADLINE_S):
             while True:
@@ -211,7 +212,7 @@ class OperationHooks:
         return False
 
     async def back(self) -> None:
-        """Undoes the way down for the workloads that run; what goes wrong becomes a warning."""
+        """Rolls back the hooks before a suspend, for the workloads that run. Failures become warnings."""
         running = [target for target in self._targets if target.workload.parked is None]
         with trio.CancelScope(shield=True):
             await self._back(running)
@@ -227,7 +228,7 @@ class OperationHooks:
                 self._progress.warnings.append(f"the end of its hooks is not on disk yet: {error.message}")
 
     def _noting(self, target: WorkloadPlan) -> HookContext:
-        """What the hooks of a workload are called with. How far they go is on disk before they go on."""
+        """The context of a workload's hooks. Their progress is on disk before they continue."""
         workload = target.workload
 
         async def keep(notes: frozenset[str]) -> None:

@@ -1,6 +1,6 @@
-"""What the coordinator's commands take for a workload: what is free, or else what helpers hold.
+"""The allocation of resources for the coordinator's commands: free ones, or those of preemptible workloads.
 
-A command does not wait for others to end. Only helpers make room for it, as for everybody.
+A command never waits for ordinary workloads to end. Only preemptible workloads make room, as for any claim.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Workload
 
 HELPERS_TIMEOUT_S: Final = 60.0
-"""How long a command waits for helpers to give GPUs back, unless its own timeout passes first."""
+"""Time for preemptible workloads to release their GPUs, unless the command's own timeout passes first."""
 
 
 @final
 class Acquisition:
-    """Takes GPUs and the rest for runs, and GPUs for restores."""
+    """Allocates GPUs and host resources for runs, and GPUs for restores."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class Acquisition:
     async def for_run(
         self, workload_id: str, operation: command_pb2.RunOperation, preferred: Sequence[str] = ()
     ) -> Allocation:
-        """Takes what a run needs. GPUs that are named are taken whoever waits for them.
+        """Allocates the resources of a run. Named GPUs are allocated even if claims wait for them.
 
-        If cancelled, nothing is held.
+        On cancellation nothing is held.
 
         Args:
-            workload_id: Who is to hold it.
-            operation: What is to be started.
-            preferred: GPUs that it had before: taken if they are free, and its spec prefers no others.
+            workload_id: The workload that is to hold them.
+            operation: The run.
+            preferred: GPUs of its last run, used if they are free and its spec prefers no others.
 
         Raises:
-            OperationError: It can't be had.
+            OperationError: The resources are not available.
         """
         spec = operation.spec
         wanted = workload_pb2.Resources()
@@ -85,9 +85,9 @@ class Acquisition:
             raise
 
     async def from_helpers(self, workload: Workload, operation: command_pb2.RestoreOperation) -> Lease | None:
-        """Claims GPUs that helpers hold, if only they keep a parked workload from waking. None: they don't.
+        """Claims GPUs of preemptible workloads if only these block a restore. None: other obstacles remain.
 
-        A helper takes nothing from another.
+        A preemptible workload preempts no other.
         """
         parked = workload.parked
         named = bool(operation.gpu_uuids or operation.pairs)
@@ -111,7 +111,7 @@ class Acquisition:
         return None
 
     def reserve(self, plan: Plan) -> list[Lease]:
-        """Reserves the GPUs that a plan takes and that no workload of the plan holds, all or nothing.
+        """Reserves the GPUs that a plan needs beyond those of its workloads, all or nothing.
 
         Raises:
             OperationError: NO_FREE_GPU, and nothing is reserved.
@@ -133,12 +133,12 @@ class Acquisition:
         return reserved
 
     def release(self, reserved: Sequence[Lease]) -> None:
-        """Gives back reserved GPUs. GPUs that a workload got were exchanged, and stay with it."""
+        """Releases reserved GPUs, except those that a workload has received meanwhile."""
         for lease in reserved:
             self._pool.release(lease)
 
     def _helpers_would_do(self, request: GpuRequest) -> bool:
-        """Whether what helpers hold, and what is free, is enough."""
+        """Whether free GPUs and those of preemptible workloads suffice."""
         held = self._held_by_helpers()
         return bool(held) and self._pool.slots.choose(request, held, ()) is not None
 

@@ -1,4 +1,4 @@
-"""Taking in processes that somebody else started, and letting workloads go again, unharmed."""
+"""Adoption of running processes as workloads, and their release, unharmed."""
 
 import os
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ from leasehold_worker.workloads.states import ENDED, RUNNING
 from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 LOOK_TIMEOUT_S: Final = 2.0
-"""How long an adoption that is done waits for a look at who is on its GPUs."""
+"""Time that a complete adoption waits for the list of processes on its GPUs."""
 
 READ_TIMEOUT_S: Final = 5.0
-"""How long it may take to read what is to be adopted."""
+"""Time for reading the processes of an adoption."""
 
 EVERYBODY: Final = "*"
-"""In the settings: processes of any user may be adopted."""
+"""Value of the setting that permits processes of any user."""
 
 
 @final
@@ -53,11 +53,11 @@ class Adoption:
 
     Args:
         driver: Asked whether a process uses CUDA.
-        inventory: Says which GPUs it is on.
-        pool: Leases them.
+        inventory: The GPUs, and the processes on each.
+        pool: The pool that leases the GPUs.
         workloads: The registry.
-        foreign: Looks at who is on the GPUs before one is let go.
-        nursery: Where workloads are watched.
+        foreign: Lists the processes on the GPUs before a release.
+        nursery: Runs the tasks that monitor workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
             worker's own, or everybody's where the worker is root.
     """
@@ -84,13 +84,13 @@ class Adoption:
     async def adopt(
         self, workload_id: str, operation: command_pb2.AdoptOperation, progress: Progress
     ) -> None:
-        """Registers a process and its descendants as a workload, with a lease of the GPUs that they are on.
+        """Registers a process and its descendants as a workload, with a lease of the GPUs that they use.
 
-        Nothing is done to them.
+        The processes are left untouched.
 
         Raises:
             OperationError: UNKNOWN_PROCESS, ALREADY_REGISTERED, NOT_PERMITTED, NOT_A_CUDA_PROCESS,
-                NO_FREE_GPU where a GPU of theirs is leased, or whatever would keep them from being suspended.
+                NO_FREE_GPU if one of their GPUs is leased, or the reason why they can't be suspended.
         """
         if workload_id in self._workloads:  # a restart of the worker came between this and its outcome
             progress.already_there = True
@@ -136,11 +136,11 @@ class Adoption:
             await self._foreign.look(self._workloads)
 
     async def release(self, workload_id: str, progress: Progress) -> None:
-        """Lets a workload go: its processes run on, and what they hold is no longer leased.
+        """Releases a workload: its processes keep running without a lease.
 
         Raises:
-            OperationError: WRONG_STATE where Leasehold started it, or where it does not run: a parked process
-                that is let go would wait for ever.
+            OperationError: WRONG_STATE if Leasehold started it or it does not run: a released suspended
+                process would wait for ever.
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:
@@ -230,8 +230,8 @@ class _Found:
 
     Attributes:
         root: The process.
-        arguments: What it was started with.
-        members: It and its descendants.
+        arguments: Its command line.
+        members: The process and its descendants.
     """
 
     root: ProcessIdentity
@@ -240,12 +240,12 @@ class _Found:
 
     @property
     def processes(self) -> list[ProcessIdentity]:
-        """It and its descendants."""
+        """The process and its descendants."""
         return [member.identity for member in self.members]
 
 
 async def _find(pid: int) -> _Found:
-    """Reads the process and its descendants, in a thread that is left behind where it hangs."""
+    """Reads the process and its descendants, in a thread that is abandoned if it hangs."""
     if pid < 1:
         raise invalid("pid", f"invalid process id {pid}: give the id of a running process")
     with user_threads(user_id(pid), READING) as limiter, trio.move_on_after(READ_TIMEOUT_S):

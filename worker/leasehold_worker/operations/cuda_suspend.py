@@ -1,8 +1,8 @@
 """Suspend, restore and remap by the CUDA driver, with the hooks and the leases of the workloads.
 
-Destination GPUs are reserved before anything is given up, and a lease changes hands only after NVML has shown
-where the members are. A cancellation rolls a move back. Past the point of no return, which is the first call
-that moves device memory back or the image that is complete, the move is finished.
+Destination GPUs are reserved before any are released. A lease moves only after NVML has shown where the
+members are. A cancellation rolls a move back. Past the point of no return the move is finished: that is the
+first call that moves device memory back, or the complete image.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -49,7 +49,7 @@ STALE_BUS_ID: Final = (
 
 NCCL: Final = "libnccl.so"
 LIBRARIES_TIMEOUT_S: Final = 2.0
-"""How long it may take to read what members have loaded. Members that can't be read in time may use NCCL."""
+"""Time for reading the libraries of the members. Members that can't be read in time may use NCCL."""
 
 _CANCELLED: Final = OperationError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled, and rolled back")
 
@@ -85,7 +85,7 @@ class CudaSuspend:
         """Suspends the members of a workload, or rolls that back.
 
         Raises:
-            OperationError: It failed, and the workload is as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """
         async with self.suspended(plan, progress):
             pass
@@ -98,7 +98,7 @@ class CudaSuspend:
         context rolls the suspend back.
 
         Raises:
-            OperationError: It failed, and the workload is as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """
         async with self._down(plan, SUSPENDING, [], progress) as move, self._settled(move):
             await self._member_suspend.suspend(move)
@@ -109,12 +109,12 @@ class CudaSuspend:
                 raise
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
-        """Brings the members of a workload back on GPUs that were reserved, or rolls that back.
+        """Restores the members of a workload on reserved GPUs, or rolls that back.
 
         Members on GPUs that they must leave are suspended first, as in a remap.
 
         Raises:
-            OperationError: It failed, and the workload is as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """
         if plan.astray:
             await self.remap(plan, reserved, progress)
@@ -132,7 +132,7 @@ class CudaSuspend:
         """Suspends members, and restores them on other GPUs, or else on the old ones.
 
         Raises:
-            OperationError: They are not on the new GPUs; the progress says where they are.
+            OperationError: The members are not on the new GPUs; the progress names their GPUs.
         """
         async with self._down(plan, REMAPPING, reserved, progress) as move, self._settled(move):
             await self._member_suspend.suspend(move)
@@ -141,7 +141,7 @@ class CudaSuspend:
                 await self._member_restore.restore_or_return(move)
 
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
-        """The members of a workload as they are now, measured."""
+        """The current members of a workload, with their sizes."""
         search = await search_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
         require_open(search, usage)
@@ -157,10 +157,10 @@ class CudaSuspend:
     async def call_down(
         self, plan: Plan, hooks: OperationHooks, reserved: Sequence[Lease], progress: Progress
     ) -> None:
-        """Calls the hooks of the way down, and measures afresh what the members still have on the GPUs.
+        """Calls the hooks before a suspend, and measures the remaining device memory of the members.
 
         Raises:
-            OperationError: A hook failed; all of them are undone.
+            OperationError: A hook failed; all hooks are rolled back.
         """
         progress.enter("hooks")
         await progress.intend(intent_of("hooks", plan, {}, reserved))
@@ -180,7 +180,7 @@ class CudaSuspend:
     async def _down(
         self, plan: Plan, state: WorkloadState.ValueType, reserved: Sequence[Lease], progress: Progress
     ) -> AsyncIterator[Move]:
-        """Calls the hooks, and begins a move of what they leave. An exception in the context undoes both."""
+        """Calls the hooks, and begins a move of the remaining memory. An exception inside undoes both."""
         before = [(target.workload, target.workload.state) for target in plan.targets]
         hooks = self._hook_factory.operation_hooks(plan.targets, plan.policy, progress)
         self._set_states(plan, state)
@@ -234,7 +234,7 @@ class CudaSuspend:
 
     @asynccontextmanager
     async def _settled(self, move: Move) -> AsyncIterator[None]:
-        """At the end of the context, gives the workloads the leases and states that their members show."""
+        """At the end of the context, gives the workloads the leases and states that fit their members."""
         error: OperationError | None = None
         done = False
         try:
@@ -276,13 +276,13 @@ class CudaSuspend:
 
 
 def _mark_restored(plan: Plan) -> None:
-    """From now on, killing the members while they run could hang the host."""
+    """Marks workloads as restored: killing their running members could hang the host from now on."""
     for target in plan.targets:
         target.workload.restored = True
 
 
 async def _may_use_nccl(plan: Plan) -> bool:
-    """Whether a member has loaded NCCL, or it is not known what the members have loaded."""
+    """Whether a member has loaded NCCL, or the libraries of the members are unknown."""
     pids = [member.identity.pid for member in plan.members]
 
     def look() -> bool:

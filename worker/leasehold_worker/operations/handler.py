@@ -1,7 +1,7 @@
-"""What a command does to a workload: run, suspend, restore, remap.
+"""The operations run, suspend, restore and remap, from the command to the strategy.
 
-Each begins with its plan. How a workload is parked is its policy's; waking undoes what parked it, whatever
-that was. Suspending releases the lease, restoring claims again, and the map follows from where it lands.
+Each begins with its plan. The policy decides how a workload is suspended, and a restore undoes that. A
+suspend releases the lease, a restore claims GPUs again, and the GPU pairs follow from the new GPUs.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ from leasehold_worker.workloads.states import (
 )
 
 PLACEMENT_ATTEMPTS: Final = 3
-"""How often GPUs are chosen for a restore, where others take them between the choice and the reservation."""
+"""Attempts to choose GPUs for a restore: another claim may take them before they are reserved."""
 
 NOT_ESCALATED: Final = frozenset(
     {
@@ -61,12 +61,12 @@ NOT_ESCALATED: Final = frozenset(
         errors_pb2.ERROR_REASON_INTERNAL,
     }
 )
-"""Failures that a stronger process strategy would meet as well."""
+"""Failures that would also hit a stronger process strategy."""
 
 
 @final
 class Operations:
-    """The operations over one worker's workloads."""
+    """The operations on the workloads of one worker."""
 
     def __init__(
         self,
@@ -103,13 +103,14 @@ class Operations:
         self._disk = disk
         self._durations = durations
         self.preflight = preflight
-        """Makes the plans that suspends, restores and remaps begin with."""
+        """Makes the plans of suspends, restores and remaps."""
 
     async def perform(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
-        """Carries out what a command says.
+        """Carries out a command.
 
         Raises:
-            OperationError: It failed, or was refused. UNSUPPORTED_CAPABILITY: this worker does not know it.
+            OperationError: It failed or was refused. UNSUPPORTED_CAPABILITY: the operation is unknown to this
+                worker.
         """
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
@@ -153,10 +154,10 @@ class Operations:
                 )
 
     async def run(self, workload_id: str, operation: command_pb2.RunOperation, progress: Progress) -> None:
-        """Takes what the program needs, without waiting, and starts it.
+        """Allocates the resources of the program, without waiting, and starts it.
 
         Raises:
-            OperationError: WORKLOAD_EXISTS: the id is taken; or whatever keeps the program from starting.
+            OperationError: WORKLOAD_EXISTS: the id is taken; or the reason why the program can't start.
         """
         require_folder_name(workload_id)
         if workload_id in self._workloads:
@@ -205,16 +206,16 @@ class Operations:
         progress: Progress,
         carry_out: CarryOut | None = None,
     ) -> None:
-        """Parks a workload by its policy, or by the next of its ladder where one fails and was undone.
+        """Suspends a workload by its policy, or by a stronger one after a failure that was rolled back.
 
         Args:
             workload_id: The workload.
-            operation: How.
-            progress: Gets what was done.
+            operation: The policy and its options.
+            progress: Receives the outcomes.
             carry_out: Moves other workloads to a lower tier. None: no workload can be moved.
 
         Raises:
-            OperationError: What the first one failed with; the report's warnings say the others.
+            OperationError: The error of the first policy; the warnings of the report have the others.
         """
         workload = self._workloads.get(workload_id)
         asked = operation.policy if operation.HasField("policy") else None
@@ -258,10 +259,10 @@ class Operations:
     async def restore(
         self, workload_id: str, operation: command_pb2.RestoreOperation, progress: Progress
     ) -> None:
-        """Wakes a parked workload, whatever it was parked by: takes GPUs, and undoes that.
+        """Restores a suspended workload by any strategy: reserves GPUs, and undoes the suspend.
 
         Raises:
-            OperationError: It failed, and the workload is parked as before as far as the report says.
+            OperationError: It failed and was rolled back; the report names exceptions.
         """
         progress.enter("preflight")
         workload = self._workloads.get(workload_id)
@@ -313,7 +314,7 @@ class Operations:
         _warn_of_children(progress)
 
     async def remap(self, operation: command_pb2.RemapOperation, progress: Progress) -> None:
-        """Moves running workloads: suspends them, and restores them on their new GPUs or else on the old."""
+        """Moves running workloads: suspends them, and restores them on their new or else their old GPUs."""
         progress.enter("preflight")
         plan = await self.preflight.remap(operation)
         if self._is_settled(plan, progress):
@@ -326,7 +327,7 @@ class Operations:
         _warn_of_children(progress)
 
     def _note_failed(self, plan: Plan) -> None:
-        """Makes workloads WEDGED of which the driver has given a member up, which it never takes back."""
+        """Marks workloads as WEDGED after the driver has set a member to FAILED, which is permanent."""
         for target in plan.targets:
             failed = [member.identity.pid for member in target.members if member.state == FAILED]
             if failed and target.workload.state == RUNNING:
@@ -342,7 +343,7 @@ class Operations:
         """Whether there is nothing to do.
 
         Raises:
-            OperationError: The first thing that the plan found in the way.
+            OperationError: The first refusal of the plan.
         """
         self._note_failed(plan)
         plan.require()
@@ -355,7 +356,7 @@ class Operations:
 
 
 def _warn_of_children(progress: Progress) -> None:
-    """Says what a move can't change."""
+    """Adds the warning about processes that start after a move."""
     if progress.applied_pairs:
         progress.warnings.append(CHILDREN_OF_MOVED)
 

@@ -1,4 +1,4 @@
-"""What hooks have left undone of a workload that runs is tried again, a few times."""
+"""Retries of hooks that failed after a restore, while the workload runs."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 1.0
 WAITS_S: Final = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
-"""How long is waited before each attempt. After the last it is left to `leasehold wake`."""
+"""Waits before the attempts. After the last one only `leasehold wake` calls the hooks again."""
 
 
 @final
 class HookRetries:
-    """Wakes workloads that run, and whose hooks were not all undone.
+    """Calls the remaining hooks of running workloads again.
 
     Args:
-        workloads: All of the worker.
-        carry_out: Carries out a command of the worker's own.
+        workloads: The workloads of the worker.
+        carry_out: Runs a command of the worker itself.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class HookRetries:
         self._in_hand: set[str] = set()
 
     async def run(self) -> None:
-        """Goes on until it is cancelled."""
+        """Retries until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 for workload in self._workloads():
@@ -56,7 +56,7 @@ class HookRetries:
         self._in_hand.discard(workload.workload_id)
 
     async def _wake(self, workload: Workload) -> CommandUpdate | None:
-        """Wakes it, once no other command is under way. None: that one has done it, or parked it."""
+        """Restores the workload once no other command runs. None: another one restored or suspended it."""
         operation = Operation(restore=command_pb2.RestoreOperation())
         while workload.is_half_awake:
             outcome = await self._carry_out(workload.workload_id, operation)

@@ -1,7 +1,7 @@
-"""Processes that become an image on disk, and come back from it: CRIU's part of parking and waking.
+"""Images of processes on disk, written and restored by CRIU.
 
 The driver has moved device memory into the processes before they are written, and moves it back after they
-were read. So an image holds everything, and wakes on any GPUs alike.
+are restored. So an image is complete, and can be restored on any GPUs of the same kind.
 """
 
 import logging
@@ -54,25 +54,25 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.01
 GONE_TIMEOUT_S: Final = 30.0
-"""How long processes may take to be gone once CRIU has ended them."""
+"""Time for the processes to end after CRIU has killed them."""
 
 
 @final
 class ImageCheckpoint:
-    """Writes and brings back the processes of one host's workloads.
+    """Writes and restores the processes of one host's workloads.
 
     Args:
         support: The CRIU of this host.
-        store: Where images are kept.
-        disk: Deletes those that nobody needs any more.
-        host_memory: The ledger of promised host memory.
-        host: Says what an image is for, and whether one is for this host.
-        driver: Finds the CUDA processes of what was brought back.
+        store: The images on disk.
+        disk: Deletes images that no workload needs.
+        host_memory: The ledger of reserved host memory.
+        host: The facts that decide whether an image fits this host.
+        driver: Finds the CUDA processes among those restored.
         pool: The GPUs.
         workloads: The registry.
-        moving: Takes members up.
-        stopping: Ends what can't be brought back.
-        nursery: Where workloads are watched.
+        moving: Restores members on GPUs.
+        stopping: Ends processes after a failed restore.
+        nursery: Runs the tasks that monitor workloads.
     """
 
     def __init__(
@@ -102,21 +102,22 @@ class ImageCheckpoint:
         self._nursery = nursery
 
     async def suspend(self, plan: Plan, progress: Progress) -> None:
-        """Suspends the processes of a workload, writes them to disk, and sees them end; or rolls that back.
+        """Suspends a workload's processes, writes them to disk, and waits for their end; or rolls that back.
 
         Raises:
-            OperationError: It failed, and the workload is as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """
         async with self._cuda_suspend.suspended(plan, progress) as move:
             move.kept = await self.keep(plan, progress)
 
     async def keep(self, plan: Plan, progress: Progress) -> StoredCheckpoint:
-        """Writes the parked processes of a workload to disk, and sees them end.
+        """Writes the suspended processes of a workload to disk, and waits for their end.
 
-        A cancellation before the image is whole undoes it: they are where they were, and nothing is on disk.
+        A cancellation before the image is complete rolls back: the processes stay suspended, and the image is
+        deleted.
 
         Raises:
-            OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or what the disk says; the processes live.
+            OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or an error of the disk; the processes are alive.
         """
         workload = plan.target.workload
         criu = self._support.require_criu()
@@ -193,10 +194,10 @@ class ImageCheckpoint:
     async def _end_written(
         self, workload: Workload, image_id: str, error: BaseException, progress: Progress
     ) -> None:
-        """Ends processes of which there is an image, and that CRIU has not ended as it should.
+        """Ends processes that CRIU has written but not ended.
 
         Raises:
-            OperationError: They live, and the image is deleted.
+            OperationError: The processes are alive, and the image is deleted.
         """
         progress.warnings.append(f"the image is complete, but CRIU did not end the processes: {error}")
         try:
@@ -207,7 +208,7 @@ class ImageCheckpoint:
             raise
 
     async def find_kept(self, image_id: str) -> StoredCheckpoint | None:
-        """An image that is whole, as far as its name says. None: there is none."""
+        """A complete image, as its name tells. None: there is none."""
         try:
             image = await trio.to_thread.run_sync(self._store.find, image_id)
         except OperationError:
@@ -215,14 +216,14 @@ class ImageCheckpoint:
         return StoredCheckpoint(image.manifest.image_id, image.manifest.size_bytes)
 
     async def forget(self, image_id: str) -> None:
-        """Deletes an image that nobody needs."""
+        """Deletes an image that no workload needs."""
         try:
             await trio.to_thread.run_sync(self._store.delete, image_id)
         except OperationError as error:
             logger.warning("image %s can't be deleted: %s", image_id, error.message)
 
     def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
-        """Notes after a restart of the worker that a workload has become an image. No await in here."""
+        """Records after a restart of the worker that a workload has become an image. No await in here."""
         (found,) = intent.targets
         if workload.lease is not None:
             self._pool.release(workload.lease)
@@ -238,10 +239,10 @@ class ImageCheckpoint:
         settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
-        """Brings the processes of a workload back from its image, and its members up on the GPUs reserved.
+        """Restores the processes of a workload from its image, and its members on the reserved GPUs.
 
         Raises:
-            OperationError: It failed. Nothing of it runs, and the image is as it was.
+            OperationError: It failed. No process runs, and the image is unchanged.
         """
         workload = plan.target.workload
         before, parked = workload.members, workload.parked
@@ -264,7 +265,7 @@ class ImageCheckpoint:
     async def _resume(
         self, plan: Plan, parked: Parked, reserved: Sequence[Lease], progress: Progress
     ) -> None:
-        """Has CRIU bring the processes back, and finds the members among them."""
+        """Has CRIU restore the processes, and finds the members among them."""
         workload = plan.target.workload
         criu = self._support.require_criu()
         progress.enter("verify")
@@ -293,10 +294,10 @@ class ImageCheckpoint:
         self._workloads.set_state(workload, RESTORING)
 
     async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
-        """The members under their new identities, where the driver has them now.
+        """The members under their new identities, with the states that the driver reports now.
 
         Raises:
-            OperationError: CRIU_FAILED: the driver knows nothing of one.
+            OperationError: CRIU_FAILED: the driver does not list a member.
         """
         now = new_identities(member.identity for member in before)
         found = await find_members(self._driver, await workload.find_processes())
@@ -318,7 +319,7 @@ class ImageCheckpoint:
     async def put_back(
         self, workload: Workload, parked: Parked, members: tuple[Member, ...], progress: Progress
     ) -> None:
-        """Ends what was brought back of a workload, if it lives: it is an image as before."""
+        """Ends the restored processes of a workload, which is an image again."""
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:

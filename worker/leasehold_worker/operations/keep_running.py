@@ -1,7 +1,7 @@
-"""Workloads that sleep: their framework has put the weights away, and their processes run on.
+"""Workloads that sleep: their framework has moved the weights away, and their processes keep running.
 
-They give their lease up, and keep a CUDA context on their GPUs, of half a gibibyte or so. So they can only
-wake where they were. What they keep is no part of what the GPUs offer to others.
+A sleeping workload releases its lease but keeps a CUDA context of about half a gibibyte on its GPUs. So it
+can only be restored on these. The memory that it keeps is not offered to other workloads.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSP
 from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
 
 MOST_KEPT: Final = 0.5
-"""Part of a GPU's memory that a workload may keep there while it sleeps. With more, the GPU is of little use
-to others."""
+"""Share of a GPU's memory that a sleeping workload may keep. With more, the GPU is of little use to others.
+"""
 
 
 @final
 class KeepRunning:
-    """Puts workloads to sleep, and wakes them, by nothing but their hooks."""
+    """Suspends and restores workloads by their hooks alone."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class KeepRunning:
         self._host_memory = host_memory
 
     async def suspend(self, plan: Plan, progress: Progress) -> None:
-        """Calls the hooks of the way down, and gives the lease up.
+        """Calls the hooks before a suspend, and releases the lease.
 
         Raises:
-            OperationError: A hook failed, or MEMORY_NOT_FREED; all hooks are undone, and the workload runs.
+            OperationError: A hook failed, or MEMORY_NOT_FREED; all hooks are rolled back, and the workload
+                runs.
         """
         target, policy = plan.target, plan.policy
         workload = target.workload
@@ -103,10 +104,10 @@ class KeepRunning:
     async def _kept_bytes(
         self, target: WorkloadPlan, policy: EvictionPolicy, operation_hooks: OperationHooks
     ) -> dict[str, int | None]:
-        """What the workload keeps on its GPUs, by GPU.
+        """The memory that the workload keeps on its GPUs, by GPU.
 
         Raises:
-            OperationError: MEMORY_NOT_FREED: more than others could do without. The hooks are undone.
+            OperationError: MEMORY_NOT_FREED: it is more than the limit. The hooks are rolled back.
         """
         try:
             kept = await self._verification.kept_bytes(target.members, target.home)
@@ -120,11 +121,11 @@ class KeepRunning:
         return kept
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
-        """Takes back its GPUs, which were reserved, and calls the hooks of the way up.
+        """Takes its reserved GPUs, and calls the hooks after a restore.
 
         Raises:
-            OperationError: A hook failed. The workload sleeps again; or where it can't be brought to that, it
-                runs and holds its GPUs, since it takes them.
+            OperationError: A hook failed. The workload sleeps again; if that fails too, it runs and holds its
+                GPUs.
         """
         workload = plan.target.workload
         operation_hooks = self._hook_factory.operation_hooks(plan.targets, None, progress)
@@ -147,10 +148,10 @@ class KeepRunning:
             raise
 
     async def call_up(self, workload: Workload, progress: Progress) -> None:
-        """Calls the hooks of the way up for a workload that runs, since not all of them were undone.
+        """Calls the remaining hooks after a restore, for a workload that runs.
 
         Raises:
-            OperationError: HOOK_FAILED; what is left is tried again the next time.
+            OperationError: HOOK_FAILED; the remaining hooks are called again the next time.
         """
         progress.enter("hooks")
         with trio.CancelScope(shield=True):
@@ -164,7 +165,7 @@ class KeepRunning:
                 self._workloads.set_state(workload, workload.state)
 
     def _take_over(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
-        """Gives a workload the GPUs on which it is awake. No await in here: one record on disk.
+        """Gives a workload the lease of the GPUs that it uses. No await in here: one record on disk.
 
         Raises:
             OperationError: TARGET_CRASHED: it ended meanwhile.

@@ -1,12 +1,12 @@
-"""Killing a workload's processes without hanging the host.
+"""Kills the processes of a workload without hanging the host.
 
 Killing a process that was restored and runs was seen to hang the whole host (NVIDIA/cuda-checkpoint issue
-53); killing one that is checkpointed was not. So members of a workload that was restored are suspended first,
-and left alone where that fails.
+53). Killing a checkpointed process was not. So the members of a restored workload are suspended first, and
+left alone if that fails.
 
 Processes can fork while they are killed. The kernel ends a whole control group (cgroup.kill), and a whole
-process group, in one step that no fork escapes, so nothing has to be frozen before. Processes outside of such
-a group are looked for and killed again and again, until nothing new is found.
+process group, in one step that no fork escapes, so no freeze is needed. Processes outside of such a group are
+searched and killed repeatedly, until a search finds no new one.
 """
 
 import time
@@ -34,17 +34,17 @@ from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.workloads.workload import Workload, home_of
 
 ENDING_S: Final = 1.0
-"""How long a member that can't be suspended may take to be gone: it may have been told to end."""
+"""Time for a member that can't be suspended to end: it may have been told to."""
 
 CHASE_S: Final = 2.0
-"""How long processes are chased that start others while they are killed."""
+"""Time for killing processes that start others meanwhile."""
 
 POLL_INTERVAL_S: Final = 0.05
 
 
 @final
 class Killer:
-    """Kills the processes of workloads of one worker."""
+    """Kills the processes of one worker's workloads."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Killer:
 
         Args:
             driver: Suspends members before they are killed.
-            inventory: Their GPUs.
-            rates: How long that takes.
-            end_group: Kills what is in the control group of a workload, by its id, if it has one.
+            inventory: The GPUs of this host.
+            rates: Transfer rates of suspends.
+            end_group: Kills the control group of a workload, if there is one, by the workload's id.
         """
         self._end_group = end_group
         self._driver = driver
@@ -71,11 +71,11 @@ class Killer:
 
         Args:
             workload: The workload; its first process may have ended.
-            progress: Gets what was done with the members.
-            force: Kill also what could not be suspended.
+            progress: Receives the outcomes of the members.
+            force: Kill members that could not be suspended, too.
 
         Raises:
-            OperationError: UNSAFE_KILL, and nothing was killed.
+            OperationError: UNSAFE_KILL, and no process was killed.
         """
         async with workload.ending:
             if workload.restored and not force:
@@ -85,7 +85,7 @@ class Killer:
             await _kill_all(workload)
 
     async def _park(self, workload: Workload, progress: Progress) -> None:
-        """Suspends the members that run. Those that end, or end CUDA, meanwhile are passed over."""
+        """Suspends the running members. Members that end, or end CUDA, meanwhile are skipped."""
         while True:
             running: Sequence[Member] = ()
             try:
@@ -113,7 +113,7 @@ class Killer:
                 return
 
     async def _become_fewer(self, workload: Workload, running: Sequence[Member]) -> bool:
-        """Whether one of the members is soon gone, or without CUDA: then the others may be suspended."""
+        """Whether a member soon ends, or ends CUDA: then the others may be suspended."""
         known = {member.identity for member in running}
         with trio.move_on_after(ENDING_S):
             while True:
@@ -135,9 +135,9 @@ class Killer:
 
 
 async def _kill_all(workload: Workload) -> None:
-    """Sends SIGKILL to all processes, and to those that they started meanwhile.
+    """Sends SIGKILL to all processes, and to those that they start meanwhile.
 
-    If the search for marked processes hangs, the others are chased alone.
+    If the search for marked processes hangs, the other processes are killed alone.
     """
     kill_tree(await workload.find_tree())
     for mark in dict.fromkeys((workload.mark, "")):
@@ -148,7 +148,7 @@ async def _kill_all(workload: Workload) -> None:
 
 
 def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
-    """Kills what it finds until nothing new is found, for CHASE_S.
+    """Kills the processes that it finds until a search finds no new one, for CHASE_S.
 
     Call it in a thread: a marked process that is stuck in the kernel can make it wait for ever.
     """

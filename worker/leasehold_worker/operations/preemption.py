@@ -1,8 +1,8 @@
-"""Helpers: they get GPUs that nobody waits for, and give them back once somebody does.
+"""Preemptible workloads: they use GPUs that no claim needs, and release them for a claim.
 
-A helper is asked first: by its stream, or by the signal that it declared. After its grace it is suspended or
-stopped, as it declared. One that was suspended is woken as soon as GPUs are spare again. Everything here
-follows the events of the pool; nothing is polled.
+A preemptible workload is asked first, by its stream or by its declared signal. After its grace it is
+suspended or stopped, as declared. A suspended one is restored as soon as GPUs are free again. The module
+reacts to the pool's events and polls nothing.
 """
 
 import logging
@@ -36,17 +36,17 @@ GRACE_LIMIT_S: Final = 7 * 86_400.0
 """A week, as for the coordinator's requests."""
 
 AGAIN_S: Final = 5.0
-"""When a helper is asked again that could not be suspended or stopped, or woken."""
+"""Wait before another attempt to suspend, stop or restore a preemptible workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class HelperLease:
-    """GPUs that a helper holds.
+    """GPUs that a preemptible workload holds.
 
     Attributes:
         lease: Its lease.
-        asked: It gives them back already.
-        stubborn: They could not be taken from it when it was asked last, so it is asked after all others.
+        asked: Its release of the GPUs is under way.
+        stubborn: The last attempt to preempt it failed, so it is asked after all others.
     """
 
     lease: Lease
@@ -55,13 +55,13 @@ class HelperLease:
 
 
 def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]:
-    """The leases of helpers that have to end for the claims that wait. The newest go first.
+    """The leases of preemptible workloads that have to end for the waiting claims. The newest go first.
 
-    A claim takes what is free or on its way, and the newest helpers that serve it, but none that can be left
-    alone. Where all of them together would not do, it takes none, and neither do those behind it on the same
-    GPUs; nor where it waits for CPU time or memory, which helpers keep. Then those behind it take none of the
-    GPUs that are kept for it. A worker that is cordoned grants
-    nothing, so it asks nobody.
+    A claim gets free GPUs, GPUs on their way, and then the fewest of the newest preemptible workloads that
+    suffice. If all of them together do not suffice, the claim gets none, and neither do later claims on the
+    same GPUs. The same holds for a claim that waits for CPU time or memory, which preemptible workloads keep;
+    later claims then get none of the GPUs reserved for it. A cordoned worker grants nothing, so it preempts
+    nothing.
     """
     if pool.slots.worker_cordon is not None:
         return []
@@ -75,7 +75,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
     kept = Kept()
 
     def gpus_for(request: GpuRequest, leases: Iterable[Lease]) -> tuple[str, ...] | None:
-        """What a claim would get if these ended too."""
+        """The GPUs that a claim would get if these leases ended too."""
         freed = coming.union(*(lease.gpu_uuids for lease in leases))
         return pool.slots.choose(request, freed - taken, taken)
 
@@ -101,7 +101,7 @@ def helpers_to_ask(pool: GpuPool, helpers: Sequence[HelperLease]) -> list[Lease]
 def _newest_needed(
     newest_first: Sequence[Lease], gpus_for: Callable[[Iterable[Lease]], tuple[str, ...] | None]
 ) -> list[Lease] | None:
-    """The newest leases that serve a claim, less those without which it is served as well. None: too few."""
+    """The fewest newest leases that serve a claim. None: all together do not suffice."""
     for count in range(len(newest_first) + 1):
         needed = list(newest_first[:count])
         if gpus_for(needed) is not None:
@@ -114,7 +114,7 @@ def _newest_needed(
 
 
 def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.EvictionPolicy:
-    """How a helper is parked that gives its GPUs back: by CUDA suspend, and else as it declares."""
+    """The policy that preempts a workload: CUDA suspend, or else the declared one."""
     allowed = declared.escalate_to and not is_weaker(declared.escalate_to, CUDA_SUSPEND)
     return workload_pb2.EvictionPolicy(
         weight_strategy=declared.weight_strategy,
@@ -124,19 +124,19 @@ def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.Evictio
 
 
 def spare_gpus(pool: GpuPool) -> int:
-    """On how many GPUs parked helpers may wake."""
+    """The number of GPUs that preempted workloads may use again."""
     return 0 if pool.slots.worker_cordon is not None else len(pool.unclaimed(for_helper=True))
 
 
 @final
 class Preemption:
-    """Looks after the helpers of one host.
+    """Preempts and restores the preemptible workloads of one host.
 
     Args:
         pool: The GPUs.
         workloads: The registry.
-        commands: Suspends, stops and wakes helpers.
-        ask: Tells a helper that holds on by a stream, by its workload's id, how long it has.
+        commands: Suspends, stops and restores workloads.
+        ask: Asks a workload with a stream, by its id, to release its GPUs within a time.
     """
 
     def __init__(
@@ -153,10 +153,10 @@ class Preemption:
         self._yielding: set[str] = set()
         self._waking: set[str] = set()
         self._stubborn: dict[str, int] = {}
-        """Generations of helpers from which nothing could be taken: in the next they are asked anew."""
+        """Generations of workloads that could not be preempted; they are asked again in the next one."""
 
     async def run(self) -> None:
-        """Arbitrates until cancelled."""
+        """Preempts and restores until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._make_room(nursery)
@@ -167,7 +167,7 @@ class Preemption:
         return [workload for workload in self._workloads.all() if workload.spec.HasField("helper")]
 
     def _leases(self, *, without: str = "") -> list[HelperLease]:
-        """What helpers hold; ``without`` counts as not asked."""
+        """The leases of preemptible workloads; ``without`` counts as not asked."""
         return [
             HelperLease(
                 helper.lease,
@@ -188,7 +188,7 @@ class Preemption:
             nursery.start_soon(self._take_back, helper)
 
     async def _take_back(self, helper: Workload) -> None:
-        """Asks a helper for its GPUs, and takes them after its grace if they are still needed then."""
+        """Asks a workload for its GPUs, and preempts it after its grace if they are still needed then."""
         try:
             grace_s = _grace_s(helper)
             logger.info("workload %s is asked to give up its GPUs within %g s", helper.name, grace_s)
@@ -217,7 +217,7 @@ class Preemption:
             await self._pool.wait_changed()
 
     def _is_needed(self, helper: Workload) -> bool:
-        """Whether a claim still waits for what the helper holds: the one that did may be gone."""
+        """Whether a claim still waits for the GPUs of the workload: the original claim may be gone."""
         wanted = helpers_to_ask(self._pool, self._leases(without=helper.workload_id))
         return helper.lease in wanted
 
@@ -236,7 +236,7 @@ class Preemption:
             self._pool.note_change()
 
     def _wake_some(self, nursery: trio.Nursery) -> None:
-        """Wakes parked helpers, the longest parked first, as many as there are GPUs for."""
+        """Restores as many preempted workloads as GPUs are free for, the longest suspended first."""
         spare = spare_gpus(self._pool)
         parked = [
             (helper.parked.since, len(helper.parked.gpu_uuids), helper)
@@ -268,7 +268,7 @@ class Preemption:
 
 
 def _grace_s(helper: Workload) -> float:
-    """How long a helper has from the request on."""
+    """The grace of a workload, from the request on."""
     terms = helper.spec.helper
     if not terms.HasField("grace"):
         return DEFAULT_GRACE_S

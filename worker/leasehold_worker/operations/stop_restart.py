@@ -1,6 +1,6 @@
-"""Applications that save themselves: stopped with a checkpoint, started again, and restored from it.
+"""Checkpointable applications: stopped with a checkpoint, started again, and restored from it.
 
-The application may serve none. Then stopping loses what it has computed, and that has to be asked for.
+Stopping an application that is not checkpointable loses its work, and needs explicit permission.
 """
 
 from collections.abc import Sequence
@@ -56,13 +56,13 @@ class StopRestart:
     Args:
         pool: The GPUs.
         workloads: The registry.
-        kernels: The applications that are served.
-        envelopes: Where what they save is kept.
-        disk: Says what is left on disk for them, and which are in use.
+        kernels: The checkpointable applications.
+        envelopes: Their checkpoints on disk.
+        disk: The disk space for them, and the checkpoints in use.
         stopping: Ends processes.
-        taking: Takes what a program needs of the host.
-        nursery: Where workloads are watched.
-        timeouts: How long applications may take.
+        taking: Allocates the resources of a program.
+        nursery: Runs the tasks that monitor workloads.
+        timeouts: Time limits of the calls to applications.
     """
 
     def __init__(
@@ -88,10 +88,11 @@ class StopRestart:
         self._nursery = nursery
 
     async def checkpoint(self, workload_id: str, progress: Progress) -> None:
-        """Has the application of a running workload save itself, and go on.
+        """Has the application of a running workload save itself, and continue.
 
         Raises:
-            OperationError: WRONG_STATE; KERNEL_NOT_READY: it serves none, or says no; or what it failed with.
+            OperationError: WRONG_STATE; KERNEL_NOT_READY: there is none, or it refuses; or the error of the
+                application.
         """
         workload = self._workloads.get(workload_id)
         require_state(workload, (RUNNING,), "checkpointed")
@@ -101,10 +102,10 @@ class StopRestart:
         await self._disk.clean_up_in_time(workload)
 
     def kernel_of(self, workload: Workload) -> Application:
-        """The kernel that a workload's application serves.
+        """The checkpointable application of a workload.
 
         Raises:
-            OperationError: KERNEL_NOT_READY: it serves none.
+            OperationError: KERNEL_NOT_READY: there is none.
         """
         kernel = self._applications.of(workload.workload_id)
         if kernel is None:
@@ -112,7 +113,7 @@ class StopRestart:
         return kernel
 
     async def suspend(self, plan: Plan, progress: Progress) -> None:
-        """Has the application save itself if it can, ends the processes, and gives all of the host back.
+        """Has the application save itself if it can, ends the processes, and releases all resources.
 
         It can be cancelled until the processes are told to end.
 
@@ -153,7 +154,7 @@ class StopRestart:
         await self._disk.clean_up_in_time(workload)
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
-        """Puts a workload back whose processes were to end and have not."""
+        """Puts back a workload whose processes could not be ended."""
         if workload.watching.cancel_called and not workload.absent:
             self._workloads.watch_again(workload, self._nursery)
         self._workloads.set_state(workload, state)
@@ -165,7 +166,7 @@ class StopRestart:
         kept: StoredCheckpoint | None,
         progress: Progress,
     ) -> None:
-        """Gives back all that a workload held whose processes have ended, and says from what it can be woken.
+        """Releases the resources of a workload whose processes have ended, and records its checkpoint.
 
         No await in here: leases and states are one record on disk.
         """
@@ -192,10 +193,10 @@ class StopRestart:
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Starts the program of a stopped workload, and restores its application.
 
-        No lease is reserved for that. The program needs resources of the host, too: both are claimed here.
+        No lease is reserved for that: GPUs and resources of the host are claimed here, together.
 
         Raises:
-            OperationError: It failed; nothing of it runs, and the workload is stopped as before.
+            OperationError: It failed; no process runs, and the workload is stopped as before.
         """
         workload = plan.target.workload
         run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
@@ -221,7 +222,7 @@ class StopRestart:
         self.settle_started(workload, allocation.hand_over_lease(), progress)
 
     def settle_started(self, workload: Workload, lease: Lease | None, progress: Progress) -> None:
-        """Makes a workload run that was started again."""
+        """Records that a restarted workload runs."""
         workload.lease = lease
         progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
         workload.parked = None
@@ -231,7 +232,7 @@ class StopRestart:
         self._workloads.set_state(workload, RUNNING)
 
     async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
-        """Ends what was started of a workload: it is stopped as before, or keeps what it has."""
+        """Ends the restarted processes of a workload. It is stopped again, or keeps its resources."""
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
@@ -248,21 +249,21 @@ class StopRestart:
         self._workloads.set_state(workload, STOPPED)
 
     def expect(self, workload_id: str, checkpoint_id: str) -> None:
-        """Says whether an application that is about to be started is to wait until it is restored."""
+        """Tells the application of a new program to wait for a restore, or not to."""
         if checkpoint_id:
             self._applications.expect_restore(workload_id)
         else:
             self._applications.forget_restore(workload_id)
 
     async def find(self, checkpoint_id: str) -> StoredCheckpoint | None:
-        """A checkpoint that is whole by its header. None: there is none."""
+        """A checkpoint with an intact header. None: there is none."""
         try:
             return await trio.to_thread.run_sync(self._application_store.find, checkpoint_id)
         except OperationError:
             return None
 
     async def require_checkpoint(self, checkpoint_id: str) -> None:
-        """Refuses what is not there, or not whole.
+        """Refuses a missing or damaged checkpoint.
 
         Raises:
             OperationError: UNKNOWN_CHECKPOINT, or CHECKPOINT_CORRUPT.
@@ -273,7 +274,7 @@ class StopRestart:
         """Restores the application of a workload that was just started.
 
         Raises:
-            OperationError: It can't be restored; the workload is ended.
+            OperationError: The restore failed; the workload is ended.
         """
         try:
             await self._restore(workload, "", checkpoint_id, progress)
@@ -287,7 +288,7 @@ class StopRestart:
     async def _restore(
         self, workload: Workload, from_workload_id: str, checkpoint_id: str | None, progress: Progress
     ) -> None:
-        """Restores the application of a program that was just started, once it serves its kernel."""
+        """Restores the application of a program that was just started, once it is registered."""
         progress.enter("load")
         kernel = await self._served(workload)
         restored = await checkpointing.restore(
@@ -304,7 +305,7 @@ class StopRestart:
         progress.disk_bytes = restored.checkpoint.file_bytes
 
     async def _served(self, workload: Workload) -> Application:
-        """Waits for the kernel of a program that was just started, and for no program that has ended."""
+        """Waits for the application of a program that was just started, unless the program ends."""
         found: list[Application] = []
         errors: list[OperationError] = []
         async with trio.open_nursery() as nursery:
@@ -347,7 +348,7 @@ class StopRestart:
         return saved.checkpoint
 
     async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
-        """The newest checkpoint of a workload that is whole by its header. None: it has none."""
+        """The newest checkpoint of a workload with an intact header. None: there is none."""
         found = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
 

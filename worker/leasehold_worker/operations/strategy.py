@@ -9,26 +9,26 @@ from leasehold_worker.planning.plan import Plan
 
 
 class Strategy(Protocol):
-    """How the processes of a workload give their GPUs up, and get GPUs again.
+    """The way in which the processes of a workload release their GPUs, and get GPUs again.
 
     Either call rolls back if it is cancelled before its point of no return, which each strategy names.
     """
 
     async def suspend(self, plan: Plan, progress: Progress) -> None:
-        """Has the workload of a plan give up its GPUs.
+        """Has the workload of a plan release its GPUs.
 
         Raises:
-            OperationError: It failed, and the workload is as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
-        """Gives the workload of a plan its new GPUs, and undoes what suspended it.
+        """Gives the workload of a plan its new GPUs, and undoes the suspend.
 
         Args:
             plan: The plan.
-            reserved: Leases of these GPUs. What the workload does not get is released by the caller.
-            progress: Gets what is done.
+            reserved: Leases of these GPUs. The caller releases those that the workload does not get.
+            progress: Receives the outcomes.
 
         Raises:
-            OperationError: It failed, and the workload is suspended as before as far as the progress says.
+            OperationError: It failed and was rolled back; the progress names exceptions.
         """

@@ -1,4 +1,4 @@
-"""Ending a workload on somebody's word."""
+"""The end of a workload on request."""
 
 import signal
 from collections.abc import Awaitable, Callable
@@ -19,10 +19,10 @@ from leasehold_worker.workloads.workload import Workload
 
 DEFAULT_GRACE_S: Final = 10.0
 LONGEST_GRACE_S: Final = 366 * 86_400.0
-"""A year, as the coordinator has it."""
+"""The longest grace, a year, as in the coordinator."""
 
 KILL_WAIT_S: Final = 15.0
-"""How long a killed workload may take to be gone."""
+"""Time for a killed workload to end."""
 
 
 @final
@@ -36,11 +36,11 @@ class Termination:
     async def stop(self, workload_id: str, operation: command_pb2.StopOperation, progress: Progress) -> None:
         """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
 
-        A parked workload is killed at once: its CUDA calls block, so it could not end by itself. So is one
-        that was restored and does not handle SIGTERM, which would kill it while it runs.
+        A suspended workload is killed at once: its CUDA calls block, so it could not end by itself. So is a
+        restored workload without a handler of SIGTERM, which would kill it while it runs.
 
         Raises:
-            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR if a process is stuck in the kernel.
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:
@@ -67,14 +67,14 @@ class Termination:
     ) -> None:
         """Ends a workload whose stop was under way when the worker was killed.
 
-        SIGTERM may have been sent, and is not sent twice: many programs take the second for an order to
-        drop everything. The grace counts anew.
+        SIGTERM may have been sent, and is not sent twice: many programs take the second for an order to drop
+        everything. The grace starts again.
 
         Args:
             workload: The workload.
-            operation: How it is to be stopped.
-            progress: Gets what was done with the members.
-            parked: It was parked when the stop began.
+            operation: The stop, with its grace.
+            progress: Receives the outcomes of the members.
+            parked: The workload was suspended when the stop began.
 
         Raises:
             OperationError: As for :meth:`stop`.
@@ -100,18 +100,18 @@ class Termination:
         parked: bool,
         told: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Ends the processes of a workload that goes on without them, and waits until they are gone.
+        """Ends the processes of a workload that continues without them, and waits for their end.
 
-        Nobody may be watching for the workload's end.
+        Call it while no task monitors the workload's end.
 
         Args:
             workload: The workload.
-            progress: Gets what was done with the members.
-            parked: Its CUDA calls block, so it could not end by itself and is killed at once.
-            told: Notes that it has been told to end, and so will.
+            progress: Receives the outcomes of the members.
+            parked: The workload's CUDA calls block, so it is killed at once.
+            told: Records that SIGTERM was sent.
 
         Raises:
-            OperationError: UNSAFE_KILL, or DRIVER_ERROR where it is stuck in the kernel.
+            OperationError: UNSAFE_KILL, or DRIVER_ERROR if a process is stuck in the kernel.
         """
         if workload.absent:
             await trio.lowlevel.checkpoint()
@@ -156,7 +156,7 @@ class Termination:
 
 
 async def _gone(workload: Workload) -> bool:
-    """Whether no process is left soon. What was started while the others were killed has to be killed too."""
+    """Whether all processes end soon. Processes that were started meanwhile have to be killed too."""
     pause_s = POLL_INTERVAL_S
     with trio.move_on_after(KILL_AGAIN_S):
         while not await workload.is_gone():  # nothing else tells
@@ -175,7 +175,7 @@ def _stuck(workload: Workload) -> OperationError:
 
 
 async def _note(told: Callable[[], Awaitable[None]], progress: Progress) -> None:
-    """Notes what can't be taken back, or says that it couldn't."""
+    """Records a step that can't be taken back, or adds a warning if that fails."""
     try:
         await told()
     except OperationError as error:

@@ -1,1 +1,1 @@
-"""Commands of the coordinator: each is carried out once, in order, and survives a crash of the worker."""
+"""Commands of the coordinator: each is executed once, in order, and survives a crash of the worker."""

@@ -1,4 +1,4 @@
-"""A command that is being carried out, and what carries it out."""
+"""A running command, and the protocols of its operation."""
 
 import time
 from typing import Protocol, final
@@ -18,19 +18,19 @@ from leasehold_worker.timestamps import seconds
 
 
 class CarryOut(Protocol):
-    """Carries out a command of the worker's own."""
+    """Runs a command of the worker itself."""
 
     async def __call__(
         self, workload_id: str, operation: Operation, expected_generation: int | None = None
     ) -> CommandUpdate:
-        """Carries it out, if the workload has not changed, and returns its outcome."""
+        """Runs the command if the workload has not changed, and returns its outcome."""
 
 
 class Perform(Protocol):
-    """Carries out what a command says, by commands of the worker's own where it has to."""
+    """Performs the operation of a command, with further commands where needed."""
 
     async def __call__(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
-        """Carries it out.
+        """Performs the operation.
 
         Raises:
             OperationError: It failed, or was refused.
@@ -47,7 +47,7 @@ class Execution:
         self._cancelled = entry.cancel_requested
 
     def begin(self) -> None:
-        """Sets the deadline: the timeout counts from when the command may have come first."""
+        """Sets the deadline: the timeout counts from the earliest possible arrival of the command."""
         timeout_s = seconds(self.entry.command.timeout)
         if timeout_s > 0:
             waited_s = min(max(0.0, time.time() - self.entry.received_s), timeout_s)
@@ -56,12 +56,12 @@ class Execution:
             self.scope.cancel()
 
     def cancel(self) -> None:
-        """Somebody asked for it."""
+        """Requests the cancellation."""
         self._cancelled = True
         self.scope.cancel()
 
     def why_undone(self, progress: Progress) -> OperationError:
-        """Why an operation ended that was cancelled or timed out before its point of no return."""
+        """The error of an operation that was cancelled or timed out before its point of no return."""
         for _, outcome in progress.outcomes:
             if outcome.rolled_back is False and outcome.error is not None:
                 return outcome.error
@@ -77,7 +77,7 @@ class Execution:
         )
 
     def why_too_late(self) -> str | None:
-        """What to say of a cancellation or timeout that came after the point of no return."""
+        """The warning about a cancellation or timeout after the point of no return."""
         if self._cancelled:
             return "the cancellation came after the point of no return, so the operation was completed"
         if trio.current_time() > self.scope.deadline:

@@ -1,6 +1,6 @@
-"""A command in, exactly one outcome out.
+"""The execution of commands: each ends with exactly one outcome.
 
-What is to be done about each frame is decided in :mod:`leasehold_worker.commands.ledger`; here it is done.
+:mod:`leasehold_worker.commands.ledger` decides about each frame; this module acts.
 """
 
 import logging
@@ -52,7 +52,7 @@ from leasehold_worker.log_context import log_context
 logger = logging.getLogger(__name__)
 
 LOCAL_TIMEOUT: Final = Duration(seconds=600)
-"""As for commands of the coordinator that move memory."""
+"""The timeout of the coordinator for commands that move memory."""
 
 
 @final
@@ -60,12 +60,12 @@ class Commands:
     """The commands of one agent.
 
     Args:
-        perform: Carries out what a command says.
-        journal: Keeps them.
+        perform: Performs the operation of a command.
+        journal: Stores commands and outcomes.
         workloads_of: The workloads with these ids as messages.
-        driver_version: Named in results.
-        nursery: Where they run.
-        observer: Told every update, once it is on disk, in order.
+        driver_version: Version that results name.
+        nursery: Runs their tasks.
+        observer: Receives every update in order, once it is on disk.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Commands:
         self._nursery = nursery
         self._observer = observer
         self.stalls = Stalls()
-        """Sees when this process did not run, while its ``run`` runs: commands may have waited then."""
+        """Detects pauses of this process while its ``run`` runs: commands may have waited then."""
         # An earlier version of the worker may have kept outcomes of any size.
         entries = [replace(entry, update=fitting(entry.update)) for entry in journal.contents.entries]
         self._ledger = CommandLedger(entries)
         self._unwritten: set[str] = set()
-        """Ids of commands that have ended, and whose outcome is not on disk yet."""
+        """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
         self._closed = False
         self._finished = trio.Event()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
-        """Who waits for the end of a command of the worker's own, by its id."""
+        """Waiters for the end of the worker's own commands, by command id."""
 
     def close(self) -> None:
         """Refuses new commands of the coordinator from now on."""
@@ -112,13 +112,13 @@ class Commands:
 
     @property
     def in_flight(self) -> list[str]:
-        """Ids of the commands that have not ended as far as may be told: their outcome is not on disk."""
+        """Ids of the commands without an outcome on disk."""
         ids = [*(entry.command_id for entry in self._ledger.open_entries), *self._unwritten]
         return [command_id for command_id in ids if not is_local(command_id)]
 
     @property
     def unacknowledged(self) -> list[CommandUpdate]:
-        """Outcomes that are on disk and that the coordinator has not acknowledged."""
+        """Outcomes on disk that the coordinator has not acknowledged."""
         return [
             update
             for update in self._ledger.unacknowledged
@@ -126,7 +126,7 @@ class Commands:
         ]
 
     def receive(self, frame: CommandFrame, epoch: int) -> None:
-        """Takes a command or its cancellation. What was seen before is answered with where it stands."""
+        """Accepts a command or its cancellation. A known command is answered with its current state."""
         crash_point("command-received")
         refusal = self._refusal(frame.command)
         received_s = time.time() - self.stalls.waited_s()
@@ -135,17 +135,17 @@ class Commands:
     async def carry_out(
         self, workload_id: str, operation: Operation, expected_generation: int | None = None
     ) -> CommandUpdate:
-        """Carries out a command of the worker's own, as one of the coordinator's, and waits for its end.
+        """Runs a command of the worker itself, and waits for its end.
 
-        The coordinator hears of what it does to the workload, and not of the command.
+        The coordinator sees the effect on the workload, but not the command.
 
         Args:
             workload_id: The workload.
-            operation: What to do.
-            expected_generation: The workload must not have changed since. None: it may.
+            operation: The operation.
+            expected_generation: Generation that the workload must still have. None: any.
 
         Returns:
-            Its outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
+            The outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
         """
         command_id = f"{LOCAL_PREFIX}{uuid.uuid4().hex[:16]}"
         command = Command(
@@ -169,21 +169,21 @@ class Commands:
         return outcomes[0]
 
     def acknowledge(self, command_id: str) -> None:
-        """Notes that the coordinator has stored the outcome, and forgets what is old."""
+        """Records that the coordinator has stored the outcome, and drops old commands."""
         self._carry_out(self._ledger.acknowledge(command_id, time.time()))
         crash_point("acknowledged")
 
     def resume(self, entry: Entry) -> None:
-        """Begins a command that an earlier start of the worker took in and had not begun."""
+        """Begins a command that an earlier run of the worker accepted but did not begin."""
         self._carry_out([Start(entry)])
 
     def settle(self, command_id: str, error: OperationError | None, warning: str) -> None:
-        """Ends a command that an earlier start of the worker had begun, as it was found.
+        """Ends a command that an earlier run of the worker had begun, with the outcome that was found.
 
         Args:
             command_id: The command.
-            error: Why it did not succeed. None: it did.
-            warning: What is said beside that. Empty: nothing.
+            error: The error. None: the command succeeded.
+            warning: A warning. Empty: none.
         """
         progress = Progress(lambda _: None, warnings=[warning] if warning else [])
         self._carry_out(self._ledger.progress(command_id, "settle"))
@@ -207,7 +207,7 @@ class Commands:
         return None
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        """Does what the ledger says, in its order, and what follows a Keep only once that is on disk."""
+        """Applies the effects of the ledger in order. Effects after a Keep wait for its write."""
         if not effects:
             return
         if isinstance(effects[0], Refuse):

@@ -1,4 +1,4 @@
-"""What an operation writes down before it does it. Values only."""
+"""Intents: the record of an operation's next step, stored before the step. Values only."""
 
 import msgspec
 from leasehold.v1.workload_pb2 import EvictionPolicy
@@ -9,15 +9,15 @@ from leasehold_worker.leasing.leases import Lease
 
 
 class WorkloadIntent(msgspec.Struct, frozen=True):
-    """A workload of an operation that is about to change something.
+    """A workload of an operation that is about to change it.
 
     Attributes:
         workload_id: The workload.
-        members: Its CUDA processes, with the state and the memory that they have now.
-        home: GPUs that it holds, or was parked from.
-        destination: GPUs that it is to have afterwards.
-        parked: It was parked when the operation began.
-        full_bytes: What it needs on its GPUs once it is awake, by GPU.
+        members: Its CUDA processes, with their current state and memory.
+        home: GPUs that it holds, or held before its suspend.
+        destination: Its GPUs afterwards.
+        parked: The workload was suspended when the operation began.
+        full_bytes: Device memory that it needs while it runs, by GPU.
     """
 
     workload_id: str
@@ -29,15 +29,15 @@ class WorkloadIntent(msgspec.Struct, frozen=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """What an operation is about to do that can't be taken back by forgetting it.
+    """The next step of an operation, which recovery must know after a crash.
 
     Attributes:
         phase: run, hooks, lock, checkpoint, restore, image, resume, save, end, ending, start or stop.
         targets: The workloads.
-        pairs: What the driver will get at a restore.
-        reserved: What is held for the operation, besides the leases.
-        policy: How the workload is being parked. None: it isn't.
-        checkpoint_id: What is written to disk, or restored from it.
+        pairs: GPU pairs of the restore.
+        reserved: GPUs reserved for the operation, besides the leases.
+        policy: Policy of the suspend. None: there is none.
+        checkpoint_id: Checkpoint that is written or restored.
         disk_bytes: Its size.
     """
 

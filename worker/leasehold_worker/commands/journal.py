@@ -1,7 +1,8 @@
-"""What the worker must not forget, written in the order in which it happened and told only then.
+"""The journal: the durable state of the worker, written in order.
 
-Nothing is told to the coordinator that is not on disk, so no restart takes back a word. While the disk
-refuses, new commands and new phases are refused, and what is held goes to disk as soon as that is possible.
+An update is sent to the coordinator only once it is on disk, so a restart never contradicts it. While the
+disk refuses writes, new commands and new phases are refused. Pending writes follow as soon as the disk
+accepts them.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 WRITE_TIMEOUT_S: Final = 10.0
-"""How long :meth:`Journal.write` waits for a disk that neither writes nor refuses: members may be locked."""
+"""Timeout of :meth:`Journal.write` for a disk that neither writes nor refuses: members may be locked."""
 
 LATER_S: Final = 1.0
-"""How long a write that nothing waits for waits for others, with which it shares a commit."""
+"""Delay of a write that nothing waits for, so that it shares a commit with others."""
 
 TURN_LIMIT: Final = 20
-"""Turns of the loop that a batch waits for at most."""
+"""Turns of the event loop that a batch waits for at most."""
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long the end of the worker waits for the disk."""
+"""Time that the end of the worker waits for the disk."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +42,7 @@ class _Write:
     statements: list[Statement]
     then: list[Callable[[], None]] = field(default_factory=list)
     refused: Callable[[OperationError], None] | None = None
-    """Called instead where the disk refuses; without it the write is tried until it succeeds."""
+    """Called instead if the disk refuses the write; without it the write is repeated until it succeeds."""
 
 
 @final
@@ -52,24 +53,24 @@ class Journal:
         self._file = file
         self._waiting: dict[tuple[str, str], _Write] = {}
         self._later: dict[tuple[str, str], _Write] = {}
-        """Writes for the next commit, whenever that is."""
+        """Writes for the next commit, which nothing waits for."""
         self._pause = trio.CancelScope()
-        """Ends when they have waited for long enough."""
+        """Ends once these writes have waited long enough."""
         self._wake = trio.Event()
         self._settled = trio.Event()
         self._settled.set()
         self._number = count()
         self.refusal: OperationError | None = None
-        """Why nothing can be written. None: it can, as far as is known."""
+        """Why the journal can't be written. None: it can, as far as is known."""
 
     @property
     def contents(self) -> Contents:
-        """What an earlier start of the worker kept."""
+        """The state that an earlier run of the worker stored."""
         return self._file.contents
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything is on disk that was put, other than for later."""
+        """Whether all writes are on disk, except those with ``later``."""
         return self._settled.is_set()
 
     def put(
@@ -81,18 +82,18 @@ class Journal:
         refused: Callable[[OperationError], None] | None = None,
         later: bool = False,
     ) -> None:
-        """Writes after everything that was put before, and then calls ``then``.
+        """Writes after all earlier writes, then calls ``then``.
 
-        What still waits under the same key, or is refused by the disk meanwhile, is replaced: its ``then`` is
-        called with the new one's.
+        A newer write replaces one with the same key that waits or was refused: its ``then`` is called with
+        that of the newer one.
 
         Args:
             key: Table and row.
-            statements: What to write.
-            then: Called once that is on disk, in the order of the writes.
-            refused: Called instead where the disk refuses. Without it, it is tried until it succeeds.
-            later: A crash before this is on disk loses nothing. It shares the next commit, a second later at
-                most.
+            statements: The statements.
+            then: Called once the write is on disk, in the order of the writes.
+            refused: Called instead if the disk refuses the write. Without it, the write is repeated until it
+                succeeds.
+            later: The write may get lost in a crash. It shares the next commit, after a second at most.
         """
         later = later and key not in self._waiting
         write = self._waiting.pop(key, None) or self._later.pop(key, None) or _Write([])
@@ -110,7 +111,7 @@ class Journal:
         self._wake.set()
 
     def after_all(self, then: Callable[[], None]) -> None:
-        """Calls this once everything that was put before is on disk: at once where that is so."""
+        """Calls ``then`` once all earlier writes are on disk, perhaps at once."""
         if self.is_settled:
             then()
         else:
@@ -118,11 +119,11 @@ class Journal:
             self.put(("", str(next(self._number))), [], then)
 
     async def write(self, key: tuple[str, str], statements: list[Statement]) -> None:
-        """Writes, and returns once that is on disk.
+        """Writes, and returns once the write is on disk.
 
         Raises:
-            OperationError: STORAGE_UNAVAILABLE: the disk refused it, or did not answer in time. Then it may
-                still be written, before all that is put from now on.
+            OperationError: STORAGE_UNAVAILABLE: the disk refused the write, or did not answer in time. Then
+                it may still be written, before all later writes.
         """
         done = trio.Event()
         failure: list[OperationError] = []
@@ -140,15 +141,16 @@ class Journal:
             raise failure[0]
 
     async def wait_written(self) -> None:
-        """Waits until everything that was put before is on disk.
+        """Waits until all earlier writes are on disk.
 
         Raises:
-            OperationError: STORAGE_UNAVAILABLE: it is not yet, and will be once it can.
+            OperationError: STORAGE_UNAVAILABLE: a write is not on disk yet, and follows once the disk accepts
+                it.
         """
         await self.write(("", str(next(self._number))), [])
 
     async def wait_settled(self) -> None:
-        """Waits until everything is on disk, also what was put for later."""
+        """Waits until all writes are on disk, including those with ``later``."""
         while self._later or not self.is_settled:
             if self.is_settled:
                 self._waiting, self._later = self._later, {}
@@ -157,7 +159,7 @@ class Journal:
             await self._settled.wait()
 
     async def run(self) -> None:
-        """Writes what is put, for as long as the worker lives."""
+        """Writes pending statements for as long as the worker lives."""
         while True:
             with self._pause:
                 await self._wake.wait()
@@ -168,7 +170,7 @@ class Journal:
             self._settled.set()
 
     async def _wait_quiet_turn(self) -> None:
-        """Waits until a turn of the loop puts nothing more: what comes together is one commit."""
+        """Waits until a turn of the event loop adds no write, so that simultaneous writes share a commit."""
         for _ in range(TURN_LIMIT):
             seen = len(self._waiting)
             await trio.lowlevel.checkpoint()
@@ -196,7 +198,7 @@ class Journal:
                 then()
 
     def _find_unavailable(self, why: str) -> OperationError:
-        """Notes that nothing can be written, until something is."""
+        """Records that the journal can't be written, until a write succeeds."""
         refusal = OperationError(
             errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
             f"the worker's journal can't be written ({why}): check the disk of its state directory",
@@ -225,10 +227,10 @@ class Journal:
 
 @asynccontextmanager
 async def open_journal(path: Path) -> AsyncIterator[Journal]:
-    """Opens the journal and runs its writer. What waits at the end is written, in bounded time.
+    """Opens the journal and runs its writer. Pending writes are written at the end, in bounded time.
 
     Raises:
-        StartError: It can't be used, and is left as it is.
+        StartError: The journal can't be used, and is left unchanged.
     """
     file = await trio.to_thread.run_sync(JournalFile, path)
     journal = Journal(file)

@@ -1,7 +1,7 @@
-"""The journal's file: SQLite, and what is in it. Everything here blocks, and is called in a thread.
+"""The journal's SQLite file and its contents. All calls block, and belong in a thread.
 
-Damage is noticed before anything is changed. Each row has a digest of its own, since SQLite has none for the
-content of its pages; commits are counted, in :mod:`leasehold_worker.commands.journal_seal` too.
+Damage is detected before anything is changed. Each row has its own digest, since SQLite has none for its
+pages. Commits are counted, in :mod:`leasehold_worker.commands.journal_seal` too.
 """
 
 import logging
@@ -34,7 +34,7 @@ from leasehold_worker.leasing.leases import Standing
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 3
-"""Version of what is in the file, kept in SQLite's ``user_version``."""
+"""Version of the file's format, kept in SQLite's ``user_version``."""
 
 BUSY_TIMEOUT_S: Final = 5.0
 
@@ -56,13 +56,13 @@ CREATE TABLE probes (probe_id TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT R
 _STANDINGS: Final = """
 CREATE TABLE standings (gpu_uuid TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
 """
-"""Came with format 2."""
+"""Added by format 2."""
 
 _COMMITS: Final = """
 CREATE TABLE commits (commit_id INTEGER PRIMARY KEY CHECK (commit_id = 0), number INTEGER NOT NULL);
 INSERT INTO commits VALUES (0, 0);
 """
-"""Came with format 3, as did the digests."""
+"""Added by format 3, as were the digests."""
 
 _COLUMNS: Final = {
     "commands": "command_id, command, epoch, received_s, command_update, cancel_requested, acknowledged_s",
@@ -70,7 +70,7 @@ _COLUMNS: Final = {
     "workloads": "workload_id, record",
     "standings": "gpu_uuid, standing",
 }
-"""What the digest of a row is of, by table."""
+"""The columns that the digest of a row covers, by table."""
 
 _DIGESTS: Final = "".join(
     f"ALTER TABLE {table} ADD COLUMN digest BLOB; UPDATE {table} SET digest = row_digest({columns});"  # noqa: S608 - ours
@@ -82,11 +82,11 @@ Statement: TypeAlias = tuple[str, tuple[object, ...]]
 
 
 PROBE: Final[list[Statement]] = [("INSERT OR REPLACE INTO probes VALUES ('', randomblob(8))", ())]
-"""Writes something that nobody needs, to see whether the disk takes it."""
+"""A harmless write, to test whether the disk accepts it."""
 
 
 def keep_command(entry: Entry) -> list[Statement]:
-    """Keeps a command. Once it has ended, what it meant to do no longer matters."""
+    """Stores a command. The end of a command removes its intent."""
     values = (
         entry.command_id,
         entry.command.SerializeToString(),
@@ -103,27 +103,27 @@ def keep_command(entry: Entry) -> list[Statement]:
 
 
 def keep_intent(command_id: str, intent: Intent) -> list[Statement]:
-    """Keeps what a command is about to do, in the place of what it did before."""
+    """Stores the intent of a command, in place of the one before."""
     return [_keep("intents", command_id, encode(intent))]
 
 
 def keep_workload(record: WorkloadRecord) -> list[Statement]:
-    """Keeps a workload."""
+    """Stores a workload."""
     return [_keep("workloads", record.workload_id, encode(record))]
 
 
 def forget_command(command_id: str) -> list[Statement]:
-    """Takes a command out."""
+    """Removes a command."""
     return [("DELETE FROM commands WHERE command_id = ?", (command_id,))]
 
 
 def forget_workload(workload_id: str) -> list[Statement]:
-    """Takes a workload out."""
+    """Removes a workload."""
     return [("DELETE FROM workloads WHERE workload_id = ?", (workload_id,))]
 
 
 def keep_standing(gpu_uuid: str, standing: Standing) -> list[Statement]:
-    """Keeps what is held against a GPU, or under "" against the worker."""
+    """Stores the cordon and the health verdict of a GPU, or of the worker under ""."""
     return [_keep("standings", gpu_uuid, encode(standing))]
 
 
@@ -140,13 +140,13 @@ def row_digest(*values: object) -> bytes:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The state that an earlier start of the worker kept.
+    """The state that an earlier run of the worker stored.
 
     Attributes:
-        entries: Its commands.
-        intents: What open ones were about to do.
-        workloads: Its workloads.
-        standings: What was held against its GPUs, and under "" against itself.
+        entries: The commands.
+        intents: The intents of unfinished commands.
+        workloads: The workloads.
+        standings: Cordons and health verdicts of the GPUs, and of the worker under "".
     """
 
     entries: list[Entry]
@@ -157,10 +157,10 @@ class Contents(msgspec.Struct, frozen=True):
 
 @final
 class JournalFile:
-    """The open file, of which the state directory's lock makes us the only user.
+    """The open file. The lock of the state directory makes this process its only user.
 
     Raises:
-        StartError: It can't be read or written. It is left as it is.
+        StartError: The file can't be read or written. It is left unchanged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -212,16 +212,16 @@ class JournalFile:
         )
 
     def _identify(self) -> list[tuple[int, int]]:
-        """Which files bear the journal's names now.
+        """The files that have the journal's names now.
 
         Raises:
-            OSError: One of them is gone.
+            OSError: A file is missing.
         """
         found = [os.stat(f"{self._path}{suffix}") for suffix in ("", "-wal", "-seal")]
         return [(file.st_dev, file.st_ino) for file in found]
 
     def commit(self, statements: Iterable[Statement]) -> None:
-        """Carries out the statements in one transaction, on disk before this returns.
+        """Runs the statements in one transaction, which is on disk before this returns.
 
         Raises:
             sqlite3.Error: Nothing was changed.
@@ -240,7 +240,7 @@ class JournalFile:
             logger.error("the number of a commit can't be stored beside the journal: %s", error.strerror)
 
     def _require_in_place(self) -> None:
-        """Refuses to write into files that the next start would not find."""
+        """Refuses to write into deleted or replaced files, which the next start would not find."""
         try:
             moved = self._identify() != self._files
         except OSError:
@@ -276,7 +276,7 @@ def connect(path: Path, mode: str = "rwc") -> sqlite3.Connection:
 
 
 def _verify(path: Path, seal: JournalSeal) -> None:
-    """Looks for damage, and changes nothing: a connection that may write would drop a damaged log at its end.
+    """Looks for damage through a read-only connection: a writable one would drop a damaged log at its end.
 
     Raises:
         sqlite3.Error: Something is damaged or missing.

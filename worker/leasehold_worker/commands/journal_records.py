@@ -1,4 +1,4 @@
-"""What the journal keeps of workloads and operations, and its form on disk."""
+"""The journal's records of workloads and operations, and their form on disk."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -20,7 +20,7 @@ _MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, erro
 class WorkloadRecord(msgspec.Struct, frozen=True):
     """A workload as last reported, with the fields of :class:`~leasehold_worker.workloads.workload.Workload`.
 
-    ``boot_id`` is the kernel's at its start: without it, its process ids mean nothing.
+    ``boot_id`` is the kernel's at its start: its process ids are valid only for that boot.
     """
 
     workload_id: str
@@ -50,7 +50,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
 
 
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
-    """The record of a workload as it is now."""
+    """The current record of a workload."""
     return WorkloadRecord(
         workload_id=workload.workload_id,
         name=workload.name,
@@ -80,7 +80,7 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
 
 
 def encode(record: WorkloadRecord | Intent | Standing) -> bytes:
-    """A record as it is kept."""
+    """A record in its form on disk."""
     return msgspec.json.encode(record, enc_hook=_encode_message)
 
 
@@ -88,16 +88,16 @@ def decode_workload(data: bytes) -> WorkloadRecord:
     """A workload's record.
 
     Raises:
-        msgspec.DecodeError: It is none.
+        msgspec.DecodeError: The data is not a workload's record.
     """
     return msgspec.json.decode(data, type=WorkloadRecord, dec_hook=_decode_message)
 
 
 def decode_standing(data: bytes) -> Standing:
-    """What was held against a GPU.
+    """The cordon and the health verdict of a GPU.
 
     Raises:
-        msgspec.DecodeError: It is none.
+        msgspec.DecodeError: The data is not a standing.
     """
     return msgspec.json.decode(data, type=Standing)
 
@@ -106,7 +106,7 @@ def decode_intent(data: bytes) -> Intent:
     """An intent.
 
     Raises:
-        msgspec.DecodeError: It is none.
+        msgspec.DecodeError: The data is not an intent.
     """
     return msgspec.json.decode(data, type=Intent, dec_hook=_decode_message)
 

@@ -4,13 +4,13 @@ SQLite drops the rest of a write-ahead log that has one wrong bit, and opens the
 The journal counts its commits, and each number is also written here, before anything of that commit is told.
 A journal whose number is smaller than the number here has lost commits.
 
-A number is written only after its commit is on disk, so a number that is behind proves nothing and does no
-harm. Numbers are therefore written without waiting for the disk. A killed process loses none of them, because
-the kernel has them. A power loss may take the numbers of the last moments: a second while commits follow each
-other, or the time after which the kernel writes by itself, which is half a minute by default. Commits that a
-disk lost in just these moments are not noticed; all earlier ones are.
+A number is written only after its commit is on disk, so a number that lags behind does no harm. Numbers are
+therefore written without waiting for the disk. A killed process loses none of them, because the kernel has
+them. A power loss may lose the numbers of the last second while commits follow each other, or of the time
+after which the kernel writes by itself, by default half a minute. If the disk lost commits of just these
+moments, the loss goes unnoticed; the loss of earlier ones is detected.
 
-Numbers go to two places in turn, each with its digest, so that a torn write leaves the number before.
+Numbers go to two places in turn, each with its digest, so that a torn write leaves the previous number.
 """
 
 import os
@@ -31,27 +31,27 @@ SYNC_INTERVAL_S: Final = 1.0
 
 @final
 class JournalSeal:
-    """The open file. Everything here blocks, and is called in a thread.
+    """The open file. All calls block, and belong in a thread.
 
     Args:
-        path: The file. It is made if it is missing.
+        path: The file. A missing one is created.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: The file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
         self.number: int | None = self._read()
-        """The last commit. None: the file has no valid number, such as a new one."""
+        """The last commit. None: the file has no valid number, as when it is new."""
         self._synced_s = time.monotonic()
 
     def write(self, number: int) -> None:
-        """Keeps the number. Once per second, it is on disk before this returns.
+        """Stores the number. Once per second, the number is on disk before this returns.
 
         Raises:
-            OSError: The disk refuses it.
+            OSError: The disk refuses the write.
         """
         data = number.to_bytes(_NUMBER_BYTES, "big")
         os.pwrite(self._descriptor, data + _digest(data), number % 2 * _PLACE_BYTES)
@@ -61,7 +61,7 @@ class JournalSeal:
         self.number = number
 
     def close(self) -> None:
-        """Closes the file, which is then on disk as far as the disk takes it."""
+        """Closes the file, after writing it to disk if the disk accepts that."""
         with suppress(OSError):
             os.fdatasync(self._descriptor)
         os.close(self._descriptor)

@@ -1,8 +1,8 @@
-"""The life of the commands of one worker, as values: what comes in, and what is to be done about it.
+"""The life of one worker's commands, as values: frames come in, effects come out.
 
-Nothing here waits, reads a clock or touches a disk. Effects must be carried out in their order. A
-:class:`Keep` comes first, and what follows it waits until that is on disk: so a command that was told
-accepted is never forgotten, and an outcome that was told is never told differently.
+The ledger never waits, reads no clock and writes no disk. Effects must be applied in order. Effects after a
+:class:`Keep` wait until its entry is on disk. So a command that was reported accepted is never forgotten, and
+a reported outcome never changes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,13 @@ UNFINISHED_LIMIT: Final = 8
 """Commands that may be unfinished at once."""
 
 UNACKNOWLEDGED_LIMIT: Final = 1024
-"""Outcomes that may wait for their acknowledgement. More means a coordinator that takes and never stores."""
+"""Outcomes that may wait for their acknowledgement. More means a coordinator that never stores them."""
 
 REFUSED_LIMIT: Final = 1024
-"""Refusals that are remembered, in memory only: what comes twice is refused twice. The oldest go first."""
+"""Refusals that are remembered, in memory only: a duplicate is refused again. The oldest go first."""
 
 RETENTION_S: Final = 86_400.0
-"""How long an acknowledged command is remembered, so that a late duplicate finds its answer."""
+"""Time for which an acknowledged command is remembered, so that a late duplicate finds its answer."""
 
 ACKNOWLEDGED_LIMIT: Final = 4096
 """Acknowledged commands that are remembered; the oldest go first."""
@@ -35,20 +35,20 @@ ACKNOWLEDGED_LIMIT: Final = 4096
 FORGET_AT_ONCE: Final = 64
 
 LOCAL_PREFIX: Final = "local-"
-"""Begins the ids of commands that the worker gives itself. The coordinator knows nothing of them."""
+"""Prefix of the ids of the worker's own commands. The coordinator knows nothing of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that was taken in.
+    """An accepted command.
 
     Attributes:
-        command: As it came.
-        epoch: Of the session in which it came.
-        received_s: When, in seconds of the wall clock, which goes on across restarts.
-        update: What was said of it last.
-        cancel_requested: Somebody asked to cancel it.
-        acknowledged_s: When the coordinator had stored its outcome. None: it has not said so.
+        command: The command as it arrived.
+        epoch: Epoch of its session.
+        received_s: Time of arrival in seconds of the wall clock, which is valid across restarts.
+        update: Its last update.
+        cancel_requested: Its cancellation was requested.
+        acknowledged_s: Time of the coordinator's acknowledgement. None: there is none.
     """
 
     command: Command
@@ -65,32 +65,32 @@ class Entry:
 
     @property
     def state(self) -> CommandState.ValueType:
-        """Where it stands."""
+        """The command's state."""
         return self.update.state
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the command has not ended."""
         return not is_terminal(self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Put the entry on disk."""
+    """Store the entry on disk."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the coordinator, if there is a session."""
+    """Send the update to the coordinator, if there is a session."""
 
     update: CommandUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Tell the coordinator at once: nothing was done, so nothing needs to be on disk."""
+    """Send the refusal to the coordinator at once: nothing was done, so nothing needs to be on disk."""
 
     update: CommandUpdate
 
@@ -104,14 +104,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Undo the operation where that is still possible."""
+    """Undo the operation if that is still possible."""
 
     command_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Take the entries off the disk."""
+    """Remove the entries from the disk."""
 
     command_ids: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class CommandLedger:
     """The commands of one worker.
 
     Args:
-        entries: Those that an earlier start of the worker kept.
+        entries: The entries that an earlier run of the worker stored.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -153,7 +153,7 @@ class CommandLedger:
         return None
 
     def _put(self, entry: Entry) -> Entry:
-        """Puts an entry where it belongs now. A command goes from open to ended to acknowledged."""
+        """Puts an entry where its state belongs: a command goes from open to ended to acknowledged."""
         if entry.is_open:
             self._open[entry.command_id] = entry
         elif entry.acknowledged_s is None:
@@ -167,14 +167,14 @@ class CommandLedger:
     def receive(
         self, frame: CommandFrame, epoch: int, now_s: float, refusal: OperationError | None = None
     ) -> list[Effect]:
-        """Takes in a command or its cancellation. What was seen before is answered with where it stands.
+        """Accepts a command or its cancellation. A known command is answered with its current state.
 
         Args:
-            frame: What came.
-            epoch: The highest that this worker has seen. What carries another is not obeyed, and refused
-                unless it is known: a refusal of a command that is under way would be taken for its outcome.
+            frame: The frame.
+            epoch: The highest epoch that this worker has seen. A frame with another epoch is ignored if its
+                command is known, and else refused: a refusal of a running command would count as its outcome.
             now_s: Seconds of the wall clock.
-            refusal: Why no new command can be taken in. None: it can.
+            refusal: Why no new command is accepted. None: it is.
         """
         command_id = frame.command.command_id
         is_stale = frame.epoch != epoch
@@ -233,19 +233,19 @@ class CommandLedger:
         return None
 
     def refuse(self, command_id: str, error: OperationError) -> list[Effect]:
-        """Takes back a command that could not be kept. It was not told accepted, and not begun."""
+        """Takes back a command that could not be stored. It was neither reported accepted nor begun."""
         self._open.pop(command_id, None)
         return self._remember_refusal(rejection(command_id, error))
 
     def progress(self, command_id: str, phase: str) -> list[Effect]:
-        """Notes what the operation is at. That is not kept: after a restart it is observed."""
+        """Records the phase of an operation. The phase is not stored: after a restart it is observed."""
         return [Tell(self._change(command_id, _running(command_id, phase)).update)]
 
     def finish(self, outcome: CommandUpdate) -> list[Effect]:
         """Ends a command.
 
         Raises:
-            ValueError: The outcome can't follow the state that it is in.
+            ValueError: The outcome can't follow the command's state.
         """
         return [Keep(self._change(outcome.command_id, outcome)), Tell(outcome)]
 
@@ -259,7 +259,7 @@ class CommandLedger:
         return self._put(replace(entry, update=update))
 
     def acknowledge(self, command_id: str, now_s: float) -> list[Effect]:
-        """Notes that the coordinator has stored the outcome, and forgets what is old."""
+        """Records that the coordinator has stored the outcome, and drops old commands."""
         entry = self._ended.get(command_id)
         if entry is None:
             return []
@@ -278,19 +278,19 @@ class CommandLedger:
 
 
 def is_local(command_id: str) -> bool:
-    """Whether the worker gave itself the command."""
+    """Whether the command is one of the worker itself."""
     return command_id.startswith(LOCAL_PREFIX)
 
 
 def workload_ids(command: Command) -> Sequence[str]:
-    """The workloads that a command is about. Empty: it is about the worker or its GPUs."""
+    """The workloads of a command. Empty: it is about the worker or its GPUs."""
     if command.operation.HasField("remap"):
         return [move.workload_id for move in command.operation.remap.moves]
     return [command.workload_id] if command.workload_id else []
 
 
 def rejection(command_id: str, error: OperationError) -> CommandUpdate:
-    """What is said of a command that is not obeyed."""
+    """The update that rejects a command."""
     return CommandUpdate(command_id=command_id, state=REJECTED, error=error.to_proto())
 
 

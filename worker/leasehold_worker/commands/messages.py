@@ -14,13 +14,13 @@ UPDATE_LIMIT_BYTES: Final = 131_072
 """Half a frame, as for hello."""
 
 MESSAGE_LIMIT: Final = 1024
-"""Characters that are left of an error's sentence where nothing else fits."""
+"""Characters of an error's message that remain if nothing else fits."""
 
 
 def result_message(
     progress: Progress, duration_s: float, driver_version: str | None
 ) -> command_pb2.CommandResult:
-    """What a command did."""
+    """The result of a command."""
     return command_pb2.CommandResult(
         already_there=progress.already_there,
         members=[_outcome(workload_id, outcome) for workload_id, outcome in progress.outcomes],
@@ -68,10 +68,10 @@ def _outcome(workload_id: str, outcome: MemberOutcome) -> command_pb2.MemberOutc
 
 
 def fitting(update: worker_session_pb2.CommandUpdate) -> worker_session_pb2.CommandUpdate:
-    """The update, or what of it goes into a frame.
+    """The update, cut to the size of a frame.
 
-    A larger frame ends the stream, and the next one, on which it is told again. Specs go first, which the
-    coordinator has; then workloads' members, which hello tells; then what was done with each member.
+    A larger frame would end the stream, and each later one. Specs go first, since the coordinator has them;
+    then the members of workloads, which hello reports; then the outcomes of the members.
     """
     fitted = worker_session_pb2.CommandUpdate()
     fitted.CopyFrom(update)

@@ -1,4 +1,4 @@
-"""How a command ends: refused, failed, cancelled or expired."""
+"""The end of a command: succeeded, refused, failed, cancelled or expired."""
 
 from typing import Final
 
@@ -57,10 +57,10 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_DRIVER_ERROR,
     }
 )
-"""With no driver call made yet that changes a process, these mean REJECTED: nothing was begun."""
+"""Reasons that mean REJECTED as long as no driver call has changed a process: nothing was begun."""
 
 BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})
-"""Phases in which something is done to a workload without the driver."""
+"""Phases that change a workload without the driver."""
 
 
 def outcome_of(error: OperationError | None, progress: Progress) -> CommandState.ValueType:

@@ -1,4 +1,4 @@
-"""What an operation tells while it runs, and what it leaves to tell: the fields of CommandResult."""
+"""The report of an operation while it runs and at its end: the fields of CommandResult."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -13,12 +13,12 @@ from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import MemberOutcome
 
 TELL_INTERVAL_S: Final = 0.5
-"""Between two words on how far a phase is."""
+"""Shortest time between two reports of a phase's progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationPhase:
-    """A phase of a whole operation. ``failed`` says that the next one was the way back, or none."""
+    """A phase of a whole operation. ``failed``: the next phase is the rollback, or there is none."""
 
     name: str
     duration_s: float
@@ -27,7 +27,7 @@ class OperationPhase:
 
 
 async def _forget(_: Intent) -> None:
-    """Keeps nothing: nobody would settle the operation after a crash."""
+    """Stores nothing: the operation needs no recovery after a crash."""
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class Progress:
     """The report of one operation.
 
     Attributes:
-        observer: Told each phase as it begins.
-        intend: Keeps what is about to be done, before it is done. It raises OperationError where it can't.
+        observer: Receives each phase as it begins.
+        intend: Stores the next step before it begins, or raises OperationError.
         already_there: There was nothing to do.
-        outcomes: What was done with each member, with its workload's id.
-        applied_pairs: What the driver got.
-        released_gpu_uuids: GPUs that were given up.
-        claimed_gpu_uuids: GPUs that were taken.
-        warnings: Things that succeeded and still deserve attention.
-        phases: What it went through, in order.
-        policy: How the workload was parked. None: it wasn't.
+        outcomes: Outcome of each member, with its workload's id.
+        applied_pairs: GPU pairs that the driver received.
+        released_gpu_uuids: GPUs that were released.
+        claimed_gpu_uuids: GPUs that were claimed.
+        warnings: Warnings of a successful operation.
+        phases: Its phases, in order.
+        policy: Policy of the suspend. None: there was none.
         checkpoint_id: The checkpoint that was made or restored. Empty: none.
         disk_bytes: Bytes that were written to disk or read from it.
     """
@@ -73,7 +73,7 @@ class Progress:
         self.observer(phase)
 
     def tell_bytes(self, phase: str, size_bytes: int) -> None:
-        """Tells how far a phase is, and not too often."""
+        """Reports how far a phase is, at limited rate."""
         now = time.monotonic()
         if size_bytes and now - self._told_s >= TELL_INTERVAL_S:
             self._told_s = now

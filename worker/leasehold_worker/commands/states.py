@@ -1,7 +1,7 @@
 """The life of a command on the worker: one table. Pure.
 
-A command is ACCEPTED when the worker has it, RUNNING once its operation has begun, and ends once. The
-states before and UNKNOWN are the coordinator's.
+A command is ACCEPTED when the worker has it, RUNNING once its operation has begun, and ends once. The earlier
+states and UNKNOWN are the coordinator's.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ TRANSITIONS: Final[dict[CommandState.ValueType | None, frozenset[CommandState.Va
     ACCEPTED: frozenset({RUNNING, CANCELLED, EXPIRED}),
     RUNNING: frozenset({RUNNING, SUCCEEDED, FAILED, REJECTED, CANCELLED, EXPIRED}),
 }
-"""From a state (None: not seen yet) to those that may follow. A state that is missing is terminal."""
+"""Transitions, from a state (None: a new command) to its successors. A missing state is terminal."""
 
 
 def is_terminal(state: CommandState.ValueType) -> bool:

@@ -1,1 +1,1 @@
-"""What an operation would do, and what forbids it."""
+"""Plans: the effects of an operation, and the reasons that forbid it."""

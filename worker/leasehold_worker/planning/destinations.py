@@ -1,4 +1,4 @@
-"""On which GPUs a workload is woken or moved: chosen, completed to a permutation, and looked at."""
+"""The GPUs of a restore or a remap: chosen, completed to a permutation, and checked."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -81,7 +81,7 @@ class Destinations:
         return choose_gpus(target.home, gpu_uuids, self._inventory.chips, room, needed)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
-        """Whether the GPUs are free, have room, and are there for the members."""
+        """Checks whether the GPUs are free, have enough memory, and are visible to the members."""
         findings = plan.findings
         with findings.check("gpus", "free"):
             for target in plan.targets:
@@ -121,7 +121,7 @@ class Destinations:
 
 
 def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
-    """A workload that sleeps wakes where its CUDA contexts are."""
+    """Restores a sleeping workload on the GPUs of its CUDA contexts."""
     target = plan.target
     with plan.findings.check("destinations", "those where its contexts are"):
         if operation.gpu_uuids or operation.pairs:
@@ -138,7 +138,7 @@ def _held(target: WorkloadPlan) -> tuple[str, ...]:
 
 
 def _where_some_run(target: WorkloadPlan) -> tuple[GpuPair, ...] | None:
-    """Pairs to where a member of an UNKNOWN workload runs, if those GPUs are leased: others join it there."""
+    """Pairs to the GPUs of running members of an UNKNOWN workload, if it leases those. Other members join."""
     held = set(_held(target))
     for member in target.members:
         runs = member.state in (RUNNING, LOCKED)
@@ -148,7 +148,7 @@ def _where_some_run(target: WorkloadPlan) -> tuple[GpuPair, ...] | None:
 
 
 def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
-    """Device memory that members have on GPUs now, by the UUID of the GPU where they are."""
+    """Device memory of members, by the UUID of their current GPU."""
     total: dict[str, int] = {}
     for member in members:
         if member.state != CHECKPOINTED:
@@ -159,7 +159,7 @@ def _resident_bytes(members: Iterable[Member]) -> dict[str, int]:
 
 
 def full_bytes(target: WorkloadPlan) -> dict[str, int]:
-    """What a workload needs on its GPUs once it is awake: what it has there, or had, and what sleeps."""
+    """Device memory that a workload needs after a restore: its current or former bytes."""
     full = bytes_by_gpu(target.members)
     parked = target.workload.parked
     if parked is not None:
@@ -176,18 +176,18 @@ def choose_gpus(
     room: FreeMemory,
     parked_bytes: Mapping[str, int],
 ) -> tuple[GpuPair, ...]:
-    """Pairs each parked GPU with the one to wake on: the same if it is free, else the first that fits.
+    """Pairs each GPU of a suspended workload with a new one: itself if free, else the first that fits.
 
     Args:
         parked: GPUs that the workload held, in its order.
         free: GPUs that can be claimed, in slot order.
         chips: Chip by UUID of every GPU of the host.
-        room: What NVML says of device memory.
+        room: Device memory as NVML reports it.
         parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
 
     Raises:
-        OperationError: NO_FREE_GPU where some have no place, INSUFFICIENT_DEVICE_MEMORY where the only
-            places are too small.
+        OperationError: NO_FREE_GPU if a GPU has no counterpart, INSUFFICIENT_DEVICE_MEMORY if all free ones
+            are too small.
     """
     left = list(free)
     chosen = {uuid: uuid for uuid in parked if uuid in left and fits(GpuPair(uuid, uuid), room, parked_bytes)}

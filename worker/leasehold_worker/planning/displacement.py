@@ -1,8 +1,8 @@
 """Members of a workload on GPUs that it does not lease.
 
-A move changes where processes run, and can't change their environment: a child that a moved process starts
-reads the CUDA_VISIBLE_DEVICES of the start, and begins on the old GPU. Such a member counts as displaced from
-the GPU that took the place of the one that it uses, so that a restore or a remap brings it there.
+A move changes the GPUs of processes but not their environment. A child that a moved process starts still
+reads the first CUDA_VISIBLE_DEVICES, and begins on the old GPU. Such a member counts as displaced from the
+GPU that replaced the old one, so that a restore or a remap brings it there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ CHILDREN_OF_MOVED = (
 def is_elsewhere(
     processes: Sequence[ProcessIdentity], held: Collection[str], usage: Mapping[str, GpuUsage]
 ) -> bool:
-    """Whether NVML lists one of the processes on a GPU that is not held."""
+    """Whether NVML lists one of the processes on a GPU that its workload does not hold."""
     pids = {identity.pid for identity in processes}
     return any(gpu_uuid not in held and pids & gpu.processes.keys() for gpu_uuid, gpu in usage.items())
 
@@ -42,7 +42,7 @@ async def find_displaced(
     """As :func:`displaced`, in a thread.
 
     Raises:
-        OperationError: As for that; TARGET_NOT_RUNNABLE, a member can't be read.
+        OperationError: As for :func:`displaced`; TARGET_NOT_RUNNABLE: a member can't be read.
     """
     if not any(_is_strange(member, home) for member in members):
         await trio.lowlevel.checkpoint()
@@ -54,22 +54,22 @@ async def find_displaced(
 def displaced(
     members: Sequence[Member], home: Sequence[str], chips: Mapping[str, str], findings: Findings
 ) -> tuple[Member, ...]:
-    """The members, those on GPUs that the workload does not hold as displaced from the ones that it does.
+    """The members; those on GPUs that the workload does not hold count as displaced.
 
     Args:
-        members: Measured. They may block to be read.
+        members: The members, measured. Reading them may block.
         home: GPUs that the workload holds, in its order.
         chips: Chip name by UUID of every GPU of the host.
-        findings: Gets a warning for each member that is displaced.
+        findings: Receives a warning for each displaced member.
 
     Raises:
-        OperationError: REMAP_NOT_APPLIED, it can't be told which GPU has taken the place of one in use.
+        OperationError: REMAP_NOT_APPLIED, it is unknown which GPU replaced one in use.
     """
     return tuple(_displaced(member, home, chips, findings) for member in members)
 
 
 def _is_strange(member: Member, home: Sequence[str]) -> bool:
-    """Whether a running member is on a GPU that its workload, which holds some, does not hold."""
+    """Whether a running member is on a GPU that its workload does not hold, while that holds others."""
     return bool(home) and member.state == RUNNING and not set(member.gpu_uuids) <= set(home)
 
 

@@ -1,4 +1,4 @@
-"""Conditions of the host and of processes that driver calls depend on. Each looks, and changes nothing."""
+"""Conditions of the host and of processes that driver calls depend on. Checks change nothing."""
 
 import platform
 import re
@@ -40,7 +40,7 @@ _VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
 
 def why_unsupported(driver: Driver, cuda_version: int) -> str | None:
-    """Why the driver can't do what came with a CUDA version, with the remedy. None: it can."""
+    """The missing driver feature of a CUDA version, with the remedy. None: it is available."""
     if driver.unavailable_reason is not None:
         return f"there is no usable CUDA driver ({driver.unavailable_reason}): install one"
     if (driver.cuda_version or 0) < cuda_version:
@@ -50,7 +50,7 @@ def why_unsupported(driver: Driver, cuda_version: int) -> str | None:
 
 
 def version_text(cuda_version: int | None) -> str:
-    """A CUDA version as people write it."""
+    """A CUDA version such as "12.8"."""
     return "nothing" if cuda_version is None else f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
@@ -61,9 +61,9 @@ def library_version(path: str) -> str | None:
 
 
 def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) -> str | None:
-    """Why a process and the driver helper don't have the same user-mode driver. None: they do, or who knows.
+    """The difference between the libcuda of a process and that of the driver helper. None: none is known.
 
-    With another one the driver's calls were seen to hang.
+    With different libraries, driver calls were seen to hang.
     """
     if target is None or ours is None or target.file_id == ours.file_id:
         return None
@@ -75,14 +75,14 @@ def why_other_library(target: LoadedLibrary | None, ours: LoadedLibrary | None) 
 
 @final
 class DriverChecks:
-    """The conditions of one host."""
+    """Checks of one host's driver and processes."""
 
     def __init__(self, driver: Driver, inventory: Inventory) -> None:
         self._driver = driver
         self._inventory = inventory
 
     def driver(self, findings: Findings, cuda_version: int) -> None:
-        """The driver, its version, and the architecture."""
+        """Checks the driver, its version, and the architecture."""
         reason = why_unsupported(self._driver, cuda_version)
         with findings.check("driver", f"supports CUDA {version_text(self._driver.cuda_version)}"):
             if reason is not None:
@@ -95,7 +95,7 @@ class DriverChecks:
             )
 
     async def mig(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
-        """MIG, which no driver checkpoints (NVIDIA/cuda-checkpoint issue 42)."""
+        """Checks that MIG is off, which no driver checkpoints (NVIDIA/cuda-checkpoint issue 42)."""
         enabled = await trio.to_thread.run_sync(self._inventory.mig_enabled)
         asked = list(gpu_uuids)
         with findings.check("mig", f"off on {', '.join(asked)}" if asked else "off: no GPU is affected"):
@@ -109,7 +109,7 @@ class DriverChecks:
                     )
 
     async def present(self, findings: Findings, gpu_uuids: Iterable[str]) -> None:
-        """GPUs that have fallen off the bus: nothing can be copied from them, and NVML tells nothing."""
+        """Checks that no GPU has fallen off the bus: its memory can't be copied, and NVML reports nothing."""
         lost = await trio.to_thread.run_sync(self._inventory.lost)
         with findings.check("present", "on the bus"):
             for gpu_uuid in gpu_uuids:
@@ -122,7 +122,7 @@ class DriverChecks:
                     )
 
     async def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
-        """Processes on which driver calls would block for ever. False: there is one, so make no call."""
+        """Checks that no process would block driver calls for ever. False: one would, so make no call."""
         found = list(processes)
         refusals = len(findings.refusals)
         with findings.check("runnable", f"{len(found)} checked: none stopped, traced or frozen"):
@@ -135,7 +135,7 @@ class DriverChecks:
         return len(findings.refusals) == refusals
 
     async def members(self, findings: Findings, members: Sequence[Member]) -> None:
-        """What each member must be: traceable, with the worker's own libcuda, and no client of MPS."""
+        """Checks that each member is traceable, uses the worker's libcuda, and is no client of MPS."""
         shared, refusals = await both(
             partial(trio.to_thread.run_sync, self._inventory.mps_pids),
             partial(self._refusals, [member.identity for member in members]),
@@ -161,7 +161,7 @@ class DriverChecks:
     async def _refusals(
         self, processes: Sequence[ProcessIdentity]
     ) -> list[tuple[OperationError | None, OperationError | None]]:
-        """What is wrong with the libcuda of each process, and why the worker may not trace it."""
+        """For each process, the difference of its libcuda, and why the worker may not trace it."""
         found: dict[ProcessIdentity, tuple[OperationError | None, OperationError | None]] = {}
 
         async def look(identity: ProcessIdentity) -> None:
@@ -203,7 +203,7 @@ class DriverChecks:
     async def device_nodes(
         self, findings: Findings, members: Sequence[Member], gpu_uuids: Sequence[str]
     ) -> None:
-        """Whether members in containers have the device nodes of the GPUs that they are to get."""
+        """Checks that members in containers have the device nodes of their new GPUs."""
         minors = self._inventory.minors
         nodes = {f"/dev/nvidia{minors[uuid]}": uuid for uuid in gpu_uuids if uuid in minors}
         with findings.check("device_nodes", "present for the members"):
@@ -232,7 +232,7 @@ async def blocked_among(processes: Sequence[ProcessIdentity]) -> list[tuple[Proc
 
 
 async def _untraceable(identity: ProcessIdentity, obstacle: str) -> OperationError:
-    """Why a process can't be traced: it is ending, or the worker may not."""
+    """Why a process can't be traced: it is ending, or the worker lacks permission."""
     pid = identity.pid
     metadata = {"pid": str(pid)}
     if await will_end(identity):

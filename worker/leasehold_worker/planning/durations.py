@@ -1,8 +1,8 @@
-"""How long the phases of parking and waking take beside the driver's copies: assumed at first, then as seen.
+"""Durations of the phases of a suspend or restore beside the driver's copies, assumed or measured.
 
-A phase that hooks or the application do is remembered by workload: only the last time tells how long a
-framework loads its weights. What CRIU writes and reads is remembered as a rate of this host. What was seen
-lives as long as the agent.
+The duration of a phase of hooks or of the application is remembered per workload: only its last time predicts
+how long a framework loads its weights. The rates of CRIU are remembered per host. All are lost when the agent
+ends.
 """
 
 from collections import OrderedDict
@@ -20,11 +20,11 @@ from leasehold_worker.planning.plan import Plan
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISCARD, DISK, OFFLOAD, RETAIN, STOP
 
 REMEMBERED_LIMIT: Final = 4096
-"""Phases that are remembered, those that were seen last."""
+"""Number of remembered phases; the oldest go first."""
 
 
 class Way(StrEnum):
-    """Which way a workload goes."""
+    """The direction of an operation."""
 
     DOWN = "down"
     UP = "up"
@@ -48,36 +48,37 @@ ASSUMED: Final = {
     (Way.UP, START, RETAIN): (1.0, 0.0),
     (Way.UP, LOAD, RETAIN): (10.0, 1e9),
 }
-"""Seconds, and bytes per second or 0 where the size makes no difference. Weights move as fast as the driver
-moves memory, and are loaded as fast as a good disk reads. A program takes ten seconds to its kernel."""
+"""Seconds, and bytes per second or 0 if the size makes no difference. Weights move as fast as the driver
+moves memory, and are loaded as fast as a good disk reads. A program registers its application in ten seconds.
+"""
 
 HOST_WIDE: Final = frozenset({IMAGE, RESUME})
 LEAST_BYTES: Final = 2**24
-"""From here on an image tells the rate of the disk."""
+"""Smallest image that serves to measure the rate of the disk."""
 
 _NEWEST_WEIGHT: Final = 0.3
 _SAME: Final = {"verify": RESUME}
-"""Phases that are told with another one: the bytes of an image are verified before they are restored."""
+"""Phases whose bytes count for another one: an image is verified before it is restored."""
 
 _Key = tuple[str, Way, str, WeightStrategy.ValueType]
 
 
 @final
 class Durations:
-    """What the phases of this host's workloads were seen to take."""
+    """Measured durations of the phases of this host's workloads."""
 
     def __init__(self) -> None:
         self._seen_s = OrderedDict[_Key, float]()
         self._rates: dict[str, float] = {}
 
     def learn(self, workload_id: str, policy: EvictionPolicy | None, way: Way, progress: Progress) -> None:
-        """Takes in the phases of an operation that succeeded.
+        """Learns from the phases of a successful operation.
 
         Args:
-            workload_id: Whose.
-            policy: What it was parked by, or is. None: by nothing.
-            way: Which way it went.
-            progress: Its report, which is closed by that.
+            workload_id: The workload.
+            policy: Policy of its suspend. None: it was not suspended.
+            way: The direction of the operation.
+            progress: The report of the operation. The call closes it.
         """
         progress.close(failed=False)
         if policy is None or any(phase.failed or phase.rollback for phase in progress.phases):
@@ -98,7 +99,7 @@ class Durations:
             self._seen_s.popitem(last=False)
 
     def complete(self, plan: Plan, way: Way) -> None:
-        """Adds to a plan's estimate what is not the driver's. A plan that is refused early gets none."""
+        """Adds the phases other than the driver's to a plan's estimate, unless it was refused early."""
         if plan.already_there or plan.policy is None or (plan.refused and plan.estimate is None):
             return
         parts = [self._part(plan, way, name, size) for name, size in _phases(plan, way)]
@@ -111,7 +112,7 @@ class Durations:
         )
 
     def complete_save(self, plan: Plan) -> None:
-        """Says how long an application takes that saves itself and goes on."""
+        """Adds the duration of a save to the plan of a checkpoint."""
         if not plan.refused:
             plan.estimate = self._part(plan, Way.DOWN, SAVE, _on_disk(plan))
 
@@ -131,7 +132,7 @@ class Durations:
 
 
 def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
-    """The phases of a plan that are not the driver's, in order, with the bytes that each moves."""
+    """The phases of a plan other than the driver's, in order, with the bytes that each moves."""
     policy, workload = plan.policy, plan.target.workload
     if policy is None:
         return
@@ -160,12 +161,12 @@ def _phases(plan: Plan, way: Way) -> Iterator[tuple[str, int]]:
 
 
 def _on_disk(plan: Plan) -> int:
-    """Bytes that are written or read. 0: only the application knows, which may say nothing."""
+    """Bytes written or read. 0: unknown, since only the application knows its size."""
     return next((need.needed_bytes for need in plan.tiers if need.tier == DISK), None) or 0
 
 
 def _weights(name: str, policy: EvictionPolicy) -> WeightStrategy.ValueType:
-    """Only hooks depend on what becomes of the weights."""
+    """Only hooks depend on the weight strategy."""
     return (policy.weight_strategy or RETAIN) if name == HOOKS else RETAIN
 
 

@@ -1,4 +1,4 @@
-"""The findings of a plan: what was checked, and how each check came out."""
+"""The findings of a plan: its checks, and their results."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +25,10 @@ class Check:
     """One condition.
 
     Attributes:
-        name: What was looked at.
-        result: How it came out.
-        detail: What was found, with the remedy.
-        workload_id: The workload that it is about. Empty: all of the plan.
+        name: The object of the check.
+        result: Its result.
+        detail: The finding, with the remedy.
+        workload_id: The workload of the check. Empty: all of the plan.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
     excused: list[OperationError] = field(default_factory=list)
     workload_id: str = ""
-    """The workload that is looked at. Empty: all of the plan."""
+    """The workload that the checks are about. Empty: all of the plan."""
 
     @contextmanager
     def about(self, workload: Workload) -> Iterator[None]:
-        """Within it, conditions are those of one workload."""
+        """Binds the conditions in the context to one workload."""
         self.workload_id = workload.workload_id
         try:
             yield
@@ -59,7 +59,7 @@ class Findings:
 
     @contextmanager
     def check(self, name: str, detail: str) -> Iterator[None]:
-        """Notes a condition: as passed with the detail, or as refused with the error that was raised."""
+        """Adds a condition: passed, with the detail, or refused, with the error that the context raises."""
         try:
             yield
         except OperationError as error:
@@ -68,21 +68,21 @@ class Findings:
             self.passed(name, detail)
 
     def passed(self, name: str, detail: str) -> None:
-        """Notes a condition that is as it must be."""
+        """Adds a condition that holds."""
         self._add(name, PASSED, detail)
 
     def refuse(self, name: str, error: OperationError) -> None:
-        """Notes a condition that stops the operation."""
+        """Adds a condition that forbids the operation."""
         self.refusals.append(error)
         self._add(name, REFUSED, error.message)
 
     def warn(self, name: str, detail: str) -> None:
-        """Notes a condition that deserves attention."""
+        """Adds a condition that deserves attention."""
         self.warnings.append(detail)
         self._add(name, WARNING, detail)
 
     def excuse(self, refusal: OperationError, detail: str) -> None:
-        """Takes a refusal back, since something is done about it first."""
+        """Turns a refusal into a warning, since another step resolves it first."""
         self.refusals.remove(refusal)
         self.excused.append(refusal)
         self.checks = [
@@ -91,7 +91,7 @@ class Findings:
         ]
 
     def skip(self, name: str, detail: str) -> None:
-        """Notes a condition that could not be looked at."""
+        """Adds a condition that could not be checked."""
         self._add(name, NOT_CHECKED, detail)
 
     def _add(self, name: str, result: CheckResult.ValueType, detail: str) -> None:

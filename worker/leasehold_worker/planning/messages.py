@@ -8,7 +8,7 @@ from leasehold_worker.timestamps import duration
 
 
 def plan_message(record: Plan) -> plan_pb2.Plan:
-    """What an operation would do."""
+    """A plan as the message of a dry run."""
     released = [
         gpu_uuid
         for target in record.targets

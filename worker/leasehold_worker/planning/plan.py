@@ -1,6 +1,6 @@
-"""What an operation would do, and everything that stands in its way. Values only.
+"""The plan of an operation: its effects, and all reasons that forbid it. Values only.
 
-The operation itself begins with the same plan, so that a dry run and the real thing can't differ.
+The operation itself begins with the same plan, so that it can't differ from a dry run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from leasehold_worker.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A GPU that would be taken, with its free memory and what is needed there. None: NVML couldn't say."""
+    """A GPU of the plan, with its free memory and the memory that is needed. None: unknown to NVML."""
 
     gpu_uuid: str
     chip: str
@@ -36,7 +36,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class TierNeed:
-    """Where bytes would go. None: only the application knows; or nobody knows what is left, or no bound."""
+    """Bytes that a tier would receive, and its free space. None: unknown, or without a bound."""
 
     tier: Tier.ValueType
     needed_bytes: int | None
@@ -45,14 +45,14 @@ class TierNeed:
 
 @dataclass(frozen=True, slots=True)
 class MoveDown:
-    """A parked workload that makes room.
+    """A suspended workload that moves to a lower tier.
 
     Attributes:
-        workload_id: Which.
-        name: What people call it.
-        policy: What it is parked by afterwards.
-        freed_bytes: What is free in its tier then.
-        generation: The workload as it was when it was chosen: one that has changed stays.
+        workload_id: Its id.
+        name: Its name.
+        policy: Policy of its suspend afterwards.
+        freed_bytes: Bytes that the move frees in its tier.
+        generation: Its generation when it was chosen: a workload that has changed since stays.
     """
 
     workload_id: str
@@ -63,7 +63,7 @@ class MoveDown:
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """A sentence about the move."""
         strategy = process_text(self.policy.process_strategy)
         size = size_text(self.freed_bytes)
         return f"workload {self.name} is suspended by {strategy} first, which frees {size}"
@@ -75,13 +75,13 @@ class WorkloadPlan:
 
     Attributes:
         workload: The workload.
-        tree: Its processes as they were listed. None: they were not.
-        processes: The same, of which not all need use CUDA.
-        members: Those that use CUDA.
-        home: GPUs that it holds, or was parked from.
-        destination: GPUs that it is to have afterwards, in the order of ``home``; none when it is parked.
-        full_bytes: What it needs on its GPUs once it is awake, by GPU.
-        wakes: It is to run afterwards, though it may hold no GPU.
+        tree: The tree of its processes. None: not listed.
+        processes: All its processes.
+        members: The processes that use CUDA.
+        home: GPUs that it holds, or held before its suspend.
+        destination: Its GPUs afterwards, in the order of ``home``; none after a suspend.
+        full_bytes: Device memory that it needs while it runs, by GPU.
+        wakes: It runs afterwards, perhaps without a GPU.
     """
 
     workload: Workload
@@ -96,24 +96,24 @@ class WorkloadPlan:
 
 @dataclass(slots=True)
 class Plan:
-    """What an operation would do.
+    """The effects of an operation.
 
     Attributes:
-        targets: The workloads that it is about.
+        targets: The workloads of the operation.
         already_there: There is nothing to do.
-        astray: Members are on GPUs that they must leave before they can be woken.
-        pairs: Complete pairs for the driver; none where all stay.
-        destinations: GPUs that would be taken.
-        host_memory: What parking takes. None: nothing is parked.
-        estimate: How long it would take. None: that can't be said.
-        findings: The checks, and why it would be refused.
-        policy: How the workload is parked, or is to be. None: the operation parks and wakes nothing.
-        steps: What is done, in order, in words.
-        tiers: Where bytes would go, or come from.
-        checkpoint_id: What on disk it is woken from. Empty: nothing.
-        moves_down: Parked workloads that make room first.
-        saves: Nothing is lost, because its application saves itself.
-        lock_timeout_s: How long submitted work may take to drain.
+        astray: Members are on wrong GPUs, which they must leave before a restore.
+        pairs: Complete pairs for the driver; none if all stay.
+        destinations: GPUs that the operation needs.
+        host_memory: Host memory of a suspend. None: nothing is suspended.
+        estimate: Estimated duration. None: unknown.
+        findings: The checks and refusals.
+        policy: Policy of the suspend that is done or undone. None: there is none.
+        steps: The steps of the operation, as text.
+        tiers: Memory tiers that bytes would go to, or come from.
+        checkpoint_id: Checkpoint of a restore. Empty: none.
+        moves_down: Suspended workloads that move to a lower tier first.
+        saves: The application saves itself, so nothing is lost.
+        lock_timeout_s: Time for submitted work to finish.
         named_gpu_uuids: GPUs that the request names for a restore.
         named_checkpoint_id: The checkpoint that the request names for a restore. Empty: none.
     """
@@ -138,18 +138,18 @@ class Plan:
 
     @property
     def members(self) -> list[Member]:
-        """The CUDA processes of all parties."""
+        """The CUDA processes of all workloads."""
         return [member for target in self.targets for member in target.members]
 
     @property
     def bytes_by_pid(self) -> dict[int, int]:
-        """Device memory by the process that has it. What is checkpointed is in the host's memory already."""
+        """Device memory by process. Checkpointed memory is in host memory already."""
         return {
             member.identity.pid: member.total_bytes for member in self.members if member.state != CHECKPOINTED
         }
 
     def require_sizes(self) -> None:
-        """Refuses to park members of unknown size: whether the host's memory can hold them is not known.
+        """Refuses to suspend members of unknown size: the host memory that they need is unknown, too.
 
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY.
@@ -168,28 +168,28 @@ class Plan:
 
     @property
     def stays_in_memory(self) -> bool:
-        """Whether device memory is to stay in the host's, rather than to go on to disk."""
+        """Whether device memory stays in host memory, and does not move on to disk."""
         return self.policy is None or self.policy.process_strategy != CHECKPOINT
 
     @property
     def target(self) -> WorkloadPlan:
-        """The only party of a suspend or a restore."""
+        """The only workload of a suspend or a restore."""
         (target,) = self.targets
         return target
 
     def to_reserve(self, target: WorkloadPlan) -> list[str]:
-        """GPUs that a party gets and that no party of the plan holds."""
+        """GPUs that a workload gets and that no workload of the plan holds."""
         leases = [other.workload.lease for other in self.targets if other.workload.lease is not None]
         held = {gpu_uuid for lease in leases for gpu_uuid in lease.gpu_uuids}
         return [gpu_uuid for gpu_uuid in target.destination if gpu_uuid not in held]
 
     @property
     def is_parked(self) -> bool:
-        """Whether its workloads are parked already, so that their hooks have been called."""
+        """Whether its workloads are suspended already, so that their hooks have been called."""
         return all(target.workload.parked is not None for target in self.targets)
 
     def require_room(self) -> None:
-        """Refuses a plan for which others would have to make room still, though they were asked.
+        """Refuses a plan that still lacks memory or disk after other workloads have moved down.
 
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY or INSUFFICIENT_DISK.
@@ -199,7 +199,7 @@ class Plan:
 
     @property
     def refused(self) -> bool:
-        """Whether something stops it."""
+        """Whether a check forbids the operation."""
         return bool(self.findings.refusals)
 
     def require(self) -> None:

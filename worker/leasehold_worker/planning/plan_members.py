@@ -1,4 +1,4 @@
-"""The members of a plan: which processes they are, where they are, and how long their copies take."""
+"""The members of a plan: their processes, their GPUs, and the duration of their copies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,9 +49,9 @@ class PlanMembers:
     Args:
         driver: The driver.
         inventory: The GPUs of this host.
-        verification: What NVML says of members.
-        rates: How long transfers take.
-        driver_checks: What the driver needs of processes.
+        verification: Verification of members by NVML.
+        rates: Transfer rates of the driver.
+        driver_checks: Checks of the driver's conditions.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class PlanMembers:
         """Finds the members of a running workload, and measures them.
 
         Args:
-            findings: Gets what stands in the way.
-            target: The workload, which gets its members.
+            findings: Receives refusals.
+            target: The workload; the call sets its members.
             needs_cuda: Whether a workload without members is refused.
         """
         processes = target.processes
@@ -102,7 +102,7 @@ class PlanMembers:
             require_all(processes, found, usage)
 
     async def parked(self, plan: Plan) -> tuple[Member, ...]:
-        """The members of a suspended workload that live."""
+        """The living members of a suspended workload."""
         workload = plan.target.workload
         alive = tuple(member for member in workload.members if is_alive(member.identity))
         if workload.state == UNKNOWN and not plan.refused:
@@ -113,7 +113,7 @@ class PlanMembers:
         return alive
 
     async def _found_again(self, workload: Workload, known: Sequence[Member]) -> tuple[Member, ...]:
-        """The members of a workload in state UNKNOWN, where the driver has them now."""
+        """The members of a workload in state UNKNOWN, with the states that the driver reports now."""
         found = await find_members(self._driver, await workload.find_processes())
         before = {member.identity: member for member in known}
         members: list[Member] = []
@@ -143,7 +143,7 @@ class PlanMembers:
         return False
 
     async def are_astray(self, plan: Plan) -> bool:
-        """Whether members that are not parked are on other GPUs than their workload is to have."""
+        """Whether running members are on other GPUs than their workload's new ones."""
         resident = [member for member in plan.members if member.state != CHECKPOINTED]
         if any(
             moved(plan.target.home, member.displacement) != plan.target.destination for member in resident
@@ -152,7 +152,7 @@ class PlanMembers:
         return not await self._verification.listed_gpus(resident) <= set(plan.target.destination)
 
     async def estimate(self, plan: Plan, calls: Sequence[DriverCall]) -> Estimate | None:
-        """How long the driver's copies take; the rest is milliseconds."""
+        """The duration of the driver's copies. All other calls take milliseconds."""
         if not plan.members:
             return None
         lanes_s: list[float] = []

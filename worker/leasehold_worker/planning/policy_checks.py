@@ -1,4 +1,4 @@
-"""What a policy needs beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
+"""The needs of a policy beside the driver: its place in the table, hooks, disk, CRIU, and applications."""
 
 from functools import partial
 from typing import Final, final
@@ -45,7 +45,7 @@ _SAYS: Final = {
 
 @final
 class PolicyChecks:
-    """Looks at what policies need, for the plans of one worker."""
+    """Checks the needs of policies, for the plans of one worker."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class PolicyChecks:
         self._criu = criu
 
     def check(self, plan: Plan, *, allowed: bool) -> None:
-        """Refuses what frees nothing, loses something, or that nobody could do.
+        """Refuses a policy that frees nothing, loses work, or is impossible.
 
         Args:
-            plan: With the policy, which gets what is found.
-            allowed: Whether it may free nothing, or lose something.
+            plan: The plan with the policy; it receives the findings.
+            allowed: Whether the policy may free nothing, or lose work.
         """
         workload, policy = plan.target.workload, plan.policy
         if policy is None:
@@ -103,12 +103,12 @@ class PolicyChecks:
             )
 
     def _is_harmless(self, workload: Workload, refusal: errors_pb2.ErrorReason.ValueType) -> bool:
-        """Whether nothing is lost, since the application saves itself first."""
+        """Whether nothing is lost because the application saves itself first."""
         lost = refusal == errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST
         return lost and workload.state == RUNNING and self._applications.of(workload.workload_id) is not None
 
     async def look_at_image(self, plan: Plan) -> None:
-        """What writing an image takes: a CRIU, processes that it can write, and room on disk."""
+        """Checks the needs of an image: CRIU, processes that it can write, and room on disk."""
         findings, target = plan.findings, plan.target
         target.processes = target.processes or await target.workload.find_processes()
         with findings.check("criu", "works here"):
@@ -140,7 +140,7 @@ class PolicyChecks:
                 )
 
     async def look_at_application(self, plan: Plan) -> None:
-        """What stopping a workload takes: an application that can save itself now, if it serves a kernel."""
+        """Checks the needs of a stop: a checkpointable application is able to save itself now."""
         workload = plan.target.workload
         if workload.state != RUNNING or self._applications.of(workload.workload_id) is None:
             plan.findings.skip("application", "not checkpointable, or suspended: nothing is saved")
@@ -148,7 +148,7 @@ class PolicyChecks:
         await self.look_at_kernel(plan)
 
     async def look_at_kernel(self, plan: Plan) -> None:
-        """What saving an application takes: a kernel that says yes, and room on disk."""
+        """Checks the needs of a save: a checkpointable application that agrees, and room on disk."""
         findings, workload = plan.findings, plan.target.workload
         kernel = self._applications.of(workload.workload_id)
         if kernel is None:
@@ -166,7 +166,7 @@ class PolicyChecks:
             await self._look_at_disk(plan, await kernel.size_estimate())
 
     async def look_at_kept_image(self, plan: Plan) -> None:
-        """What bringing processes back takes: CRIU, and an image for this host. Its bytes are read later."""
+        """Checks the needs of a restore from an image: CRIU, and an image for this host."""
         workload = plan.target.workload
         plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
         with plan.findings.check("criu", "works here"):
@@ -181,7 +181,7 @@ class PolicyChecks:
             need.check()
 
     async def look_at_start(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
-        """What starting a stopped workload again takes: room, and what its application had saved."""
+        """Checks the needs of a restart: free resources, and the checkpoint of the application."""
         findings, workload = plan.findings, plan.target.workload
         parked_id = workload.parked.checkpoint_id if workload.parked else ""
         plan.checkpoint_id = operation.checkpoint_id or parked_id
@@ -214,7 +214,7 @@ class PolicyChecks:
             plan.tiers.append(TierNeed(DISK, whole[0].file_bytes, None))
 
     def tell_tiers(self, plan: Plan) -> None:
-        """Where bytes would go, or come from."""
+        """Adds the memory tiers that bytes would go to, or come from."""
         workload, policy = plan.target.workload, plan.policy
         if policy is None:
             return

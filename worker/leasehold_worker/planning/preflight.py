@@ -1,4 +1,4 @@
-"""The checks that a suspend, a restore and a remap begin with, for a dry run and for the real thing."""
+"""The checks before a suspend, a restore and a remap, for a dry run and for the operation itself."""
 
 from collections.abc import Collection
 from functools import partial
@@ -53,7 +53,7 @@ from leasehold_worker.workloads.states import PARKED, RUNNING, SLEEPING, STOPPED
 from leasehold_worker.workloads.workload import Workload, home_of
 
 _DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
-"""Where a workload may stand that is to be parked, by what is to be done with it."""
+"""The states from which a workload can be suspended, by verb."""
 
 
 @final
@@ -90,11 +90,11 @@ class Preflight:
         operation: command_pb2.SuspendOperation,
         tried: Collection[ProcessStrategy.ValueType] = (),
     ) -> Plan:
-        """The plan of a suspend: by the first rung of the policy's ladder that nothing stops.
+        """The plan of a suspend, by the first policy of the escalation order that is not refused.
 
         Args:
             workload_id: The workload.
-            operation: How it is to be parked.
+            operation: The policy and its options.
             tried: Process strategies that have failed already.
 
         Raises:
@@ -131,9 +131,9 @@ class Preflight:
 
         Args:
             workload: The workload.
-            policy: How it is to be parked.
-            allowed: Whether it may lose something, or free nothing.
-            forced: Whether its readiness probes may be passed over.
+            policy: The policy.
+            allowed: Whether the policy may lose work, or free nothing.
+            forced: Whether its readiness probes are ignored.
         """
         plan = Plan([WorkloadPlan(workload, home=home_of(workload))])
         if workload.parked is not None and workload.state in PARKED:
@@ -170,7 +170,7 @@ class Preflight:
         return plan
 
     async def _look_at_suspended(self, plan: Plan) -> None:
-        """What is needed to put parked processes on disk."""
+        """Checks the needs of writing suspended processes to disk."""
         target = plan.target
         target.processes = await target.workload.find_processes()
         target.full_bytes = target.workload.parked.device_memory_bytes if target.workload.parked else {}
@@ -178,7 +178,7 @@ class Preflight:
         target.members = await self._members.parked(plan)
 
     async def _look_at_sleeper(self, plan: Plan) -> None:
-        """What is needed to free what a framework drops, while the processes run on."""
+        """Checks the needs of freeing weights while the processes keep running."""
         target = plan.target
         with plan.findings.check("state", f"{target.workload.name} is running on GPUs"):
             require_state(target.workload, (RUNNING,), "put to sleep")
@@ -200,11 +200,11 @@ class Preflight:
         *,
         held: Collection[str] = (),
     ) -> Plan:
-        """The plan of a restore. Of a workload in state UNKNOWN, each member is taken from where it is.
+        """The plan of a restore. Members of an UNKNOWN workload are restored from wherever they are.
 
         Args:
             workload_id: The workload.
-            operation: Where it is to wake.
+            operation: The GPUs of the restore.
             held: GPUs that were claimed for it.
 
         Raises:
@@ -266,7 +266,7 @@ class Preflight:
         return plan
 
     async def checkpoint(self, workload_id: str) -> Plan:
-        """The plan of having an application save itself.
+        """The plan of an application's checkpoint.
 
         Raises:
             OperationError: UNKNOWN_WORKLOAD.
@@ -324,7 +324,7 @@ class Preflight:
         return plan
 
     async def _look_at_running(self, plan: Plan, cuda_version: int, verb: str) -> None:
-        """Checks the needs of parking: members that can be locked and checkpointed, and host memory."""
+        """Checks the needs of a suspend: members that can be locked and checkpointed, and host memory."""
         findings = plan.findings
         for target in plan.targets:
             with (

@@ -1,6 +1,6 @@
-"""Where parked bytes are, and who makes room: host memory is the first tier, the disk the second.
+"""The memory tiers of suspended workloads: host memory first, then disk.
 
-When one is full, the workload that was parked in it longest ago moves down, if its policy allows that.
+When a tier is full, the workload that was suspended in it longest ago moves down, if its policy allows that.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +84,7 @@ class Tiers:
         self._has_images = has_images
 
     def excuse(self, plan: Plan) -> None:
-        """Turns what a plan is refused for into what is done first, where others can make room for it."""
+        """Turns the refusals of a plan into moves of other workloads, where these make enough room."""
         for refusal in list(plan.findings.refusals):
             tier = SHORTAGES.get(refusal.reason)
             if tier is None:
@@ -98,7 +98,7 @@ class Tiers:
 
 
 def _missing(plan: Plan, tier: Tier.ValueType) -> int:
-    """How much room a plan lacks in a tier, in bytes. 0: nobody knows."""
+    """Bytes that a plan lacks in a tier. 0: unknown."""
     if tier == HOST:
         need = plan.host_memory
         if need is None or need.available_bytes is None:

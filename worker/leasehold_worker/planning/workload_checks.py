@@ -1,4 +1,4 @@
-"""What must hold before an operation begins. Every check refuses with its reason, and changes nothing."""
+"""Conditions of workloads before an operation. Every check refuses with its reason, and changes nothing."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,11 +46,11 @@ _REMEDIES: Final = {
     WEDGED: "stop it, nothing else helps",
     **dict.fromkeys(ENDED, "run it again"),
 }
-"""What leads out of a state that an operation can't begin in."""
+"""The ways out of the states in which an operation can't begin."""
 
 
 def require_state(workload: Workload, states: Collection[WorkloadState.ValueType], verb: str) -> None:
-    """Refuses a workload in other states with WRONG_STATE; ``verb`` is what can't be done then."""
+    """Refuses a workload in other states with WRONG_STATE; ``verb`` names the refused operation."""
     if workload.state not in states:
         wanted = " or ".join(_name(state) for state in sorted(states))
         raise OperationError(
@@ -62,7 +62,7 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
 
 
 def require_alive(workload: Workload) -> None:
-    """Refuses to lease GPUs to a workload that ended during the operation, with TARGET_CRASHED."""
+    """Refuses with TARGET_CRASHED to lease GPUs to a workload that ended during the operation."""
     # The end of its first process is seen a little later by whoever watches it.
     if workload.state in ENDED or not is_alive(workload.root):
         raise OperationError(
@@ -76,8 +76,8 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
 
     Args:
         workload: The workload.
-        members: Its CUDA processes by the driver's word.
-        listed: NVML lists a process of it, so that it uses CUDA whatever the driver says.
+        members: Its CUDA processes according to the driver.
+        listed: NVML lists a process of the workload, which so uses CUDA even if the driver reports otherwise.
     """
     if not members:
         if workload.awaits_readiness and not listed:
@@ -120,7 +120,7 @@ def _not_ready(workload: Workload, why: str, other: str) -> OperationError:
 def require_all(
     processes: Iterable[ProcessIdentity], members: Iterable[Member], usage: Mapping[str, GpuUsage]
 ) -> None:
-    """Refuses with MEMBERS_CHANGED where NVML lists a process on a GPU that is not among the members."""
+    """Refuses with MEMBERS_CHANGED a process that NVML lists on a GPU and that is not among the members."""
     known = {member.identity.pid for member in members}
     listed = {pid for gpu in usage.values() for pid in gpu.processes}
     for identity in processes:
@@ -134,10 +134,10 @@ def require_all(
 
 
 def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
-    """Refuses with PERMISSION_OR_OS processes that the worker may not trace and that may use CUDA.
+    """Refuses with PERMISSION_OR_OS a process that the worker may not trace and that may use CUDA.
 
-    That NVML does not list such a process shows that it uses no GPU only where NVML lists every member: in a
-    container with a process namespace of its own, NVML lists none.
+    A process that NVML does not list certainly uses no GPU only if NVML lists every member: in a container
+    with its own process namespace, NVML lists none.
     """
     listed = {pid for gpu in usage.values() for pid in gpu.processes}
     unlisted = [member.identity.pid for member in search.members if member.identity.pid not in listed]
@@ -161,9 +161,9 @@ def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
 async def is_sequential(spec: workload_pb2.WorkloadSpec, members: Sequence[Member]) -> bool:
     """Whether the members of a workload are called one after the other.
 
-    Those of a job that shares memory by CUDA IPC must be, and its launcher leaves a mark in their environment
-    (NVIDIA/cuda-checkpoint issues 43 and 56). What the spec says goes before that. An environment that can't
-    be read counts as one without the mark.
+    A job that shares memory by CUDA IPC needs that, and its launcher leaves a mark in the environment of its
+    members (NVIDIA/cuda-checkpoint issues 43 and 56). The spec has precedence. An environment that can't be
+    read counts as one without the mark.
     """
     if not members or spec.member_order != workload_pb2.MEMBER_ORDER_UNSPECIFIED:
         await trio.lowlevel.checkpoint()
@@ -204,10 +204,10 @@ LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
 
 
 def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
-    """How long submitted work may take to drain.
+    """Time for submitted work to finish.
 
     Raises:
-        OperationError: INVALID_ARGUMENT; the driver takes 0 for "wait for ever".
+        OperationError: INVALID_ARGUMENT; 0 would mean "wait for ever" to the driver.
     """
     if not operation.HasField("lock_timeout"):
         return DEFAULT_LOCK_TIMEOUT_S

@@ -1,8 +1,8 @@
-"""How much of their promised disk workloads have written, looked at again and again.
+"""Measurement of the disk space that workloads use of their reservations.
 
-The volume has less room by what is written, so that the ledger must not count that part of a promise as well.
-What lies in a workload's own folder counts: its output, and what its program writes unless the program was
-told to work elsewhere. Of other folders nothing is known, and the whole promise is kept free.
+The volume has less free space by the written bytes, so the ledger must not count that part of a reservation
+again. The workload's own folder is measured: its output, and the files of its program unless they are
+elsewhere. For other folders the whole reservation stays free.
 """
 
 import logging
@@ -19,27 +19,27 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 10.0
 LOOK_TIMEOUT_S: Final = 60.0
-"""How long a folder may take to be measured. After that, what was measured last counts."""
+"""Time for measuring a folder. After that, the last measurement counts."""
 
 
 @final
 class DiskUsage:
-    """Tells the ledger of one worker what its workloads have written."""
+    """Reports the disk usage of one worker's workloads to its ledger."""
 
     def __init__(self, workloads: Workloads, ledger: HostReservations) -> None:
         self._workloads = workloads
         self._ledger = ledger
         self._limiter = trio.CapacityLimiter(1)
-        """Held by the measurement under way, for good by one that hangs."""
+        """Held by the running measurement, for ever if it hangs."""
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Measures until cancelled."""
         while True:
             await self.look()
             await trio.sleep(LOOK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Measures the folder of every workload that was promised disk."""
+        """Measures the folder of every workload with reserved disk."""
         for workload in self._workloads.all():
             host = workload.host
             if workload.state in ENDED or host is None or not host.request.disk_bytes:

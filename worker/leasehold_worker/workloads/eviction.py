@@ -1,7 +1,7 @@
-"""How a workload gives up its GPUs: every combination of what happens to weights and processes, in one table.
+"""Eviction policies: every combination of weight strategy and process strategy, in one table.
 
-The weight strategy comes first: what the framework drops. Then the process strategy: what becomes of the
-processes. Pure: what follows from a policy, and nothing of how it is done.
+The weight strategy comes first: the weights that the framework frees. Then the process strategy: the fate of
+the processes. The module is pure: it describes the effects of a policy, and executes nothing.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ DISK: Final = plan_pb2.TIER_DISK
 
 
 class Step(Enum):
-    """Something that is done, with what undoes it on waking."""
+    """A step of a suspend, with its reverse on a restore."""
 
     HOOKS = ("the workload's hooks are called", "its hooks are called again, after the restore")
     OFFLOAD = ("its framework moves the weights to host memory", "its framework takes the weights back")
@@ -50,7 +50,7 @@ class Step(Enum):
 
 
 class Freed(Enum):
-    """What of a workload's device memory is free afterwards."""
+    """The part of a workload's device memory that is free afterwards."""
 
     NOTHING = "nothing"
     WEIGHTS = "what the framework drops, but not its CUDA context"
@@ -62,12 +62,12 @@ class Strategy:
     """One combination.
 
     Attributes:
-        steps: What is done, in order. Waking undoes it in reverse.
-        freed: What is free on the GPUs afterwards.
-        tiers: Where bytes are kept.
-        state: State of the workload that is parked by it.
-        cost: What it costs, in words; a plan has figures.
-        refusal: Why it is refused unless it is forced. UNSPECIFIED: it isn't.
+        steps: Steps of a suspend, in order. A restore undoes them in reverse.
+        freed: Device memory that is free afterwards.
+        tiers: Memory tiers that hold the bytes.
+        state: State of a workload suspended by it.
+        cost: Its cost, as text; a plan has figures.
+        refusal: Reason of its refusal without force. UNSPECIFIED: it is permitted.
     """
 
     steps: tuple[Step, ...]
@@ -92,7 +92,7 @@ _ENDED: Final = Strategy(
     "a start of the program",
     _LOST,
 )
-"""Weights of processes that end need no care of their own."""
+"""Weights need no step if the processes end."""
 
 TABLE: Final[Mapping[tuple[WeightStrategy.ValueType, ProcessStrategy.ValueType], Strategy]] = {
     (RETAIN, KEEP_RUNNING): Strategy(
@@ -145,10 +145,10 @@ TABLE: Final[Mapping[tuple[WeightStrategy.ValueType, ProcessStrategy.ValueType],
 
 
 def resolve(asked: EvictionPolicy | None, declared: EvictionPolicy) -> EvictionPolicy:
-    """The policy that holds, with nothing left open: what is asked for, or else what the workload declares.
+    """The effective policy, with all fields set: the requested one, or else the declared one of the workload.
 
     Raises:
-        OperationError: INVALID_ARGUMENT, a value is unknown, or the ladder leads down.
+        OperationError: INVALID_ARGUMENT, a value is unknown, or the escalation leads to a weaker strategy.
     """
     chosen = asked if asked is not None else declared
     policy = EvictionPolicy(
@@ -175,7 +175,7 @@ def strategy_of(policy: EvictionPolicy) -> Strategy:
 
 
 def hook_steps(policy: EvictionPolicy) -> list[Step]:
-    """Those of a policy's steps that hooks do."""
+    """The steps of a policy that hooks perform."""
     return [step for step in strategy_of(policy).steps if step in (Step.HOOKS, Step.OFFLOAD, Step.DISCARD)]
 
 
@@ -185,7 +185,7 @@ def is_weaker(first: ProcessStrategy.ValueType, second: ProcessStrategy.ValueTyp
 
 
 def ladder(policy: EvictionPolicy) -> list[EvictionPolicy]:
-    """The policy, and those that may be tried in its place, one after the other."""
+    """The policy, followed by those of its escalation, in order."""
     rungs = [policy]
     if policy.escalate_to:
         first, last = STRENGTHS.index(policy.process_strategy), STRENGTHS.index(policy.escalate_to)
@@ -200,7 +200,7 @@ def ladder(policy: EvictionPolicy) -> list[EvictionPolicy]:
 
 
 def escalated(before: EvictionPolicy, wanted: EvictionPolicy) -> EvictionPolicy:
-    """The policy of a workload that was parked before and gets another one: its weights are as they were."""
+    """The new policy of a workload that is suspended already: its weight strategy stays."""
     return EvictionPolicy(
         weight_strategy=before.weight_strategy,
         process_strategy=wanted.process_strategy,
@@ -214,15 +214,15 @@ def is_allowed_by_ladder(policy: EvictionPolicy, process: ProcessStrategy.ValueT
 
 
 def weights_text(strategy: WeightStrategy.ValueType) -> str:
-    """A weight strategy as the command line has it."""
+    """A weight strategy as on the command line."""
     return WeightStrategy.Name(strategy).removeprefix("WEIGHT_STRATEGY_").lower()
 
 
 def process_text(strategy: ProcessStrategy.ValueType) -> str:
-    """A process strategy as the command line has it."""
+    """A process strategy as on the command line."""
     return ProcessStrategy.Name(strategy).removeprefix("PROCESS_STRATEGY_").lower()
 
 
 def policy_text(policy: EvictionPolicy) -> str:
-    """A policy as the command line has it, such as "offload+cuda_suspend"."""
+    """A policy as on the command line, such as "offload+cuda_suspend"."""
     return f"{weights_text(policy.weight_strategy)}+{process_text(policy.process_strategy)}"

@@ -1,10 +1,9 @@
-"""Who else is on this host's GPUs: processes that NVML lists and that belong to no workload with a lease.
+"""Foreign processes on this host's GPUs: NVML lists them, and they belong to no workload with a lease.
 
-A workload's own process is foreign on a GPU that the workload does not lease: the process took no notice of
-its variables, or the workload was moved and the process began later.
+A workload's own process is foreign on a GPU that the workload does not lease: it ignored its variables, or it
+began after the workload had moved.
 
-What NVML does not answer is not known: a GPU that a workload leaves while its processes can't be listed is
-nobody's until they can.
+While NVML can't list the processes of a GPU that a workload leaves, the GPU is not leased to another.
 """
 
 import logging
@@ -40,24 +39,24 @@ from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 5.0
-"""How old the view of who else is on the GPUs may be for a claim that is granted while it waits."""
+"""Age that the list of foreign processes may have for a claim that is granted while it waits."""
 
 LOOK_AGAIN_S: Final = 1.0
-"""When it is looked again while a GPU is kept back because NVML could not list its processes."""
+"""Wait before the next look while a GPU is kept back because NVML could not list its processes."""
 
 ENDING_S: Final = 0.05
-"""How long NVML may go on listing a process that has ended."""
+"""Time for which NVML may list a process after its end."""
 
 LOOK_TIMEOUT_S: Final = 15.0
 TELL_TIMEOUT_S: Final = 4.0
-"""How long it may take to learn of processes what is not told by NVML: to read the arguments of one that is
-stuck in the kernel can take for ever, and so can a directory service that is asked for a user's name."""
+"""Time for reading the facts of processes that NVML does not report. Reading the arguments of a process that
+is stuck in the kernel can take for ever, and so can a directory service that looks up a user's name."""
 
 PROCESSES_LIMIT: Final = 16
-"""Foreign processes of a GPU that are told: all of them might not fit into a frame."""
+"""Foreign processes that are reported per GPU: all of them might not fit into a frame."""
 
 COMMAND_LIMIT: Final = 200
-"""Characters of a foreign command line that are told."""
+"""Characters of a foreign command line that are reported."""
 
 NOT_LISTED: Final = "NVML can't list the processes of this GPU, and these may be on it: "
 
@@ -67,9 +66,9 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
 
     Args:
         pid: The process.
-        workloads: Those that have ended count for nothing.
-        marked_id: The workload id that the process was started with, "" for none. None: it is read, which can
-            take for ever.
+        workloads: The workloads; ended ones are ignored.
+        marked_id: The workload id that the process was started with, "" for none. None: the call reads it,
+            which can take for ever.
     """
     living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
@@ -79,7 +78,7 @@ async def read_mark(pid: int) -> str:
     """The workload id that a process was started with. Empty: none.
 
     Raises:
-        OperationError: TARGET_NOT_RUNNABLE: it can't be read.
+        OperationError: TARGET_NOT_RUNNABLE: the process can't be read.
     """
     return await read_process(pid, partial(variable_of, pid, WORKLOAD_ID_VARIABLE))
 
@@ -88,15 +87,15 @@ class _Holder(NamedTuple):
     workload_id: str
     root: ProcessIdentity
     launcher: ProcessIdentity | None
-    """Gets the orphans of its processes."""
+    """Parent of its orphans."""
     name: str
     generation: int
     uid: int | None
-    """The real user whose marked processes belong to it: every user can set the variable."""
+    """Real user of its marked processes: every user can set the variable."""
     asleep_on: Collection[str]
-    """GPUs on which it keeps a CUDA context though it holds no lease."""
+    """GPUs on which it keeps a CUDA context without a lease."""
     settled: bool
-    """No operation moves it, so that its GPUs are those of its lease."""
+    """No operation moves the workload, so that its GPUs are those of its lease."""
 
 
 def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
@@ -117,7 +116,7 @@ def _holders(workloads: Iterable[Workload]) -> list[_Holder]:
 
 
 def _changed(holders: Iterable[_Holder], workloads: Workloads) -> set[str]:
-    """The workloads that something was done with since, or that are not known any more."""
+    """The workloads that have changed since, or that are no longer known."""
     return {
         holder.workload_id
         for holder in holders
@@ -127,7 +126,7 @@ def _changed(holders: Iterable[_Holder], workloads: Workloads) -> set[str]:
 
 
 def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) -> str:
-    """The workload that a process belongs to. Empty: none of them."""
+    """The id of the workload that a process belongs to. Empty: none."""
     by_root = {holder.launcher: holder.workload_id for holder in holders if holder.launcher}
     by_root |= {holder.root: holder.workload_id for holder in holders}
     by_session: dict[int, str] = {holder.root.pid: holder.workload_id for holder in holders}
@@ -142,7 +141,7 @@ def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) ->
 
 @final
 class ForeignWatch:
-    """Keeps the pool's view of foreign processes fresh."""
+    """Keeps the pool's list of foreign processes current."""
 
     def __init__(self, inventory: Inventory, pool: GpuPool) -> None:
         self._inventory = inventory
@@ -151,16 +150,16 @@ class ForeignWatch:
         self._looks = 0
         self._free_bytes: Mapping[str, int] = {}
         self._listed: set[str] = set()
-        """GPUs of which NVML has listed the processes at some time."""
+        """GPUs whose processes NVML has listed at some time."""
         self._kept_back: dict[str, list[ProcessIdentity]] = {}
-        """GPUs that a workload has left and that were not seen since, with the processes that it left."""
+        """GPUs that a workload has left and that were not listed since, with the remaining processes."""
         self._telling = trio.CapacityLimiter(1)
-        """Held by who reads all of a process, and for good by a thread that hangs at it."""
+        """Held while all facts of processes are read, and for ever by a thread that hangs."""
         self._sorting = trio.CapacityLimiter(1)
-        """Held by who reads only what the kernel says without waiting."""
+        """Held while only facts are read that the kernel gives without waiting."""
 
     async def run(self, workloads: Workloads) -> None:
-        """Looks again and again, and as soon as a foreign process has ended, until cancelled."""
+        """Looks repeatedly, and as soon as a foreign process has ended, until cancelled."""
         while True:
             await self.look(workloads)
             with trio.move_on_after(LOOK_AGAIN_S if self._kept_back else LOOK_INTERVAL_S):
@@ -179,14 +178,14 @@ class ForeignWatch:
         return [identity for identity in found if identity is not None]
 
     async def look(self, workloads: Workloads, leaving: Workload | None = None) -> None:
-        """Looks at who is on the GPUs now. Callers that wait at the same time share one look.
+        """Looks for foreign processes now. Callers that wait at the same time share one look.
 
-        What NVML can't say stays as it was known. But GPUs of the workload that leaves are kept back then, as
-        if whoever it leaves were on them, until they are seen.
+        Without an answer from NVML, the last list stays. The GPUs of a leaving workload are then kept back,
+        as if its remaining processes were on them, until NVML lists them.
 
         Args:
-            workloads: Whose processes are ours.
-            leaving: A workload that counts as gone. It has to be gone before anything else can happen.
+            workloads: The workloads of the worker.
+            leaving: A workload that counts as gone. It must be gone before another operation begins.
         """
         begun = self._looks
         left = await _left(leaving) if leaving is not None else []
@@ -203,7 +202,7 @@ class ForeignWatch:
                     self._keep_back(gpu_uuid, leaving, left)
 
     async def _look(self, workloads: Workloads, leaving: Workload | None) -> Collection[str]:
-        """Looks, and says which GPUs were seen."""
+        """Looks, and returns the GPUs that NVML listed."""
         before = self._leases()
         lessees = {
             slot.gpu_uuid: slot.lease.workload_id if slot.lease else ""
@@ -240,7 +239,7 @@ class ForeignWatch:
 
     @staticmethod
     def _note_cuda(workload: Workload, workloads: Workloads) -> None:
-        """A workload without a readiness probe is ready once a process of it uses CUDA."""
+        """Marks a workload without a readiness probe as ready once one of its processes uses CUDA."""
         if not workload.has_probe:
             workloads.set_ready(workload)
 
@@ -251,9 +250,9 @@ class ForeignWatch:
     async def _sort(
         self, usage: Mapping[str, GpuUsage], ours: Collection[_Holder], lessees: Mapping[str, str]
     ) -> "_Found":
-        """Who is foreign on which GPU, and what sleeps there. Empty where that was not to be learned in time.
+        """The foreign processes per GPU, and the memory of sleeping workloads. Empty after a timeout.
 
-        A thread that hangs is left behind. While it does, processes are told without what it hangs at.
+        A thread that hangs is abandoned. Meanwhile processes are reported without the facts that block it.
         """
         fully = not self._telling.borrowed_tokens
         limiter = self._telling if fully else self._sorting
@@ -265,10 +264,10 @@ class ForeignWatch:
         return _Found({}, {})
 
     def _keep_back(self, gpu_uuid: str, leaving: Workload, left: Iterable[ProcessIdentity]) -> None:
-        """Keeps a GPU from others, since nobody knows who is on it.
+        """Keeps a GPU from other workloads while its processes are unknown.
 
-        If NVML never lists that GPU's processes, and none of the workload is known to live, it is not kept:
-        that would be for ever.
+        A GPU whose processes NVML never lists is not kept back if no process of the workload is known to
+        live: that would last for ever.
         """
         living = [identity for identity in left if _may_live(identity)]
         if not living and gpu_uuid not in self._listed:
@@ -282,7 +281,7 @@ class ForeignWatch:
         self._pool.slots.observe({gpu_uuid: entry}, self._free_bytes)
 
     def _over(self) -> dict[str, tuple[ForeignProcess, ...]]:
-        """The GPUs that are not kept back any longer: NVML never lists their processes, and all ended."""
+        """The GPUs that are no longer kept back: NVML never lists them, and their processes have ended."""
         over = [
             gpu_uuid
             for gpu_uuid, left in self._kept_back.items()
@@ -313,7 +312,7 @@ async def _wait_ended(identity: ProcessIdentity, scope: trio.CancelScope) -> Non
 
 
 def _usage(inventory: Inventory) -> Mapping[str, GpuUsage]:
-    """Who uses which GPU. A process that is listed and not to be seen has just ended, or hides."""
+    """The processes on each GPU. A process that is listed but not visible has just ended, or is hidden."""
     usage = inventory.usage()
     if all(user_id(pid) is not None for gpu in usage.values() for pid in gpu.processes):
         return usage
@@ -323,22 +322,23 @@ def _usage(inventory: Inventory) -> Mapping[str, GpuUsage]:
 
 class _Found(NamedTuple):
     foreign: dict[str, tuple[ForeignProcess, ...]]
-    """Processes of no workload with a lease, by GPU."""
+    """Processes outside of workloads with a lease, by GPU."""
     asleep_bytes: dict[str, int | None]
-    """Memory of sleeping workloads, by GPU. None: NVML couldn't say."""
+    """Memory of sleeping workloads, by GPU. None: unknown to NVML."""
     present: frozenset[str] = frozenset()
-    """Workloads of which NVML lists a process on any GPU."""
+    """Workloads with a process that NVML lists on any GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sorting:
-    """Tells foreign processes from others. It may block, and knows nothing that changes meanwhile.
+    """Separates foreign processes from others. It may block, and reads no state that changes meanwhile.
 
     Attributes:
-        usage: Who is on which GPU.
-        ours: Whose processes are not foreign.
-        lessees: Id of the workload that leases a GPU, by GPU. Empty: nobody, and there everybody is foreign.
-        fully: Read also what can take for ever: the marks of processes, their arguments and users' names.
+        usage: The processes on each GPU.
+        ours: The workloads, whose processes are not foreign.
+        lessees: Id of the workload that leases a GPU, by GPU. Empty: none, and all processes there are
+            foreign.
+        fully: Read also the facts that can take for ever: marks, arguments and users' names.
     """
 
     usage: Mapping[str, GpuUsage]
@@ -347,7 +347,7 @@ class _Sorting:
     fully: bool
 
     def sort(self) -> _Found:
-        """Who is foreign on which GPU, and what sleeping workloads keep there."""
+        """The foreign processes per GPU, and the memory of sleeping workloads there."""
         marked_id = None if self.fully else ""
         pids = {pid for gpu in self.usage.values() for pid in gpu.processes}
         holder_ids = {pid: _holder_id(pid, self.ours, marked_id) for pid in pids}
@@ -367,7 +367,7 @@ class _Sorting:
         return found
 
     def _may_be_on(self, gpu_uuid: str, holder: _Holder | None) -> bool:
-        """Whether a process of a workload is on a GPU by right."""
+        """Whether a process of a workload uses a GPU that the workload leases."""
         if holder is None:
             return False
         lessee = self.lessees.get(gpu_uuid, "")
@@ -384,7 +384,7 @@ class _Sorting:
 
 
 def _kept_bytes(gpu: GpuUsage, sleepers: Collection[str], holder_ids: Mapping[int, str]) -> int | None:
-    """Memory that sleeping workloads keep on a GPU. None: NVML can't say."""
+    """Memory that sleeping workloads keep on a GPU. None: unknown to NVML."""
     pids = [pid for pid in gpu.processes if holder_ids[pid] in sleepers]
     if len({holder_ids[pid] for pid in pids}) < len(sleepers):  # each keeps a context, and NVML hides one
         return gpu.used_bytes

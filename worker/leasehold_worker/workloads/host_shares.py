@@ -26,7 +26,7 @@ class HostShares:
         self._limits = limits
 
     def give_back(self, workload: Workload) -> None:
-        """Gives back what a workload holds of its host beside GPUs."""
+        """Releases the host resources that a workload holds beside GPUs."""
         if workload.host is not None:
             self._ledger.release(workload.host)
             workload.host = None
@@ -35,12 +35,12 @@ class HostShares:
             self._limits.remove(group)
 
     def group_of(self, workload: Workload) -> Path | None:
-        """The control group for processes of a workload, made as its promises say. None: the worker's."""
+        """The control group of a workload's processes, limited to its reservation. None: the worker's."""
         wanted = workload.spec.resources
         return self._limits.create(workload.workload_id, wanted.cpu_millicores, wanted.memory_bytes)
 
     def take(self, workload: Workload) -> None:
-        """Takes what a workload needs of its host beside GPUs.
+        """Reserves the host resources that a workload needs beside GPUs.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES.
@@ -50,9 +50,9 @@ class HostShares:
         workload.host = self._ledger.reserve(workload.workload_id, request)
 
     def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
-        """Holds a workload to the memory that it was promised, and what is parked of it beside that.
+        """Limits a workload's memory to its reservation and its suspended memory.
 
-        What was promised is enforced as well as the kernel lets us: no operation fails for want of that.
+        The limit is enforced as far as the kernel permits. An operation never fails because of it.
         """
         promised = workload.spec.resources.memory_bytes
         group = self._limits.find(workload.workload_id) if promised else None

@@ -1,4 +1,4 @@
-"""What holds of every workload between two operations. Models, fault grids and chaos ask after every step."""
+"""Invariants of every workload between two operations, for models, fault grids and chaos."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from leasehold_worker.workloads.workload import Workload
 
 
 def violations(workload: Workload) -> Iterator[str]:
-    """What is wrong with a workload on which no operation is under way. Nothing: the workload is valid."""
+    """The violations of a workload without a running operation. Nothing: the workload is valid."""
     name, state = workload.name, workload.state
     if state in IN_OPERATION:
         yield f"{name} is in the middle of an operation"

@@ -50,7 +50,7 @@ def _status(record: Workload) -> workload_pb2.WorkloadStatus:
 
 
 def told_parked_bytes(record: Workload) -> int | None:
-    """Device memory that the workload has on the host. None: it is not parked, or NVML couldn't say."""
+    """Device memory of the workload on the host. None: it is not suspended, or NVML reported none."""
     parked = record.parked
     if parked is None or parked.disk_bytes or not parked.device_memory_bytes:
         return None
@@ -58,14 +58,14 @@ def told_parked_bytes(record: Workload) -> int | None:
 
 
 def _exit(returncode: int) -> workload_pb2.Exit:
-    """An exit in Python's form, where a signal is negative."""
+    """An exit status in Python's form, where a signal is negative."""
     if returncode < 0:
         return workload_pb2.Exit(signal_number=-returncode)
     return workload_pb2.Exit(code=returncode)
 
 
 def parked_workload_messages(records: Iterable[Workload]) -> list[worker_session_pb2.ParkedWorkload]:
-    """Those of the workloads that are parked."""
+    """The suspended ones of the workloads."""
     return [
         worker_session_pb2.ParkedWorkload(
             workload_id=record.workload_id,

@@ -6,7 +6,7 @@ from leasehold.v1 import workload_pb2
 
 
 def is_probe(hook: workload_pb2.Hook) -> bool:
-    """Whether a hook is a readiness probe, and no part of a way down or up."""
+    """Whether a hook is a readiness probe, which takes no part in a suspend or restore."""
     return hook.phase == workload_pb2.HOOK_PHASE_READINESS
 
 

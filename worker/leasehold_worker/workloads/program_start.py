@@ -26,7 +26,7 @@ class ProgramStart:
 
     Args:
         limits: The control groups.
-        inherited: What programs get of the worker's environment.
+        inherited: Environment that programs inherit from the worker.
         socket_path: The worker's local socket.
     """
 
@@ -50,14 +50,14 @@ class ProgramStart:
         """Starts a program behind its shim.
 
         Args:
-            folder: Where its workload has its files.
+            folder: Folder of its workload's files.
             workload_id: Its workload's id.
             name: The name of the workload.
-            spec: What it is to be.
+            spec: The spec of the workload.
             lease: Its GPUs. None: it has none.
-            host: What it holds of the host beside GPUs.
-            nursery: Where its shim is waited for.
-            restores: Its application is to be restored before it begins.
+            host: Its host resources beside GPUs.
+            nursery: Runs the task that waits for its shim.
+            restores: Its application waits for a restore.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
@@ -94,10 +94,10 @@ class ProgramStart:
     def variables(
         self, workload_id: str, name: str, lease: Lease | None, *, restores: bool = False
     ) -> dict[str, str]:
-        """What the environment of a workload's program says of it, whatever it would inherit.
+        """The variables that a workload's program gets in place of inherited ones.
 
-        GPUs are named by UUID, and a workload without any sees none. A program that is to be restored is told
-        so here, too: no worker may be there to tell it.
+        GPUs are named by UUID, and a workload without a GPU sees none. A variable tells the program to wait
+        for a restore, since the worker may be absent then.
         """
         visible = ",".join(lease.gpu_uuids) if lease else "-1"
         return {

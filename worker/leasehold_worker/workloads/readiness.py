@@ -1,7 +1,7 @@
-"""When workloads are ready: once their readiness probes have succeeded, or else once they use CUDA.
+"""Readiness of workloads: their readiness probes have succeeded, or else they use CUDA.
 
-A workload that was ready stays ready until its program is started again. Readiness says that the start is
-over, and nothing about health.
+A ready workload stays ready until its program is started again. Readiness marks the end of the start, and is
+no measure of health.
 """
 
 import logging
@@ -20,20 +20,20 @@ logger = logging.getLogger(__name__)
 
 LEAST_PAUSE_S: Final = 0.1
 MOST_PAUSE_S: Final = 5.0
-"""Between two looks at a workload that is not ready. The pause grows with the time that the start takes."""
+"""Longest time between two probes of a workload. The pause grows with the age of the start."""
 
 AGE_FRACTION: Final = 0.25
-"""The pause as a part of that time: so readiness is seen at most a quarter of that time late."""
+"""The pause as a fraction of that age: readiness is noticed at most a quarter of the age late."""
 
 
 @final
 class Readiness:
-    """Sees when the workloads of one worker become ready.
+    """Detects when the workloads of one worker become ready.
 
     Args:
-        workloads: The registry, which is told.
-        foreign: Looks at who is on the GPUs, and tells the registry of workloads that use CUDA.
-        probe: Calls the readiness probes of a workload once; OperationError says why it is not ready.
+        workloads: The registry, which records readiness.
+        foreign: Lists the processes on the GPUs, and reports workloads that use CUDA to the registry.
+        probe: Calls the readiness probes of a workload once; raises OperationError if it is not ready.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Readiness:
         self._probed: set[str] = set()
 
     async def run(self) -> None:
-        """Looks for as long as a workload is not ready, until cancelled."""
+        """Probes workloads until they are ready, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 awaiting = [each for each in self._workloads.all() if each.awaits_readiness]

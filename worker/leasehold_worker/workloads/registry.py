@@ -1,4 +1,4 @@
-"""The workloads of this worker: started, watched, and ended."""
+"""The registry of this worker's workloads, from start to end."""
 
 import logging
 import os
@@ -29,26 +29,26 @@ from leasehold_worker.workloads.workload import LET_GO, RUN, WORKLOAD_ID_VARIABL
 logger = logging.getLogger(__name__)
 
 ENDED_LIMIT: Final = 256
-"""Ended workloads that are remembered. The files of older ones are removed."""
+"""Ended workloads that are remembered. The files of older ones are deleted."""
 
 LAST_GPUS_LIMIT: Final = 256
-"""Names of which it is known on which GPUs they were last."""
+"""Names whose last GPUs are remembered."""
 
 KILL_TIMEOUT_S: Final = 10.0
-"""How long processes may take to end, before that is told."""
+"""Time for processes to end before their survival is reported."""
 
 KILL_AGAIN_S: Final = 1.0
-"""How long processes may take to end, before they are killed once more."""
+"""Time for processes to end before they are killed again."""
 
 WATCH_AGAIN_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
-"""Between two looks at whether processes have ended. The pause begins short, and doubles each time."""
+"""Longest pause between two checks whether processes have ended. The pause begins short and doubles."""
 
 
 @final
 class Workloads:
-    """The registry. Every change is told to the observer, in order, with the workload after it."""
+    """The registry. Every change is reported to the observer, in order, with the workload after it."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Workloads:
         user: str,
     ) -> None:
         self.user = user
-        """Name of the worker's user, who programs run as."""
+        """Name of the worker's user, which programs run as."""
         self.inherited = inherited
-        """What programs and hooks get of the worker's environment."""
+        """Environment that programs and hooks inherit from the worker."""
         self.programs = ProgramStart(limits, inherited, socket_path)
         self.host_shares = HostShares(ledger, limits)
         self._pool = pool
@@ -87,7 +87,7 @@ class Workloads:
         await self._changed.wait()
 
     def last_gpus(self, name: str) -> tuple[str, ...]:
-        """The GPUs that a workload of this name had last, since the worker was started. Empty: none."""
+        """The last GPUs of a workload of this name, since the start of the worker. Empty: none."""
         return self._last_gpus.get(name, ())
 
     def _tell(self, workload: Workload) -> None:
@@ -122,7 +122,7 @@ class Workloads:
         return tuple(self._by_id.values())
 
     def set_state(self, workload: Workload, state: WorkloadState.ValueType) -> None:
-        """Changes the state and tells the observer. An ended workload stays ended."""
+        """Changes the state and reports it. An ended workload stays ended."""
         if workload.state in ENDED:
             return
         workload.state = state
@@ -130,7 +130,7 @@ class Workloads:
         self._tell(workload)
 
     def set_ready(self, workload: Workload) -> None:
-        """Notes that a workload is ready, and tells the observer. One that is ready stays so."""
+        """Records that a workload is ready, and reports it. A ready workload stays ready."""
         if workload.awaits_readiness:
             workload.ready_time = datetime.now(UTC)
             workload.unready = ""
@@ -138,7 +138,7 @@ class Workloads:
             self._tell(workload)
 
     def set_kernel(self, workload: Workload, kernel: workload_pb2.Kernel | None) -> None:
-        """Notes which kernel a workload's application serves now, and tells the observer."""
+        """Records the current application of a workload, and reports it."""
         if workload.state not in ENDED and workload.kernel != kernel:
             workload.kernel = kernel
             workload.generation += 1
@@ -155,18 +155,18 @@ class Workloads:
         *,
         restores: bool = False,
     ) -> Workload:
-        """Starts the workload's program, in a session of its own, and watches for its end.
+        """Starts the workload's program, in a session of its own, and monitors its end.
 
         The program and its output, which goes to a file, outlive the worker.
 
         Args:
             workload_id: Its id.
-            name: What people call it.
-            spec: What it is to be.
+            name: Its name.
+            spec: Its spec.
             lease: Its GPUs. None: it has none.
-            host: What it holds of the host beside GPUs.
-            nursery: Where it is watched.
-            restores: Its application is to be restored before it begins.
+            host: Its host resources beside GPUs.
+            nursery: Runs the task that monitors it.
+            restores: Its application waits for a restore.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
@@ -194,7 +194,7 @@ class Workloads:
     ) -> None:
         """Starts the program of a workload whose processes have ended, on the GPUs of a lease.
 
-        Its output goes on in the same file. Nobody watches for its end yet.
+        Its output continues in the same file. No task monitors its end yet.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
@@ -219,21 +219,21 @@ class Workloads:
         workload.begun_s = time.monotonic()
 
     def outputs(self) -> list[Path]:
-        """The outputs of the workloads that have not ended, beside those whose processes we did not start."""
+        """The outputs of the workloads that have not ended and whose programs the worker started."""
         living = (each for each in self._by_id.values() if each.state not in ENDED)
         return [workload.output_path for workload in living if workload.origin == RUN]
 
     def folder(self, workload_id: str) -> Path:
-        """Where a workload has its files."""
+        """The folder of a workload's files."""
         return self._directory / workload_id
 
     def add(self, workload: Workload, nursery: trio.Nursery, *, watched: bool = True) -> None:
-        """Takes a workload into the registry, and watches for its end unless there is nothing to watch.
+        """Adds a workload to the registry, and monitors its end.
 
         Args:
             workload: The workload.
-            nursery: Where it is watched.
-            watched: False: somebody has to look first what became of it, and begins to watch.
+            nursery: Runs the task that monitors it.
+            watched: False: recovery has to check its state first, and begins the monitoring.
         """
         self._by_id[workload.workload_id] = workload
         self._find_launcher(workload)
@@ -245,11 +245,11 @@ class Workloads:
             nursery.start_soon(self._watch, workload, workload.watching)
 
     def stop_watching(self, workload: Workload) -> None:
-        """From now on the end of its processes does not end the workload: it is parked without them."""
+        """Detaches the workload from its processes, whose end no longer ends it."""
         workload.watching.cancel()
 
     def watch_again(self, workload: Workload, nursery: trio.Nursery) -> None:
-        """Watches for the workload's end again, by its first process as it is now."""
+        """Monitors the workload's end again, by its current first process."""
         workload.watching.cancel()
         workload.watching = trio.CancelScope()
         workload.headless = False
@@ -271,9 +271,9 @@ class Workloads:
         return [other.root for other in others if other.state not in ENDED and not other.absent]
 
     async def let_go(self, workload: Workload) -> None:
-        """Ends a workload whose processes go on without us: what they hold is no longer leased.
+        """Ends a workload whose processes continue unmanaged, without a lease.
 
-        What they hold on GPUs is looked at first, so that nobody is granted a GPU on top of them.
+        Their GPUs are checked first, so that no claim is granted a GPU that they use.
         """
         await self._look(workload)
         if workload.state in ENDED:  # meanwhile
@@ -298,7 +298,7 @@ class Workloads:
                 return
 
     async def _see_out(self, workload: Workload) -> None:
-        """Waits for a workload's end, ends what is left of it, and takes its lease away."""
+        """Waits for a workload's end, ends its remaining processes, and releases its lease."""
         outcome = await wait_exit(self.folder(workload.workload_id), workload.root)
         workload.returncode = outcome.returncode if outcome else None
         workload.headless = True
@@ -323,13 +323,13 @@ class Workloads:
         self._forget_oldest()
 
     def end_without_processes(self, workload: Workload) -> None:
-        """Ends a workload for good that is parked without processes."""
+        """Ends a workload that is suspended without processes."""
         workload.end_time = datetime.now(UTC)
         self.end(workload, EXITED, None)
         self._forget_oldest()
 
     def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
-        """Ends a workload of which no process is left, and gives back what it held."""
+        """Ends a workload without remaining processes, and releases its resources."""
         self.host_shares.give_back(workload)
         if workload.lease is not None:
             self._pool.release(workload.lease)
@@ -342,9 +342,9 @@ class Workloads:
         workload.ended.set()
 
     async def _end_rest(self, workload: Workload) -> None:
-        """Kills what is left of a workload whose first process has ended, so that nobody holds its GPUs.
+        """Kills the remaining processes of a workload whose first one has ended, to free its GPUs.
 
-        What can't be killed keeps them: the workload is UNKNOWN for as long, and it is tried again.
+        A process that survives keeps the GPUs: the workload is UNKNOWN meanwhile, and the kill is repeated.
         """
         deadline = trio.current_time() + KILL_TIMEOUT_S
         while not await workload.is_gone():

@@ -1,4 +1,4 @@
-"""The states of a workload, and the sets of them that matter."""
+"""The states of a workload, and the sets of them that the worker uses."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,7 +24,7 @@ REMAPPING: Final = workload_pb2.WORKLOAD_STATE_REMAPPING
 ENDED: Final = frozenset({EXITED, FAILED, RELEASED})
 
 AWAY: Final = frozenset({CHECKPOINTED, STOPPED})
-"""Parked without processes."""
+"""Suspended without processes."""
 
 PARKED: Final = frozenset({SLEEPING, SUSPENDED, *AWAY})
 
@@ -36,4 +36,4 @@ PARKED_BY: Final[Mapping[WorkloadState.ValueType, ProcessStrategy.ValueType]] = 
     CHECKPOINTED: workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
     STOPPED: workload_pb2.PROCESS_STRATEGY_STOP,
 }
-"""The process strategy that brought a workload to a parked state."""
+"""The process strategy that leads to a suspended state."""

@@ -1,4 +1,4 @@
-"""One workload: what it is, where it stands, and its processes."""
+"""One workload: its facts, its state, and its processes."""
 
 import logging
 import os
@@ -30,35 +30,35 @@ KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
 
 
 PATIENCE_S: Final = 0.2
-"""How long processes are listed again where it matters that none is missed."""
+"""Time for which processes are listed again if none may be missed."""
 
 MARKS_TIMEOUT_S: Final = 2.0
-"""How long the search for marked processes may take, which one that is stuck in the kernel holds up."""
+"""Time for the search for marked processes, which a process stuck in the kernel can block."""
 
 RUN: Final = workload_pb2.WORKLOAD_ORIGIN_RUN
 EXEC: Final = workload_pb2.WORKLOAD_ORIGIN_EXEC
 CLAIM: Final = workload_pb2.WORKLOAD_ORIGIN_CLAIM
 ADOPT: Final = workload_pb2.WORKLOAD_ORIGIN_ADOPT
 LET_GO: Final = frozenset({CLAIM, ADOPT})
-"""Origins of workloads whose processes are not ours to end when the first has ended."""
+"""Origins of workloads whose remaining processes are not killed when the first one has ended."""
 
 WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
 ARGUMENTS_LIMIT: Final = 4096
-"""Characters of the arguments of programs that we did not start, which are told and not used."""
+"""Characters of the arguments of adopted programs, which are only reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What waking a workload needs to know.
+    """The record that a restore of a workload needs.
 
     Attributes:
-        gpu_uuids: GPUs that it held, in its order.
-        device_memory_bytes: What it needs again, by the GPU that it was on; missing where NVML couldn't say.
-        policy: How it was parked, which waking undoes.
-        since: When.
-        host_bytes: What of that is in the host's memory. None: all.
-        checkpoint_id: What it is restored from. Empty: its processes, or nothing.
-        disk_bytes: Bytes on disk that it is parked as.
+        gpu_uuids: GPUs before the suspend, in the workload's order.
+        device_memory_bytes: Device memory that it needs again, by former GPU; missing if unknown to NVML.
+        policy: Policy of the suspend.
+        since: Time of the suspend.
+        host_bytes: Part of the device memory that is in host memory. None: all.
+        checkpoint_id: Checkpoint of the restore. Empty: its processes, or nothing.
+        disk_bytes: Bytes of its checkpoint on disk.
     """
 
     gpu_uuids: tuple[str, ...]
@@ -72,11 +72,11 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """A way down that the hooks of a workload have gone and have not come back from.
+    """A suspend by hooks that no restore has undone.
 
     Attributes:
-        policy: What they were called with.
-        notes: How far they went.
+        policy: Policy of the hooks' calls.
+        notes: Progress of the hooks.
     """
 
     policy: workload_pb2.EvictionPolicy
@@ -87,7 +87,7 @@ class Hooked:
 class Workload:
     """A process tree of this worker. It ends with its first process.
 
-    Its state is changed through :class:`Workloads`, which tells the observer.
+    Its state is changed through :class:`Workloads`, which reports every change.
     """
 
     workload_id: str
@@ -101,56 +101,56 @@ class Workload:
     generation: int = 1
     members: tuple[Member, ...] = ()
     home: tuple[str, ...] = ()
-    """GPUs from which the displacements of its members lead, while it is UNKNOWN and may hold others."""
+    """GPUs from which its members are displaced, while it is UNKNOWN and may hold others."""
     parked: Parked | None = None
     end_time: datetime | None = None
     returncode: int | None = None
     error: OperationError | None = None
     headless: bool = False
-    """Its first process has ended; others may be left."""
+    """The first process has ended; others may be left."""
     ended: trio.Event = field(default_factory=trio.Event)
     restored: bool = False
     """Whether members were restored: killing them while they run could hang the host."""
     ending: trio.Lock = field(default_factory=trio.Lock)
-    """Held by whoever is killing its processes."""
+    """Held during a kill of its processes."""
     origin: WorkloadOrigin.ValueType = RUN
     user: str = ""
-    """Name of the user that its first process runs as, to be shown."""
+    """Name of the user of its first process, for display."""
     uid: int | None = None
-    """Id of that user. Users are compared by their ids, and nobody has the id None."""
+    """Id of that user. Users are compared by their ids, and no user has the id None."""
     host: HostReservation | None = None
-    """What it holds of the host beside GPUs, until it has ended."""
+    """Its host resources beside GPUs, until it has ended."""
     mark: str = ""
-    """Variable by which processes of its user are known, wherever they went. Empty: none are marked."""
+    """Environment variable that marks the processes of its user. Empty: none."""
     launcher: ProcessIdentity | None = None
-    """The parent of its first process, which gets its orphans. None: nobody of ours."""
+    """The parent of its first process, which gets its orphans. None: not a process of the worker."""
     absent: bool = False
-    """It is parked without processes: who bears the pid of its first one now is a stranger."""
+    """The workload is suspended without processes: its first pid may belong to another process now."""
     hooked: Hooked | None = None
-    """What its hooks have put away. None: nothing, or all of it is back."""
+    """The hooks that a restore has to undo. None: there are none."""
     kernel: workload_pb2.Kernel | None = None
-    """The kernel that its application serves now."""
+    """Its checkpointable application."""
     yielded: bool = False
-    """It is a helper that was parked for somebody else's sake, and is woken once GPUs are spare."""
+    """The workload was preempted, and is restored once GPUs are free."""
     ready_time: datetime | None = None
-    """When the program became ready. None: it is not ready."""
+    """Time at which the program became ready. None: it is not ready."""
     begun_s: float = field(default_factory=time.monotonic)
-    """When readiness was first waited for, of the monotonic clock."""
+    """Time at which the wait for readiness began, of the monotonic clock."""
     unready: str = ""
-    """Why the readiness probe failed the last time."""
+    """The last error of the readiness probe."""
     watching: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """Around the wait for its end."""
+    """Scope of the wait for its end."""
     others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
-    """Says the first processes of the other living workloads; given by the registry."""
+    """The first processes of the other living workloads; set by the registry."""
 
     @property
     def is_asleep(self) -> bool:
-        """Whether its processes run, though it is parked and holds no GPU."""
+        """Whether its processes run, while it is suspended and holds no GPU."""
         return self.parked is not None and self.parked.policy.process_strategy == KEEP_RUNNING
 
     @property
     def is_half_awake(self) -> bool:
-        """Whether it runs, though not all that its hooks put away is back."""
+        """Whether its restore is incomplete: it runs, but some hooks have failed."""
         return self.state == RUNNING and self.hooked is not None
 
     @property
@@ -160,12 +160,12 @@ class Workload:
 
     @property
     def awaits_readiness(self) -> bool:
-        """Whether it runs and is not ready."""
+        """Whether the workload runs and is not ready."""
         return self.state == RUNNING and self.ready_time is None
 
     @property
     def trouble(self) -> OperationError | None:
-        """Why it is not as it should be. None: it is."""
+        """The workload's current problem. None: there is none."""
         if not self.is_half_awake:
             return self.error
         return OperationError(
@@ -176,24 +176,24 @@ class Workload:
         )
 
     async def find_processes(self) -> list[ProcessIdentity]:
-        """Its processes that live now, by start time.
+        """The living processes of the workload, by start time.
 
-        The worker and other workloads are left out with all that is below them, though they may descend from
-        its first process, or have inherited its mark. If the search for marked processes hangs, processes
-        that are only marked are left out.
+        The worker and other workloads are left out with their descendants, though they may descend from its
+        first process or have inherited its mark. If the search for marked processes hangs, processes that are
+        only marked are left out.
         """
         return list((await self.find_tree()).processes)
 
     async def is_gone(self) -> bool:
-        """Whether no process of it is left, and none can have been missed."""
+        """Whether no process of the workload is left, and none can have been missed."""
         tree = await self.find_tree(PATIENCE_S)
         return tree.complete and not tree.processes
 
     async def find_tree(self, patience_s: float = 0.0, known: ProcessTree | None = None) -> ProcessTree:
-        """As :meth:`find_processes`, with what a kill needs to know.
+        """As :meth:`find_processes`, with the facts that a kill needs.
 
         Args:
-            patience_s: How long processes are listed again because some ended before they were looked at.
+            patience_s: Time for which processes are listed again if some ended before they were read.
             known: A tree of this host. If it was listed just now, only newer processes are read.
         """
         if self.absent:
@@ -208,7 +208,7 @@ class Workload:
         return await trio.to_thread.run_sync(self.scanner("", known), patience_s)
 
     def scanner(self, mark: str, known: ProcessTree | None = None) -> Callable[[float], ProcessTree]:
-        """What looks for its processes, for so long, in any thread; with an empty mark it never blocks."""
+        """A scanner of the workload's processes, for any thread; with an empty mark it never blocks."""
         worker = identify(os.getpid())
         without = [*self.others(), worker] if worker else list(self.others())
         root, launcher, uid = self.root, self.launcher, self.uid
@@ -221,7 +221,7 @@ class Workload:
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a program that others started, as many as are worth telling."""
+    """The arguments of an adopted program, cut to the reported length."""
     told: list[str] = []
     room = ARGUMENTS_LIMIT
     for argument in arguments:
@@ -233,7 +233,7 @@ def told_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def home_of(workload: Workload) -> tuple[str, ...]:
-    """GPUs that a workload holds, or was parked from. One that is UNKNOWN may hold others."""
+    """GPUs that a workload holds, or held before its suspend. An UNKNOWN one may hold others."""
     if workload.home:
         return workload.home
     if workload.lease is not None:
@@ -242,7 +242,7 @@ def home_of(workload: Workload) -> tuple[str, ...]:
 
 
 def parked_bytes(workload: Workload) -> int:
-    """Host memory that a workload takes for what it had on GPUs, as far as NVML could say."""
+    """Host memory of a workload's former device memory, as far as NVML reported it."""
     if workload.parked is None or workload.state in ENDED:
         return 0
     if workload.parked.host_bytes is not None:

@@ -94,7 +94,7 @@ async def xids_are_reported_at_once(host: SimulatedHost) -> None:
         host.lose_gpu(2)
         host.raise_xid(2, 79)
         await reports.wait(third, LOST, "Xid 79")
-        await reports.wait(third, LOST, "NVML says")
+        await reports.wait(third, LOST, "NVML reports")
         with trio.fail_after(20):  # the others' events come again
             while (first, XID_ERROR) not in [progress[:2] for progress in reports.taken]:
                 host.raise_xid(0, 119)

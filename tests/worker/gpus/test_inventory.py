@@ -38,7 +38,7 @@ def ask_while_it_hangs(path: str) -> None:
         assert inventory.usage() == {}
         assert not inventory.answers()
         for ask in (inventory.mig_enabled, inventory.mps_pids, lambda: inventory.room(())):
-            with pytest.raises(OperationError, match="NVML does not answer") as raised:
+            with pytest.raises(OperationError, match="NVML did not answer") as raised:
                 ask()
             assert raised.value.reason == errors_pb2.ERROR_REASON_DRIVER_TIMEOUT
     host.clear_faults()
@@ -165,7 +165,7 @@ def health_while_it_hangs(path: str) -> None:
     inventory_module.ANSWER_TIMEOUT_S = 1.0  # type: ignore[misc]
     host.set_fault("nvmlDeviceGetRemappedRows", hang=True)
     assert inventory.read_health() == {}
-    assert "NVML does not answer" in inventory.health_lacks[0]
+    assert "NVML did not answer" in inventory.health_lacks[0]
     host.raise_xid(0, 48)
     assert inventory.wait_xids(30).xids == ((host.gpus[0].uuid, 48),), "it needs no answer of the others"
     host.clear_faults()

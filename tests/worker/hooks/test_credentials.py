@@ -89,7 +89,7 @@ async def test_a_server_that_repeats_the_token_does_not_reveal_it(
     [
         (b"", "is empty"),
         (b"two words\n", "has spaces"),
-        (b"x" * 5000, "more than"),
+        (b"x" * 5000, "over 4096"),
         (b"a\r\nX-Evil: 1", "has"),
     ],
 )

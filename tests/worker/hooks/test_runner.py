@@ -227,7 +227,7 @@ async def test_a_command_gets_its_arguments_and_its_environment(tmp_path: Path) 
 
 async def test_a_command_that_fails_tells_the_end_of_its_output(tmp_path: Path) -> None:
     script = "print('x' * 200_000); print('no such tenant'); raise SystemExit(7)"
-    with pytest.raises(OperationError, match=r"exited with 7, having said: x+\nno such tenant") as error:
+    with pytest.raises(OperationError, match=r"exited with 7; its output: x+\nno such tenant") as error:
         await runner.down(context([command("a", sys.executable, "-c", script)], tmp_path))
     assert len(error.value.message) < 3000
 
@@ -269,7 +269,7 @@ def left_child(folder: Path) -> ProcessIdentity:
 async def test_a_command_that_times_out_is_killed_with_its_children(tmp_path: Path) -> None:
     script = f"{LEAVE_A_CHILD}; echo waiting; wait"
     with pytest.raises(
-        OperationError, match=r"timed out after 1 s .sh was still running, having said: waiting"
+        OperationError, match=r"timed out after 1 s .sh was still running; its output: waiting"
     ):
         await runner.down(context([command("a", "sh", "-c", script, timeout_s=1)], tmp_path))
     with trio.fail_after(10):

@@ -310,7 +310,7 @@ def test_one_controller_alone_is_made_use_of(tmp_path: Path, host: Host) -> None
     (host.base / "cgroup.controllers").write_text("memory pids\n")
     limits = host.probe()
     assert enforced(limits) == (False, True)
-    assert "the cpu controller of version 2 is not to be had" in limits.cpu_refusal
+    assert "the cpu controller of version 2 is not available" in limits.cpu_refusal
     assert limits.create("cpu-only", 1000, 0) is not None
     limits.create("w", 1000, GIB)
     assert host.text("workload-w/memory.max") == str(GIB)

@@ -361,7 +361,7 @@ async def test_who_waits_is_told_what_lacks_gpus_first(host: Host) -> None:
         assert host.resources.waits_for("waiter") == request
         assert host.resources.waits_for("gpu") is None
         assert host.resources.why_not(request).reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
-        assert host.resources.what_lacks(request).endswith("2 are free (1 leased)")
+        assert host.resources.what_lacks(request).endswith("2 free (1 leased)")
         gpu.release()
         refusal = host.resources.why_not(request)
         assert refusal.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES

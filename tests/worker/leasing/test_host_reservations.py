@@ -174,7 +174,7 @@ def test_a_volume_that_can_not_be_read_refuses_disk_alone(host: Host) -> None:
     ledger = host.ledger()
     assert ledger.disk_refusal == ""
     host.volume = OSError(5, "Input/output error")
-    assert "can't be read: Input/output error" in ledger.disk_refusal
+    assert "can't be read (Input/output error)" in ledger.disk_refusal
     assert (ledger.figures().disk_total_bytes, ledger.figures().disk_free_bytes) == (0, 0)
     for act in (ledger.reserve, ledger.try_reserve):
         error = refusal(lambda act=act: act("a", HostRequest(1000, GIB, 1)))  # type: ignore[misc]

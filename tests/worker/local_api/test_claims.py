@@ -198,7 +198,7 @@ def with_gpus(**resources: object) -> ClaimOpen:
             "spec.labels",
             f"4097 bytes, and the limit is {LABELS_LIMIT_BYTES}",
         ),
-        (with_gpus(gpu_uuids=["GPU-1"] * 5), "spec.resources.gpu_uuids", "5 GPUs, and at most 4"),
+        (with_gpus(gpu_uuids=["GPU-1"] * 5), "spec.resources.gpu_uuids", "5 GPUs, and the limit is 4"),
         (with_gpus(gpu_uuids=["x" * 9999]), "spec.resources.gpu_uuids", "9999 characters"),
         (with_gpus(gpu_name="x" * 129), "spec.resources.gpu_name", "129 characters"),
         (with_gpus(acceptable_gpu_units=[1] * 65), "spec.resources.acceptable_gpu_units", "65 numbers"),
@@ -403,7 +403,7 @@ async def test_a_claim_takes_in_neither_workloads_nor_the_worker(local: Local) -
     assert itself is not None
     refusal = await local.refused(Peer(itself, os.geteuid(), "me"), wanted())
     assert refusal.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
-    assert "the worker itself is among its descendants" in refusal.message
+    assert "the worker is among its descendants" in refusal.message
 
 
 def children_of(parent: Peer) -> list[int]:

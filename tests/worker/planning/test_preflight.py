@@ -137,7 +137,7 @@ def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
     assert not plan.destinations[0].HasField("free_bytes")
     moved = session.run("c1", "w1", remap=remap)
     assert moved.state == SUCCEEDED, moved.error
-    assert any("is not known" in warning for warning in moved.result.warnings)
+    assert any("is unknown" in warning for warning in moved.result.warnings)
     assert session.run("c2", "w1", suspend=SuspendOperation()).state == SUCCEEDED
     assert not is_known(plan_of(session, "w1", restore=RestoreOperation()))
     assert session.run("c3", "w1", restore=RestoreOperation()).state == SUCCEEDED
@@ -195,7 +195,7 @@ def test_members_of_unknown_size_are_not_parked(session: Session, host: Simulate
     host.set_fault(MEMORY_INFO, error=NOT_SUPPORTED)
     refused = session.run("c2", "w1", suspend=SuspendOperation())
     assert refused.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
-    assert "is not known" in refused.error.message
+    assert "is unknown" in refused.error.message
     assert calls_of(host, pid)["lock"] == 0
 
 

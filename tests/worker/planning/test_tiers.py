@@ -114,4 +114,4 @@ def test_a_move_keeps_what_the_workload_allows() -> None:
     moves = choose([parked("a", 1, escalate_to=STOP)], HOST, 1, images=True)
     assert moves is not None
     assert (moves[0].policy.process_strategy, moves[0].policy.escalate_to) == (CHECKPOINT, STOP)
-    assert "workload a is parked by checkpoint first" in moves[0].text
+    assert "workload a is suspended by checkpoint first" in moves[0].text

@@ -1,4 +1,4 @@
-"""An application that saves itself, as the worker calls it: one call at a time, each with a deadline."""
+"""A checkpointable application as the worker sees it: one call at a time, each with a deadline."""
 
 import hashlib
 import logging
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 65_536
 ANSWER_TIMEOUT_S: Final = 10.0
-"""How long an application may take to answer a question."""
+"""Time for an application to answer a question."""
 
 CANCEL_TIMEOUT_S: Final = 10.0
 FIRST_POLL_S: Final = 0.01
 LONGEST_POLL_S: Final = 0.25
-"""Between two questions whether it is at rest."""
+"""Longest pause between two questions whether the application is quiescent."""
 
 _WORDS: Final = {
     local_pb2.KERNEL_METHOD_CAN_CHECKPOINT: "say whether it can save itself",
@@ -46,28 +46,28 @@ _WORDS: Final = {
     local_pb2.KERNEL_METHOD_RESTORE: "restore itself",
     local_pb2.KERNEL_METHOD_HEALTH: "report its health",
 }
-"""What it is to do, for people."""
+"""The methods as verbs, for messages."""
 
 TEXT_LIMIT: Final = 1024
-"""Characters that are told of what an application says."""
+"""Characters of an application's text in messages."""
 
 Sink = Callable[[bytes], Awaitable[None]]
-"""Takes a piece of what an application saves."""
+"""Receives a piece of the saved state."""
 
 Source = Callable[[], Awaitable[bytes]]
-"""Gives the next piece of what it is restored from; none at the end."""
+"""Returns the next piece of a checkpoint; none at the end."""
 
 
 @final
 class Application:
-    """A registered application. Methods raise :class:`OperationError` where it fails or does not answer.
+    """A registered application. Methods raise :class:`OperationError` if it fails or does not answer.
 
-    It answers one call after the other: a call waits for its turn within its own deadline. What comes of a
-    call that nobody waits for any more is thrown away by the next one.
+    Calls run one after the other, and a call waits for its predecessor within its own deadline. The answer to
+    an abandoned call is dropped by the next one.
 
     Attributes:
-        workload: The workload that it belongs to.
-        facts: Which application it is.
+        workload: Its workload.
+        facts: Its id, kind and version.
     """
 
     def __init__(self, session: ApplicationStream, workload: Workload, hello: KernelHello) -> None:
@@ -79,40 +79,40 @@ class Application:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its stream is over. It may come back, as another object."""
+        """Whether its stream is over. The application may come back, as another object."""
         return self._session.gone.is_set()
 
     async def can_checkpoint(self, timeout_s: float = ANSWER_TIMEOUT_S) -> KernelReadiness:
-        """Asks whether it can save itself now, and why not."""
+        """Asks whether the application can save itself now, with the reason if not."""
         answer = await self._ask(local_pb2.KERNEL_METHOD_CAN_CHECKPOINT, "readiness", timeout_s)
         return answer.readiness
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is being called: saving itself may take long."""
+        """Whether a call is running: saving may take long."""
         return self._turn.locked()
 
     async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
-        """Asks how many bytes it would save. 0: it doesn't know."""
+        """Asks for the number of bytes of a save. 0: unknown."""
         return (await self._ask(local_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_bytes", timeout_s)).size_bytes
 
     async def health(self, timeout_s: float = ANSWER_TIMEOUT_S) -> workload_pb2.KernelHealth.ValueType:
-        """Asks how it is."""
+        """Asks for the health of the application."""
         return (await self._ask(local_pb2.KERNEL_METHOD_HEALTH, "health", timeout_s)).health
 
     async def is_quiescent(self, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
-        """Asks whether it is at rest."""
+        """Asks whether the application is quiescent."""
         return (await self._ask(local_pb2.KERNEL_METHOD_IS_QUIESCENT, "quiescent", timeout_s)).quiescent
 
     async def prepare(self, timeout_s: float, cancel_timeout_s: float = CANCEL_TIMEOUT_S) -> None:
-        """Brings it to rest, and waits until it is. Whatever keeps it from that, it goes on.
+        """Asks the application to quiesce and waits. If that fails, the application is told to continue.
 
         Args:
-            timeout_s: How long that may take.
-            cancel_timeout_s: How long it may take to go on, where it failed.
+            timeout_s: Time to quiesce.
+            cancel_timeout_s: Time to continue after a failure.
 
         Raises:
-            OperationError: KERNEL_FAILED: it failed, or was not at rest in time.
+            OperationError: KERNEL_FAILED: it failed, or did not quiesce in time.
         """
         try:
             with self._deadline("become quiescent", timeout_s):
@@ -126,9 +126,9 @@ class Application:
             raise
 
     async def cancel(self, timeout_s: float = CANCEL_TIMEOUT_S) -> None:
-        """Undoes :meth:`prepare`: it goes on. Does nothing where nothing is to be undone.
+        """Undoes :meth:`prepare`: the application continues. Without a prepare it does nothing.
 
-        One that does not answer in time loses its stream. It goes on by itself as soon as it sees that.
+        An application that does not answer in time loses its stream, and continues as soon as it notices.
 
         Raises:
             OperationError: KERNEL_FAILED.
@@ -140,10 +140,10 @@ class Application:
             raise
 
     async def undo(self, timeout_s: float = CANCEL_TIMEOUT_S) -> str | None:
-        """As :meth:`cancel`, whatever happens around it.
+        """Like :meth:`cancel`, but shielded from cancellation.
 
         Returns:
-            What went wrong, for people.
+            The failures, as text.
         """
         with trio.CancelScope(shield=True):
             try:
@@ -154,17 +154,17 @@ class Application:
         return None
 
     async def checkpoint(self, sink: Sink, timeout_s: float) -> KernelPayload:
-        """Has it save itself, at rest.
+        """Has the quiescent application save itself.
 
         Args:
-            sink: Takes the pieces, in their order.
-            timeout_s: For all of it.
+            sink: Receives the pieces, in order.
+            timeout_s: Time for the whole save.
 
         Returns:
-            What it says that it saved, which is what the sink was given.
+            The facts of the save, which agree with the pieces.
 
         Raises:
-            OperationError: KERNEL_FAILED, CHECKPOINT_CORRUPT, or what the sink raises.
+            OperationError: KERNEL_FAILED, CHECKPOINT_CORRUPT, or an error of the sink.
         """
         method = local_pb2.KERNEL_METHOD_CHECKPOINT
         digest = hashlib.sha256()
@@ -189,17 +189,18 @@ class Application:
         return saved
 
     async def restore(self, checkpoint: StoredCheckpoint, source: Source, timeout_s: float) -> None:
-        """Has it become what was saved, before it begins.
+        """Restores the application before it begins.
 
-        Unless it answers, it loses its stream: it would take what follows for more of the checkpoint.
+        Without an answer the application loses its stream: it would read later frames as part of the
+        checkpoint.
 
         Args:
-            checkpoint: What it is restored from.
-            source: Gives the payload, in pieces that a frame can carry.
-            timeout_s: For all of it.
+            checkpoint: Facts of the checkpoint.
+            source: Returns the payload, in pieces that fit into a frame.
+            timeout_s: Time for the whole restore.
 
         Raises:
-            OperationError: KERNEL_FAILED, or what the source raises.
+            OperationError: KERNEL_FAILED, or an error of the source.
         """
         method = local_pb2.KERNEL_METHOD_RESTORE
         header = checkpoint.header
@@ -241,7 +242,7 @@ class Application:
         await self._session.send(frame)
 
     async def _next(self, call_id: int) -> KernelAnswer | KernelChunk:
-        """The next frame of a call. Those of earlier ones are thrown away."""
+        """The next frame of a call. Frames of earlier calls are dropped."""
         while True:
             frame = await self._session.receive()
             match frame.WhichOneof("frame"):
@@ -258,7 +259,7 @@ class Application:
         """The answer to a call.
 
         Raises:
-            OperationError: KERNEL_FAILED: it failed, or is the answer to something else.
+            OperationError: KERNEL_FAILED: it failed, or it answered another call.
         """
         if isinstance(frame, KernelAnswer) and frame.WhichOneof("result") == result:
             return frame

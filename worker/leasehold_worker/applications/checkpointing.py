@@ -1,8 +1,8 @@
-"""Saving an application and restoring it: the order of the calls, which the worker keeps.
+"""Saving and restoring an application: the order of the calls, which the worker enforces.
 
-Saving goes: may it, is there room, come to rest, write, and only then is it there under its name. Whatever
-goes wrong or is cancelled before that, the application goes on and nothing is left on disk. Restoring reads
-and checks a whole checkpoint before the application is given the first byte of it.
+A save asks for permission, checks the room, quiesces, writes, and finally renames the file. After a failure
+or a cancellation before that, the application continues and nothing is left on disk. A restore reads and
+verifies the whole checkpoint before the application receives its first byte.
 """
 
 import logging
@@ -32,16 +32,16 @@ from leasehold_worker.workloads.workload import Workload
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int], None]
-"""Told the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
+"""Receives the step and its bytes: "ask", "prepare", "checkpoint", "store", "cancel", "verify", "restore"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What came of saving.
+    """The result of a save.
 
     Attributes:
-        checkpoint: What is on disk.
-        warnings: What people should know besides.
+        checkpoint: The checkpoint on disk.
+        warnings: Warnings for the user.
     """
 
     checkpoint: StoredCheckpoint
@@ -50,11 +50,11 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of restoring.
+    """The result of a restore.
 
     Attributes:
-        checkpoint: What the application was restored from.
-        warnings: Why it was not a newer one.
+        checkpoint: The checkpoint of the restore.
+        warnings: Reasons why newer checkpoints were skipped.
     """
 
     checkpoint: StoredCheckpoint
@@ -81,17 +81,17 @@ async def save(
 
     Args:
         kernel: The application.
-        store: Where it is kept.
-        available_bytes: What is left of a budget for it. None: what the disk has.
-        room: Holds what is written, before it is. None: nobody else writes.
-        resume: It goes on afterwards. Else it stays at rest, to be ended, or told to go on by
+        store: The store.
+        available_bytes: Remaining budget. None: the free space of the disk.
+        room: Reserves disk before each write. None: no other writer exists.
+        resume: The application continues afterwards. Else it stays quiescent until its end or
             :meth:`ServedKernel.cancel`.
-        timeouts: How long it may take.
-        progress: Told how far it is.
+        timeouts: Time limits.
+        progress: Receives the progress.
 
     Raises:
-        OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT, or what the
-            disk says. The application goes on, or has ended, and nothing is left on disk.
+        OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT, or an error of
+            the disk. The application continues or has ended, and nothing is left on disk.
     """
     progress("ask", 0)
     await _require_readiness(kernel, timeouts)
@@ -130,15 +130,15 @@ async def restore(
 
     Args:
         kernel: The application.
-        store: Where checkpoints are.
-        workload_id: Whose checkpoints are tried, the newest first, until one serves.
-        checkpoint_id: This one and no other. It may be of any workload.
-        timeouts: How long it may take.
-        progress: Told how far it is.
+        store: The store.
+        workload_id: Workload whose checkpoints are tried, the newest first.
+        checkpoint_id: The only checkpoint to try. It may be of any workload.
+        timeouts: Time limits.
+        progress: Receives the progress.
 
     Raises:
-        OperationError: UNKNOWN_CHECKPOINT: there is none. Else why the newest, or the one that was named,
-            does not serve: CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, or what the disk says.
+        OperationError: UNKNOWN_CHECKPOINT: there is none. Else the error of the newest or named one:
+            CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, or an error of the disk.
     """
     if checkpoint_id is not None:
         named = await trio.to_thread.run_sync(store.find, checkpoint_id)
@@ -177,7 +177,7 @@ async def _restore_newest(
 
 
 def no_kernel(workload: Workload) -> OperationError:
-    """What is said where an application can't be saved, since it serves no kernel."""
+    """The refusal to save a workload without a checkpointable application."""
     return OperationError(
         errors_pb2.ERROR_REASON_KERNEL_NOT_READY,
         f"the application of workload {workload.name} can't be saved because it is not "
@@ -206,7 +206,7 @@ async def _write(
     timeouts: ApplicationTimeouts,
     progress: Progress,
 ) -> StoredCheckpoint:
-    """Writes what the application saves. It is there in the end, or nothing is."""
+    """Writes the save of an application, all or nothing."""
     workload = kernel.workload
     begin = partial(store.begin, workload.workload_id, workload.name, kernel.facts)
     writer = await trio.to_thread.run_sync(begin)
@@ -294,7 +294,7 @@ async def _give(
 
 
 def _require_same_kernel(kernel: Kernel, checkpoint: StoredCheckpoint) -> None:
-    """Refuses what another application saved, or another version of it."""
+    """Refuses a checkpoint of another application, or of another version."""
     saved = checkpoint.header.kernel
     for what, ours, theirs in (
         ("kernel", kernel.kernel_id, saved.kernel_id),

@@ -1,4 +1,4 @@
-"""The applications of this host that save themselves: which workload has which. On trio's side."""
+"""The checkpointable applications of this host, by workload. On trio's side."""
 
 import logging
 import re
@@ -21,24 +21,24 @@ from leasehold_worker.workloads.workload import Workload
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 10.0
-"""How long a stream may take to say who it is."""
+"""Time for a stream to send its hello."""
 
 HEALTH_INTERVAL_S: Final = 30.0
-"""How often an application is asked how it is."""
+"""Interval of health queries."""
 
 NAME_LIMIT: Final = 128
-"""Characters of a kernel's id and of its kind."""
+"""Characters of an application's id and of its kind."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]*", re.ASCII)
 
 
 @final
 class ApplicationRegistry:
-    """The registry. A workload has one application that saves it, which comes and goes with its stream.
+    """The registry. A workload has at most one checkpointable application, as long as its stream.
 
     Args:
-        workloads: Those of this host.
-        nursery: Where streams are looked after.
+        workloads: The workloads of this host.
+        nursery: Runs the tasks of streams.
     """
 
     def __init__(self, workloads: Workloads, nursery: trio.Nursery) -> None:
@@ -51,17 +51,17 @@ class ApplicationRegistry:
         self._changed = trio.Event()
 
     def of(self, workload_id: str) -> Application | None:
-        """The application that saves a workload. None: it has none now."""
+        """The application of a workload. None: it has none now."""
         kernel = self._served.get(workload_id)
         if kernel is None or kernel.is_gone or not is_alive(self._peers[workload_id].identity):
             return None  # the end of a process is seen before that of its stream
         return kernel
 
     async def wait_served(self, workload_id: str, timeout_s: float) -> Application:
-        """Waits until a workload has an application that saves it.
+        """Waits until a workload has a checkpointable application.
 
         Raises:
-            OperationError: KERNEL_NOT_READY: it has not registered in time, or the workload has ended.
+            OperationError: KERNEL_NOT_READY: none has registered in time, or the workload has ended.
         """
         found: list[Application] = []
         workload = self._workloads.get(workload_id)
@@ -84,20 +84,20 @@ class ApplicationRegistry:
         )
 
     def expect_restore(self, workload_id: str) -> None:
-        """Before a program is started: its application is told to wait until it is restored."""
+        """Tells a program's application to wait for its restore. Call it before the start."""
         self._expected.add(workload_id)
 
     def forget_restore(self, workload_id: str) -> None:
-        """Nothing is to be restored any more. Whoever waits for that still is ended."""
+        """Ends the wait for a restore, and applications that still wait."""
         self._expected.discard(workload_id)
 
     def begin(self, session: ApplicationStream) -> None:
-        """Begins to look after a stream."""
+        """Begins to serve a stream."""
         self._sessions.add(session)
         self._nursery.start_soon(self._serve, session)
 
     def close(self) -> None:
-        """The worker stops: ends all streams. Applications go on, and come back to its next start."""
+        """Ends all streams as the worker stops. Applications continue, and reconnect at its next start."""
         for session in tuple(self._sessions):
             session.close()
 
@@ -141,7 +141,7 @@ class ApplicationRegistry:
             self._tell()
 
     async def _follow_health(self, kernel: Application) -> None:
-        """Asks an application how it is, now and then while its workload runs, and tells that."""
+        """Queries the health of an application while its workload runs, and reports it."""
         while True:
             await trio.sleep(HEALTH_INTERVAL_S)
             if kernel.workload.state == RUNNING and not kernel.is_busy:
@@ -160,10 +160,11 @@ class ApplicationRegistry:
         self._changed = trio.Event()
 
     async def _admit(self, peer: Peer, hello: KernelHello) -> Workload:
-        """The workload that a process may speak for.
+        """The workload of a process that registers an application.
 
         Raises:
-            OperationError: It belongs to none or to somebody else's, or another one speaks for it.
+            OperationError: It belongs to no workload or to one of another user, or the workload has an
+                application.
         """
         _check_facts(hello)
         pid = peer.identity.pid

@@ -1,7 +1,7 @@
-"""One stream of an application that saves itself: frames between trio and gRPC's threads, in both directions.
+"""One stream of a checkpointable application: frames between trio and gRPC's threads, both ways.
 
-Two threads serve a stream. One takes frames in, one hands them out, and both wait on trio's side for channels
-with a bound: who is slower holds up the other, and nothing piles up.
+Two threads serve a stream, one per direction. Both wait on trio's side for bounded channels, so a slow side
+slows the other, and nothing piles up.
 """
 
 from contextlib import suppress
@@ -23,10 +23,10 @@ class StreamLostError(Exception):
 
 @final
 class ApplicationStream:
-    """A stream. It is closed by either side, and stays so.
+    """A stream. Either side can close it, for good.
 
     Attributes:
-        peer: Who is at the other end.
+        peer: The process at the other end.
         gone: Set once it is closed.
     """
 
@@ -61,10 +61,10 @@ class ApplicationStream:
             raise StreamLostError from None
 
     def close(self, refusal: OperationError | None = None) -> None:
-        """Ends the stream; what was sent before is still handed out.
+        """Ends the stream; frames sent before are still delivered.
 
         Args:
-            refusal: Why, if it is refused.
+            refusal: The reason of a refusal.
         """
         if refusal is not None and not self.gone.is_set():
             with suppress(trio.WouldBlock):  # nobody reads: the end has to do
@@ -74,13 +74,13 @@ class ApplicationStream:
         self.gone.set()
 
     def drop(self) -> None:
-        """Ends the stream, as the other side has. Nobody waits for it any more."""
+        """Ends the stream after the other side has. Waiters return."""
         self.close()
         self._handed_out.close()
         self._taken_in.close()
 
     async def take_in(self, frame: ServeKernelRequest) -> bool:
-        """Takes a frame from the application, for one of gRPC's threads. False: the stream is over."""
+        """Accepts a frame from the application, for one of gRPC's threads. False: the stream is over."""
         try:
             await self._taken_in.send(frame)
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -1,4 +1,4 @@
-"""How long applications that save themselves may take."""
+"""Time limits of checkpointable applications."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,15 +8,15 @@ START_TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ApplicationTimeouts:
-    """How long an application may take.
+    """Time limits of an application.
 
     Attributes:
         answer_s: To answer a question.
-        quiescence_s: To come to rest.
+        quiescence_s: To quiesce.
         checkpoint_s: To save itself, until all of it is written. The command's own timeout is shorter.
         restore_s: To be restored; likewise.
-        cancel_s: To go on after a failure.
-        start_s: To serve its kernel once its program was started.
+        cancel_s: To continue after a failure.
+        start_s: To register after the start of its program.
     """
 
     answer_s: float = 10.0

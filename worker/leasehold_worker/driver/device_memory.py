@@ -1,4 +1,4 @@
-"""Whether the content of a GPU fits on another. Pure."""
+"""Device memory of destinations: whether the content of a GPU fits on another. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,14 +11,14 @@ from leasehold_worker.gpus.facts import FreeMemory
 
 
 def check_memory(pairs: Sequence[GpuPair], room: FreeMemory, needed_bytes: Mapping[str, int]) -> None:
-    """Refuses destinations with too little free memory, or where that is unknown and others may use them.
+    """Refuses destinations with too little free memory, or with unknown free memory and other users.
 
     A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
 
     Args:
-        pairs: Where content is, and where it is to go.
-        room: What NVML says of device memory. An empty GPU does where the need is unknown.
-        needed_bytes: Memory that the content of each GPU needs; missing where it is unknown.
+        pairs: Old and new GPUs.
+        room: Device memory as NVML reports it. An empty GPU suits an unknown need.
+        needed_bytes: Memory that the content of each GPU needs; missing if unknown.
 
     Raises:
         OperationError: INSUFFICIENT_DEVICE_MEMORY.

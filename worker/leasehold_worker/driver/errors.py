@@ -1,4 +1,4 @@
-"""What the driver's errors mean. docs/driver.md has the evidence for each."""
+"""The meaning of the driver's errors. docs/driver.md has the evidence for each."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ NOT_PERMITTED: Final = 800
 NOT_SUPPORTED: Final = 801
 
 NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
-"""A query's answers for a process that has no CUDA state: alive without it, or not there."""
+"""A query's answers for a process without CUDA: alive or ended."""
 
 _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
     (DriverCall.LOCK, NOT_READY): (
@@ -74,12 +74,12 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
 
 
 class DriverError(Exception):
-    """The driver answered an error.
+    """The driver returned an error.
 
     Attributes:
-        call: What was called.
+        call: The driver call.
         pid: The target.
-        result: The CUresult; None where the bindings couldn't decode the answer.
+        result: The CUresult; None if the bindings couldn't decode it.
         result_name: Its name.
     """
 
@@ -91,7 +91,7 @@ class DriverError(Exception):
         self.result_name = result_name
 
     def to_operation_error(self, *, observed_state: str, alive: bool) -> OperationError:
-        """The error as the wire carries it, seen together with what became of the target."""
+        """The error in its form on the wire, with regard to the end of the process."""
         metadata = {
             "phase": str(self.call),
             "pid": str(self.pid),

@@ -1,4 +1,4 @@
-"""The map from the GPUs that a process had to those it gets. Pure.
+"""The map from the old GPUs of a process to its new ones. Pure.
 
 The driver wants a pair for every GPU that the process could see when it initialised, used or not, and
 ``CUDA_VISIBLE_DEVICES`` does not shrink that set (NVIDIA/cuda-python issue 1983). So a move from A to B has
@@ -16,7 +16,7 @@ from leasehold_worker.errors import OperationError
 
 @dataclass(frozen=True, slots=True)
 class GpuPair:
-    """``new_uuid`` takes the place of ``old_uuid``. Both as NVML writes them."""
+    """``new_uuid`` replaces ``old_uuid``. Both as NVML writes them."""
 
     old_uuid: str
     new_uuid: str
@@ -25,10 +25,10 @@ class GpuPair:
 def complete_pairs(pairs: Iterable[GpuPair], chips: Mapping[str, str]) -> tuple[GpuPair, ...]:
     """Completes pairs to a permutation over every GPU of the host.
 
-    GPUs that nobody named stay where they are if they can; those displaced take the places left over.
+    GPUs outside of the pairs stay where they are if possible; displaced ones take the remaining places.
 
     Args:
-        pairs: The pairs that matter.
+        pairs: The pairs of the move.
         chips: Chip name by UUID of every GPU of the host.
 
     Returns:
@@ -56,17 +56,17 @@ def complete_pairs(pairs: Iterable[GpuPair], chips: Mapping[str, str]) -> tuple[
 
 
 def moved(gpu_uuids: Iterable[str], pairs: Sequence[GpuPair]) -> tuple[str, ...]:
-    """Where the pairs lead from these GPUs, in the same order."""
+    """The destinations of GPUs, in the same order."""
     destinations = {pair.old_uuid: pair.new_uuid for pair in pairs}
     return tuple(destinations.get(gpu_uuid, gpu_uuid) for gpu_uuid in gpu_uuids)
 
 
 def rebase_pairs(pairs: Sequence[GpuPair], displacement: Sequence[GpuPair]) -> tuple[GpuPair, ...]:
-    """The pairs for a process whose content the driver has elsewhere than on the GPUs that the pairs name.
+    """The pairs for a process that the driver has on other GPUs than the pairs name.
 
     Args:
-        pairs: Complete, from the GPUs that the process is thought to be on; empty where all stay.
-        displacement: Complete, from those GPUs to where the driver has it; empty where it is there.
+        pairs: Complete, from the supposed GPUs of the process; empty if all stay.
+        displacement: Complete, from those GPUs to the actual ones; empty if they are the same.
     """
     if not displacement:
         return tuple(pairs)

@@ -1,12 +1,12 @@
-"""Many members, all or nothing.
+"""A group of members that one operation suspends or restores, all or nothing.
 
 A process moves along one line of states, RUNNING, LOCKED, CHECKPOINTED, one driver call per step. A group
-takes each step with all its members before the next: lock all, checkpoint all; restore all, unlock all.
-When a member fails, every member goes back along the line to where it was, past further failures, and only
-what the driver itself leaves nowhere to go is named WEDGED or UNKNOWN.
+takes each step with all its members before the next: lock all, checkpoint all; restore all, unlock all. When
+a member fails, every member returns along the line to its former state, past further failures. Only a member
+that the driver can't move any more becomes WEDGED or UNKNOWN.
 
 Members are called in parallel, because a call on one NCCL rank blocks while another is locked
-(NVIDIA/cuda-checkpoint issue 30), or one after the other where they share memory by CUDA IPC.
+(NVIDIA/cuda-checkpoint issue 30). Members that share memory by CUDA IPC are called one after the other.
 """
 
 import logging
@@ -44,24 +44,24 @@ from leasehold_worker.host.processes import memory_bytes
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 1.0
-"""How long a rollback waits before it makes the calls that could not be made at first."""
+"""Wait of a rollback before it repeats calls that could not be made at first."""
 
 _WAYS_BACK: Final = (DriverCall.RESTORE, DriverCall.UNLOCK, DriverCall.LOCK, DriverCall.CHECKPOINT)
-"""In this order every member gets from anywhere on the line to anywhere else."""
+"""The order of calls that leads every member from any state on the line to any other."""
 
 
 @final
 class Group:
     """The members of one operation.
 
-    It may suspend and then restore them, as a remap does; ``outcomes`` tell the whole of it.
+    A remap suspends and then restores them; ``outcomes`` cover both.
 
     Args:
         driver: The driver.
-        inventory: NVML, which tells free device memory before a restore.
-        rates: What transfers were seen to take; they learn from this group.
-        lanes: The members. Those of one lane are called one after the other, lanes at once.
-        on_phase: Told what the group is at.
+        inventory: NVML, which reports free device memory before a restore.
+        rates: Measured transfer rates, which learn from this group.
+        lanes: The members. Lanes run in parallel, the members of a lane one after the other.
+        on_phase: Receives each phase.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Group:
         self._at_begin: dict[int, tuple[MemberState.ValueType, tuple[GpuPair, ...]]] = {}
         """State and displacement of each member when the last operation began."""
         self._uncalled: set[int] = set()
-        """Members of which the driver could not be asked in the present round of a rollback."""
+        """Members that the driver could not be asked about in this round of a rollback."""
 
     async def suspend(self, lock_timeout_s: float, rescan: Callable[[], Awaitable[Sequence[Member]]]) -> None:
-        """Locks and checkpoints every member, or brings all back to where they were.
+        """Locks and checkpoints every member, or rolls all back.
 
-        A cancellation undoes it as long as nothing was checkpointed; later it comes too late. Members that
-        are there already stay there.
+        A cancellation before the first checkpoint rolls back; a later one comes too late. Members that are
+        checkpointed already stay so.
 
         Args:
-            lock_timeout_s: How long submitted work may take to drain.
+            lock_timeout_s: Time for submitted work to finish.
             rescan: Finds the members again once all are locked.
 
         Raises:
-            OperationError: The first thing that went wrong; ``outcomes`` say the rest.
+            OperationError: The first error; ``outcomes`` have the others.
         """
         self._begin()
         try:
@@ -110,12 +110,12 @@ class Group:
             raise
 
     async def restore(self, gpu_pairs: tuple[GpuPair, ...]) -> None:
-        """Restores and unlocks every member on the GPUs of the pairs, or brings all back to where they were.
+        """Restores and unlocks every member on the GPUs of the pairs, or rolls all back.
 
-        It is finished before a cancellation is delivered.
+        The restore is finished before a cancellation is delivered.
 
         Raises:
-            OperationError: The first thing that went wrong; ``outcomes`` say the rest.
+            OperationError: The first error; ``outcomes`` have the others.
         """
         self._begin()
         try:
@@ -128,13 +128,14 @@ class Group:
             raise
 
     async def roll_back(self) -> None:
-        """Brings every member back to where it was when the last operation began, past failures.
+        """Returns every member to its state before the last operation, past failures.
 
-        A member that can't be parked again is unlocked: in a LOCKED process every CUDA call hangs for ever.
-        A rollback can't be cancelled, and it ends: each member gets a few calls, each with its own deadline.
+        A member that can't be suspended again is unlocked: in a LOCKED process every CUDA call hangs for
+        ever. A rollback can't be cancelled. It ends, because each member gets a few calls, each with its own
+        deadline.
 
         Raises:
-            OperationError: TARGET_CRASHED, a member has ended: that explains whatever else went wrong.
+            OperationError: TARGET_CRASHED, a member has ended, which explains all other errors.
         """
         self._on_phase("rollback")
         moved: set[int] = set()
@@ -162,7 +163,7 @@ class Group:
                 raise outcome.error
 
     async def _take_back(self, call: DriverCall, concerned: Sequence[MemberOutcome]) -> None:
-        """Makes one call of a rollback. A restore leads to the GPUs where the member was at the begin."""
+        """Makes one call of a rollback. A restore leads to the member's former GPUs."""
         if call is not DriverCall.RESTORE:
             await self._take(DriverStep(call, rollback=True), concerned)
             return
@@ -172,11 +173,11 @@ class Group:
             await self._take(DriverStep(call, gpu_pairs=pairs, rollback=True), there)
 
     async def _left_behind(self, *, held_up: bool) -> list[MemberOutcome]:
-        """Members for which a rollback goes round once more.
+        """Members that need another round of a rollback.
 
         Args:
-            held_up: A call on a member that is left alone may have been held up by another member, which
-                has moved since (NVIDIA/cuda-checkpoint issue 30). So the driver is asked about it again.
+            held_up: Members whose call may have waited for another member, which has moved since
+                (NVIDIA/cuda-checkpoint issue 30). So the driver is asked about them again.
         """
         left: set[int] = set()
         limit = trio.CapacityLimiter(PARALLEL_LIMIT)
@@ -203,7 +204,7 @@ class Group:
         return surprised or id(outcome) in self._uncalled
 
     def _require_all(self, state: MemberState.ValueType) -> None:
-        """Fails where a member stands somewhere that no call has led away from."""
+        """Fails if a member is in a state from which no call leads on."""
         for outcome in self.outcomes:
             if outcome.state_after != state:
                 pid, seen = outcome.member.identity.pid, state_name(outcome.state_after)
@@ -228,8 +229,8 @@ class Group:
         """Refuses members that are not of this group, with MEMBERS_CHANGED.
 
         Args:
-            found: The members that the workloads have now.
-            step: What was done to the group meanwhile, in words.
+            found: The current members of the workloads.
+            step: The step of the group meanwhile, as text.
         """
         known = {outcome.member.identity for outcome in self.outcomes}
         for member in found:
@@ -248,9 +249,9 @@ class Group:
             raise failures[0]
 
     async def _take(self, step: DriverStep, concerned: Sequence[MemberOutcome]) -> list[OperationError]:
-        """Makes one call on some members. After a failure no further one is begun, but in a rollback all.
+        """Makes one call on some members. After a failure no further call begins, except in a rollback.
 
-        Whatever goes wrong with one member is its failure: it must not cancel the calls on the others.
+        A failure of one member must not cancel the calls on the others.
         """
         failures: list[OperationError] = []
         chosen = {id(outcome) for outcome in concerned}
@@ -286,7 +287,7 @@ class Group:
         return failures
 
     async def _prepared(self, step: DriverStep, concerned: Sequence[MemberOutcome]) -> DriverStep:
-        """The step with time for its bytes, once there is room for them.
+        """The step with a timeout for its bytes, after a check of device memory.
 
         Raises:
             OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members for ever.
@@ -311,7 +312,7 @@ class Group:
 
 
 def _told(error: Exception) -> OperationError:
-    """The error as it is told. One that nobody foresaw is a defect, and logged."""
+    """The error to report. An unforeseen one is a defect, and is logged."""
     if isinstance(error, OperationError):
         return error
     logger.error("a driver call failed because of a defect", exc_info=error)

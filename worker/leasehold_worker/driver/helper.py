@@ -40,14 +40,14 @@ def die_with(parent_pid: int) -> None:
 
 
 def claim_reply_stream() -> BinaryIO:
-    """Takes standard output for replies; what libraries print goes to standard error."""
+    """Reserves standard output for replies: libraries print to standard error."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return replies
 
 
 def greet() -> Greeting:
-    """Initialises the driver: restore needs it in the caller unless persistence mode is on."""
+    """Initialises the driver: a restore needs that in the caller unless persistence mode is on."""
     try:
         (result,) = driver.cuInit(0)
         version_result, cuda_version = driver.cuDriverGetVersion()
@@ -70,7 +70,7 @@ def answer(request: Request) -> Reply:
     """Makes one driver call.
 
     The bindings raise on a result or state that is newer than they are, after the driver has acted. A state
-    is taken from what they say, since it is only decoded after success; a result is lost, and there is none.
+    is then taken from the exception, since it is only decoded after success; a result is lost.
     """
     if request.start_time_ticks and start_time_ticks(request.pid) != request.start_time_ticks:
         return Reply(INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE: the process has ended")
@@ -91,10 +91,9 @@ def answer(request: Request) -> Reply:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When the process that has the pid now started (field 22 of /proc/PID/stat). None: there is none.
+    """Start time of the current process with the pid (field 22 of /proc/PID/stat). None: there is none.
 
-    A pidfd does not keep the pid of a process that has ended from another process. So it is compared here,
-    right before the call.
+    A pidfd does not prevent the reuse of a pid. So the start time is compared here, right before the call.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -105,7 +104,7 @@ def start_time_ticks(pid: int) -> int | None:
 
 
 def call_driver(request: Request) -> tuple[Any, ...]:
-    """Makes the call with its argument struct, which is zeroed but for what is set here."""
+    """Makes the call. Unset fields of its argument struct are zero."""
     match request.call:
         case DriverCall.STATE:
             return tuple(driver.cuCheckpointProcessGetState(request.pid))
@@ -128,7 +127,7 @@ def call_driver(request: Request) -> tuple[Any, ...]:
 def trace_permission(pid: int) -> Reply:
     """Whether this process may trace another, which the driver's calls need.
 
-    The kernel asks the same of whoever opens a process's memory, Yama and capabilities included (ptrace(2)).
+    The kernel makes the same check when a process's memory is opened, with Yama and capabilities (ptrace(2)).
     """
     try:
         os.close(os.open(facts_folder(pid) / "mem", os.O_RDONLY))
@@ -138,7 +137,7 @@ def trace_permission(pid: int) -> Reply:
 
 
 def restore(request: Request) -> tuple[Any, ...]:
-    """Restores with the pairs. The bindings don't set the count: without it the driver ignores the map."""
+    """Restores with the pairs. The bindings don't set the count, without which the driver ignores the map."""
     if not request.gpu_pairs:
         return tuple(driver.cuCheckpointProcessRestore(request.pid, None))
     buffers = [

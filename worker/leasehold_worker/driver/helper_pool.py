@@ -1,8 +1,8 @@
-"""Driver calls with deadlines, made by warm helper processes.
+"""Driver calls with deadlines, made by helper processes that are kept warm.
 
-A call that is under way is never cancelled: killing the caller in the middle can leave the target out of
-step with the driver (criu pull request 2547). Cancellation is delivered after the call, or after its
-deadline, whichever comes first. A helper whose call expired is killed and never used again.
+A running call is never cancelled: killing the caller in the middle can leave the target out of step with the
+driver (criu pull request 2547). A cancellation is delivered after the call, or after its deadline, whichever
+comes first. A helper whose call expired is killed and never used again.
 """
 
 import logging
@@ -33,32 +33,32 @@ START_TIMEOUT_S: Final = 60.0
 """Loading libcuda and cuInit take up to 3 s on a host with eight GPUs."""
 
 RETURN_TIMEOUT_S: Final = 0.02
-"""How long a call waits for a helper that others use, before another one is started."""
+"""Wait of a call for a busy helper before another one is started."""
 
 REAP_TIMEOUT_S: Final = 2.0
-"""A killed helper may be stuck in the kernel; it is then left to the kernel."""
+"""Time for a killed helper to end. It may be stuck in the kernel, and is then abandoned."""
 
 CALL_FLOOR_S: Final = 30.0
 """Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
 
 HELPER_LIMIT: Final = 72
-"""Calls at once, which is also the number of helpers: so many that every command that may run, and a plan
-beside them, has as many as a group uses. Calls that hang in one workload hold up no other."""
+"""Helpers, and so calls, at once: enough for every command that may run, and a plan beside them, to use as
+many as a group does. Calls that hang in one workload block no other."""
 
 WARM_LIMIT: Final = 8
-"""Helpers that are kept however long nobody calls."""
+"""Helpers that are never ended for idleness."""
 
 IDLE_LIMIT_S: Final = 60.0
-"""How long the others are kept: starting one takes seconds on a host with many GPUs."""
+"""Idle time after which the others end: starting one takes seconds on a host with many GPUs."""
 
 REPLY_LIMIT_BYTES: Final = 65536
 
 
 class DriverCallUnansweredError(Exception):
-    """A driver call did not return; what the driver did is not known.
+    """A driver call did not return, so its effect is unknown.
 
     Attributes:
-        expired: Its deadline passed. Otherwise the helper that made it died.
+        expired: The deadline passed. Otherwise the helper died.
     """
 
     def __init__(self, message: str, *, expired: bool) -> None:
@@ -67,12 +67,12 @@ class DriverCallUnansweredError(Exception):
 
 
 class DriverUnavailableError(Exception):
-    """There is no usable driver; the text says why."""
+    """There is no usable driver; the text has the reason."""
 
 
 @final
 class _Helper:
-    """One helper process, with at most one call under way."""
+    """One helper process, with at most one running call."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdin is None or process.stdout is None:
@@ -87,7 +87,7 @@ class _Helper:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended, by itself or by somebody's signal."""
+        """Whether the helper is alive."""
         return self._process.poll() is None
 
     async def read_line(self) -> bytes:
@@ -163,7 +163,7 @@ class Driver:
 
     def __init__(self, call_floor_s: float = CALL_FLOOR_S) -> None:
         self.call_floor_s = call_floor_s
-        """Least deadline of any call."""
+        """Shortest deadline of any call."""
         self._idle: deque[_Helper] = deque()
         self._returned = trio.Event()
         """Set when a helper has become idle."""
@@ -177,10 +177,10 @@ class Driver:
         self.bindings_version = ""
         """Version of cuda-bindings."""
         self.unavailable_reason: str | None = None
-        """Why no call can work. None: they can."""
+        """Why no call can succeed. None: calls can."""
 
     async def probe(self) -> None:
-        """Starts the first helper and learns whether there is a driver."""
+        """Starts the first helper, and checks for a driver."""
         async with self._limit:
             try:
                 helper, greeting = await _start_helper()
@@ -198,11 +198,11 @@ class Driver:
     async def call(self, request: Request, extra_s: float = 0.0) -> Reply:
         """Makes one call. Calls on the same pid wait for each other.
 
-        Once the call is under way, cancellation waits for it or for its deadline.
+        A cancellation waits for a running call or for its deadline.
 
         Args:
-            request: What to call.
-            extra_s: What it may take beyond the floor; waiting for a helper doesn't count.
+            request: The call.
+            extra_s: Time beyond the floor, without the wait for a helper.
 
         Raises:
             DriverCallUnansweredError: The deadline passed and the helper was killed, or it died by itself.
@@ -241,7 +241,7 @@ class Driver:
                 await helper.close()
 
     async def _trim(self) -> None:
-        """Ends the helper that has been idle for longest, if it is one too many and was idle for long."""
+        """Ends the helper with the longest idle time, if there are too many and it was idle for long."""
         longest = self._idle[0]
         if len(self._idle) > WARM_LIMIT and trio.current_time() - longest.idle_since > IDLE_LIMIT_S:
             self._idle.popleft()
@@ -249,7 +249,7 @@ class Driver:
             await longest.close()
 
     async def _take_helper(self) -> _Helper:
-        """A warm helper, or a new one where none becomes idle soon: most calls are shorter than its start."""
+        """A warm helper, or a new one if none becomes idle soon: most calls are shorter than a start."""
         with trio.move_on_after(RETURN_TIMEOUT_S):
             while self._started and not self._idle:
                 await self._returned.wait()
@@ -270,7 +270,7 @@ class Driver:
         return helper
 
     async def close(self) -> None:
-        """Ends every helper. No call is under way any more."""
+        """Ends every helper. No call runs any more."""
         while self._started:
             await self._started.pop().close()
         self._idle.clear()
@@ -278,7 +278,7 @@ class Driver:
 
 @asynccontextmanager
 async def open_driver(call_floor_s: float = CALL_FLOOR_S) -> AsyncIterator[Driver]:
-    """Opens the driver, and ends its helpers on the way out."""
+    """Opens the driver, and ends its helpers at the end of the context."""
     driver = Driver(call_floor_s)
     try:
         await driver.probe()

@@ -10,7 +10,7 @@ PROTOCOL_ENCODER = msgspec.json.Encoder()
 
 
 class DriverCall(enum.StrEnum):
-    """A call of the driver's checkpoint API, by what it does."""
+    """A call of the driver's checkpoint API, by its effect."""
 
     STATE = "state"
     RESTORE_THREAD_ID = "restore_thread_id"
@@ -19,18 +19,18 @@ class DriverCall(enum.StrEnum):
     RESTORE = "restore"
     UNLOCK = "unlock"
     TRACE_PERMISSION = "trace_permission"
-    """No call of the driver: whether its calls would be let through, seen from where they are made."""
+    """Not a driver call: a check of permission, made by the helper, since the calls are made there."""
 
 
 class Request(msgspec.Struct, frozen=True):
     """One call on one process.
 
     Attributes:
-        call: What to call.
+        call: The call.
         pid: The target.
         lock_timeout_ms: For LOCK: at least 1, since the driver takes 0 for "wait for ever".
         gpu_pairs: For RESTORE: (old, new) UUIDs as NVML writes them; empty for no map.
-        start_time_ticks: Start time of the target, in clock ticks since boot. 0: whoever has the pid.
+        start_time_ticks: Start time of the target, in clock ticks since boot. 0: any process with the pid.
     """
 
     call: DriverCall
@@ -41,13 +41,12 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What the driver answered.
+    """The driver's answer.
 
     Attributes:
-        result: The CUresult; None where the bindings couldn't decode the answer, after the driver had
-            already acted.
-        result_name: Its name, such as "CUDA_ERROR_NOT_READY"; otherwise what the bindings raised.
-        value: The state, the thread id, or 1 for a permission that is there; None for other calls.
+        result: The CUresult; None if the bindings couldn't decode it, after the driver had acted.
+        result_name: Its name, such as "CUDA_ERROR_NOT_READY"; otherwise the exception of the bindings.
+        value: The state, the thread id, or 1 for a permission; None for other calls.
         duration_s: Time that the call took in the driver.
     """
 
@@ -61,9 +60,9 @@ class Greeting(msgspec.Struct, frozen=True):
     """The helper's first line.
 
     Attributes:
-        init_result: What cuInit answered; None where libcuda couldn't be loaded.
-        init_result_name: Its name, or what the loader said.
-        cuda_version: What the driver supports: 13000 is 13.0. None without a driver.
+        init_result: The result of cuInit; None if libcuda couldn't be loaded.
+        init_result_name: Its name, or the error of the loader.
+        cuda_version: CUDA version of the driver: 13000 is 13.0. None without a driver.
         libcuda: The user-mode driver that the helper calls. None without one.
         bindings_version: Version of cuda-bindings.
     """

@@ -1,7 +1,7 @@
-"""One driver call on one member: made, looked after, and taken down.
+"""One driver call on one member, with its outcome.
 
-The state is read after every call, and the driver is trusted over our own record. A member whose call did not
-return is probed and reported; it gets no second call of the same kind.
+The state is read after every call, and the driver's answer has precedence over the worker's record. A member
+whose call did not return is queried and reported; it gets no second call of the same kind.
 """
 
 import time
@@ -62,23 +62,23 @@ TRANSFERS: Final = frozenset({DriverCall.CHECKPOINT, DriverCall.RESTORE})
 
 
 _ENDS: Final = frozenset({errors_pb2.ERROR_REASON_TARGET_CRASHED, errors_pb2.ERROR_REASON_IDENTITY_MISMATCH})
-"""What is told of a member that has ended."""
+"""Errors reported for a member that has ended."""
 
 
 class CallNotMadeError(OperationError):
-    """The driver was not asked: the process could not be held, or no helper could be had."""
+    """The driver was not called: the process could not be opened, or no helper was available."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStep:
-    """One driver call, as it is to be made on some members.
+    """One driver call, for some members.
 
     Attributes:
-        call: Which.
-        lock_timeout_s: How long submitted work may take to drain.
-        gpu_pairs: For a restore: complete pairs from where the workload is parked; none where all stay.
-        extra_s: What the call may take beyond the floor of every call.
-        rollback: Whether it brings members back.
+        call: The call.
+        lock_timeout_s: Time for submitted work to finish.
+        gpu_pairs: For a restore: complete pairs from the GPUs before the suspend; none if all stay.
+        extra_s: Time beyond the floor of every call.
+        rollback: Whether it is part of a rollback.
     """
 
     call: DriverCall
@@ -98,11 +98,11 @@ class MemberCaller:
         self._rates = rates
 
     async def take(self, step: DriverStep, outcome: MemberOutcome) -> None:
-        """Makes the call, and notes in the outcome what became of the member.
+        """Makes the call, and records the member's outcome.
 
         Raises:
-            CallNotMadeError: The member is where it was.
-            OperationError: The member is not where the call leads.
+            CallNotMadeError: The member's state is unchanged.
+            OperationError: The member did not reach the state of the call.
         """
         started = time.monotonic()
         failed = True
@@ -122,10 +122,10 @@ class MemberCaller:
             self._rates.learn(chip, step.call, moved, duration_s)
 
     async def look_again(self, outcome: MemberOutcome) -> bool:
-        """Reads a member's state once more, unless only its end is left. True: it has changed.
+        """Reads a member's state again, unless only its end is possible. True: it has changed.
 
         Raises:
-            CallNotMadeError: It could not be looked at.
+            CallNotMadeError: The state could not be read.
         """
         if outcome.standing in (GONE, WEDGED):
             return False
@@ -139,9 +139,9 @@ class MemberCaller:
         return surprised
 
     async def find_death(self, outcome: MemberOutcome) -> None:
-        """Notes the end of a member as its error, since that explains any other error.
+        """Records the end of a member as its error, since that explains any other error.
 
-        Where the driver refused with OPERATING_SYSTEM and the state can't be read, the end is waited for.
+        If the driver refused with OPERATING_SYSTEM and the state can't be read, the call waits for the end.
         """
         error, identity = outcome.error, outcome.member.identity
         refused = error is not None and error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
@@ -189,10 +189,11 @@ class MemberCaller:
         pidfd: int,
         error: DriverCallUnansweredError,
     ) -> None:
-        """Looks where the member is after a call that did not return.
+        """Reads the member's state after a call that did not return.
 
         Raises:
-            OperationError: It is not where the call leads. One that does not answer is left alone.
+            OperationError: The member did not reach the state of the call. A member without an answer is left
+                alone.
         """
         state = await _probe(process, pidfd)
         if step.call is DriverCall.UNLOCK and state == LOCKED:
@@ -211,10 +212,10 @@ class MemberCaller:
         pidfd: int,
         error: DriverError,
     ) -> None:
-        """Looks where the member is after the driver refused a call.
+        """Reads the member's state after an error of the driver.
 
         Raises:
-            OperationError: It is not where the call leads. An unlock that failed is tried once more.
+            OperationError: The member did not reach the state of the call. A failed unlock is repeated once.
         """
         before = outcome.standing
         state = await _probe(process, pidfd)
@@ -231,7 +232,7 @@ class MemberCaller:
         ) from error
 
     async def _find_displacement(self, step: DriverStep, outcome: MemberOutcome) -> None:
-        """Asks NVML where a member is whose restore went wrong: the driver may have moved it after all."""
+        """Asks NVML for the GPUs of a member after a failed restore, which may have moved it after all."""
         if step.call is not DriverCall.RESTORE:
             return
         moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
@@ -248,7 +249,7 @@ def _process(driver: Driver, identity: ProcessIdentity) -> CheckpointProcess:
 
 @contextmanager
 def _held(identity: ProcessIdentity) -> Iterator[int | None]:
-    """As :func:`held`, where what can't be held is a call that was not made."""
+    """Like :func:`held`, but raises CallNotMadeError if the process can't be opened."""
     with ExitStack() as stack:
         try:
             pidfd = stack.enter_context(held(identity))
@@ -273,7 +274,7 @@ async def _call(process: CheckpointProcess, step: DriverStep, outcome: MemberOut
 
 
 async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
-    """Where a member stands; asked twice at most. None: the driver does not say."""
+    """The state of a member, queried twice at most. None: the driver does not answer."""
     refused = False
     for _ in range(2):
         if has_ended(pidfd):
@@ -288,7 +289,7 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
 
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
-    """Unlocks a member that is still LOCKED once more: its CUDA calls would hang for ever."""
+    """Unlocks a LOCKED member once more: its CUDA calls would hang for ever."""
     # The first error is the one that is told.
     with suppress(DriverError, DriverCallUnansweredError, DriverUnavailableError):
         await process.unlock()

@@ -28,7 +28,7 @@ GONE: Final = workload_pb2.MEMBER_STATE_GONE
 STUCK: Final = frozenset(
     {WEDGED, FAILED, workload_pb2.MEMBER_STATE_CHECKPOINTING, workload_pb2.MEMBER_STATE_RESTORING}
 )
-"""States from which none of our calls leads anywhere: only the end of the process does."""
+"""States from which no driver call leads on: they last until the process ends."""
 
 PARALLEL_LIMIT: Final = 8
 """Members of one operation that are called at once."""
@@ -48,27 +48,27 @@ _MEMBER_STATES: Final = {
 
 
 def member_state(state: ProcessState) -> MemberState.ValueType:
-    """The driver's state as the wire names it; UNKNOWN for one of a newer driver."""
+    """The driver's state in its form on the wire; UNKNOWN for one of a newer driver."""
     return _MEMBER_STATES.get(state, UNKNOWN)
 
 
 def state_since(before: MemberState.ValueType, told: MemberState.ValueType) -> MemberState.ValueType:
-    """The state of a member that the driver was asked about again.
+    """The state of a member after another query of the driver.
 
-    The driver calls a wedged process CHECKPOINTED for ever (NVIDIA/cuda-checkpoint issue 44).
+    The driver reports a wedged process as CHECKPOINTED for ever (NVIDIA/cuda-checkpoint issue 44).
     """
     return WEDGED if before == WEDGED and told == CHECKPOINTED else told
 
 
 def state_name(state: MemberState.ValueType) -> str:
-    """The state as people read it."""
+    """The name of a state, for messages."""
     return MemberState.Name(state).removeprefix("MEMBER_STATE_")
 
 
 def next_call(state: MemberState.ValueType, target: MemberState.ValueType) -> DriverCall | None:
     """The call that takes a member one step towards a state on the line.
 
-    None: it is there, or stands somewhere that no call leads away from.
+    None: the member is there, or no call leads on from its state.
     """
     if state not in _LINE or target not in _LINE or state == target:
         return None
@@ -81,11 +81,11 @@ class Member:
 
     Attributes:
         identity: The process.
-        state: What the driver said, or what we know better (WEDGED, UNKNOWN, GONE).
-        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing where that is unknown.
-        displacement: Complete pairs from the GPUs where its workload is parked to those where the driver
-            has its content, after a restore elsewhere that had to be undone. Empty: it is where it should be.
-        gpu_uuids: GPUs on which NVML listed it. Empty: it has no context, or NVML does not list it.
+        state: State as the driver reports it, or one that it can't report (WEDGED, UNKNOWN, GONE).
+        device_memory_bytes: Device memory in use by GPU UUID; a GPU is missing if unknown.
+        displacement: Complete pairs from its workload's GPUs to those where the driver has its content, after
+            a restore elsewhere that was rolled back. Empty: they are the same.
+        gpu_uuids: GPUs on which NVML listed the process. Empty: it has no context, or NVML does not list it.
     """
 
     identity: ProcessIdentity
@@ -105,11 +105,11 @@ class Phase:
     """One driver call on one member.
 
     Attributes:
-        call: What was called.
-        duration_s: How long it took, with reading the state afterwards.
-        moved_bytes: Device memory that it moved. None: none, or unknown.
-        failed: It did not lead where it should.
-        rollback: It was part of bringing the member back.
+        call: The driver call.
+        duration_s: Duration, with reading the state afterwards.
+        moved_bytes: Moved device memory. None: none, or unknown.
+        failed: The member did not reach the state of the call.
+        rollback: The call was part of a rollback.
     """
 
     call: DriverCall
@@ -121,17 +121,17 @@ class Phase:
 
 @dataclass(slots=True)
 class MemberOutcome:
-    """What an operation did with one member.
+    """The effect of an operation on one member.
 
     Attributes:
-        member: As it was found.
-        state_before: Where it stood.
-        state_after: Where it stands; UNKNOWN where the driver could not be asked.
-        phases: What was called, in order.
-        error: The first thing that went wrong with it.
-        rolled_back: Whether it was brought back. None: no rollback was needed.
+        member: The member before the operation.
+        state_before: State before the operation.
+        state_after: State after it; UNKNOWN if the driver could not be asked.
+        phases: Its driver calls, in order.
+        error: Its first error.
+        rolled_back: Whether its rollback succeeded. None: no rollback was needed.
         displacement: As that of a member.
-        assumed: Where it most likely stands while ``state_after`` is UNKNOWN. None: it is left alone.
+        assumed: Most likely state while ``state_after`` is UNKNOWN. None: the member is left alone.
     """
 
     member: Member
@@ -145,27 +145,27 @@ class MemberOutcome:
 
     @classmethod
     def of(cls, member: Member) -> "MemberOutcome":
-        """The outcome before anything was done."""
+        """The outcome before the operation."""
         return cls(member, member.state, member.state, displacement=member.displacement)
 
     @property
     def standing(self) -> MemberState.ValueType:
-        """Where the next call finds it."""
+        """The state for the next call."""
         if self.state_after == UNKNOWN and self.assumed is not None:
             return self.assumed
         return self.state_after
 
     def member_after(self) -> Member:
-        """The member as the operation left it."""
+        """The member after the operation."""
         return replace(self.member, state=self.state_after, displacement=self.displacement)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What the driver says of processes.
+    """The driver's answers about processes.
 
     Attributes:
-        members: Those that use CUDA, with their state.
+        members: The processes that use CUDA, with their state.
         closed: Processes of other users that this worker may not trace, such as setuid programs. Most of them
             use no CUDA, so they are no members; an operation compares NVML's list first.
     """
@@ -182,7 +182,7 @@ async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> 
 async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> Search:
     """Asks the driver which of the processes use CUDA.
 
-    Asked by restore-thread id: get-state also answers for launchers that share /proc with a job.
+    The query is for the restore-thread id: get-state also answers for launchers that share /proc with a job.
 
     Raises:
         OperationError: The driver can't be asked.
@@ -222,14 +222,14 @@ async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -
 
 
 def _is_closed(error: DriverError, identity: ProcessIdentity) -> bool:
-    """Whether the driver was denied because the process is another user's and the worker is not root."""
+    """Whether the driver lacks permission because the process is another user's and the worker not root."""
     uid = os.geteuid()
     denied = error.call is DriverCall.RESTORE_THREAD_ID and error.result == OPERATING_SYSTEM
     return denied and uid != 0 and user_id(identity.pid) not in (None, uid)
 
 
 def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:
-    """Device memory that members have together, by the UUID of the GPU."""
+    """Device memory of all members, by the UUID of the GPU."""
     total: dict[str, int] = {}
     for member in members:
         for gpu_uuid, used_bytes in member.device_memory_bytes.items():
@@ -238,16 +238,16 @@ def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:
 
 
 def are_unlisted(members: Collection[Member]) -> bool:
-    """Whether NVML listed none of the members. Where it lists one, the others have no context."""
+    """Whether NVML listed none of the members. If it lists one, the others have no context."""
     return bool(members) and not any(member.gpu_uuids for member in members)
 
 
 def needed_by_gpu(members: Collection[Member], home: Iterable[str]) -> dict[str, int]:
-    """Device memory that members need, by the UUID of the GPU that they are or were on.
+    """Device memory that members need, by the UUID of their current or former GPU.
 
     Args:
-        members: Those of one workload, measured.
-        home: GPUs of that workload. One is missing in the answer where the need is unknown.
+        members: Members of one workload, measured.
+        home: GPUs of that workload. A GPU with an unknown need is missing in the result.
     """
     total = bytes_by_gpu(members)
     if not total and are_unlisted(members):
@@ -257,12 +257,12 @@ def needed_by_gpu(members: Collection[Member], home: Iterable[str]) -> dict[str,
 
 
 def members_after(outcomes: Sequence[MemberOutcome]) -> tuple[Member, ...]:
-    """The members as an operation left them."""
+    """The members after an operation."""
     return tuple(outcome.member_after() for outcome in outcomes)
 
 
 def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> OperationError:
-    """A call that did not return, as the wire carries it."""
+    """A call that did not return, as an error for the wire."""
     reason = errors_pb2.ERROR_REASON_DRIVER_TIMEOUT if error.expired else errors_pb2.ERROR_REASON_DRIVER_ERROR
     if call in (DriverCall.STATE, DriverCall.TRACE_PERMISSION):
         meaning = "the state of the process is unknown, as a peer of it may have delayed the call: try again"
@@ -272,7 +272,7 @@ def unanswered(error: DriverCallUnansweredError, pid: int, call: DriverCall) -> 
 
 
 def unavailable(error: DriverUnavailableError) -> OperationError:
-    """The lack of a driver, as the wire carries it."""
+    """The lack of a driver, as an error for the wire."""
     return OperationError(
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,
         f"there is no usable CUDA driver ({error}): see `leasehold doctor`",

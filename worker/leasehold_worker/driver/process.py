@@ -24,7 +24,7 @@ DEFAULT_LOCK_TIMEOUT_S: Final = 10.0
 """The driver's own default is to wait for ever."""
 
 TRANSFER_TIMEOUT_S: Final = 600.0
-"""What a checkpoint or restore call may take beyond the driver's floor, where nobody says."""
+"""Time of a checkpoint or restore call beyond the driver's floor, by default."""
 
 POLL_INTERVAL_S: Final = 0.025
 
@@ -53,7 +53,7 @@ class ProcessState(enum.IntEnum):
 
 
 class LockResult(enum.Enum):
-    """How a lock that may time out ended."""
+    """The result of a lock with a timeout."""
 
     LOCKED = enum.auto()
     TIMED_OUT = enum.auto()
@@ -61,15 +61,15 @@ class LockResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """How to lock. ``timeout_s`` is finite and greater than 0; parts of a millisecond are rounded up."""
+    """Options of a lock. ``timeout_s`` is finite and above 0; parts of a millisecond are rounded up."""
 
     timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
 
     def timeout_ms(self) -> int:
-        """The timeout as the driver takes it: never 0, which it would take for "wait for ever".
+        """The timeout in the driver's unit: never 0, which would mean "wait for ever".
 
         Raises:
-            ValueError: It is not a finite time greater than 0, or longer than the driver can count.
+            ValueError: The timeout is not finite, not greater than 0, or too long for the driver.
         """
         if not 0 < self.timeout_s < 2**32 / 1000 - 1:
             raise ValueError(f"invalid lock timeout {self.timeout_s} s: give more than 0, at most 49 days")
@@ -78,14 +78,14 @@ class LockOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How to checkpoint. ``timeout_s`` is what the call may take beyond the driver's floor."""
+    """Options of a checkpoint. ``timeout_s`` is the call's time beyond the driver's floor."""
 
     timeout_s: float = TRANSFER_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """How to restore. Pairs, if any, name every GPU of the host; none restores on the same GPUs."""
+    """Options of a restore. Pairs, if any, name every GPU of the host; none restores on the same GPUs."""
 
     gpu_pairs: tuple[GpuPair, ...] = ()
     timeout_s: float = TRANSFER_TIMEOUT_S
@@ -93,7 +93,7 @@ class RestoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class UnlockOptions:
-    """How to unlock. ``timeout_s`` is what the call may take beyond the driver's floor."""
+    """Options of an unlock. ``timeout_s`` is the call's time beyond the driver's floor."""
 
     timeout_s: float = 0.0
 
@@ -103,23 +103,23 @@ class WaitTimeoutError(Exception):
 
 
 class LeftLockedError(Exception):
-    """The process was locked, and could not be unlocked. The cause says what went wrong before."""
+    """The process was locked, and could not be unlocked. The cause is the earlier error."""
 
 
 CALL_ERRORS: Final = (DriverError, DriverCallUnansweredError, DriverUnavailableError)
-"""What a call raises that did not succeed."""
+"""The exceptions of driver calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProcess:
     """A CUDA process that the driver can lock, checkpoint, restore and unlock.
 
-    Two of them are equal when they name the same pid. With the start time, no call reaches another process
-    that has the pid by now: the helper compares it right before the call, and the answer is INVALID_VALUE.
+    Two objects with the same pid are equal. With the start time, no call reaches a later process with the
+    same pid: the helper compares it right before the call, and the answer is INVALID_VALUE.
 
-    Every call raises :class:`DriverError` where the driver answers an error, ``DriverUnavailableError``
-    without a driver, and ``DriverCallUnansweredError`` where the driver doesn't answer. A call under way is
-    finished before a cancellation is delivered.
+    Every call raises :class:`DriverError` for an error of the driver, ``DriverUnavailableError`` without a
+    driver, and ``DriverCallUnansweredError`` if the driver doesn't answer. A running call is finished before
+    a cancellation is delivered.
     """
 
     driver: Driver = field(compare=False, repr=False)
@@ -150,7 +150,7 @@ class CheckpointProcess:
         return reply
 
     async def state(self) -> ProcessState:
-        """What the driver says of the process."""
+        """The state that the driver reports."""
         value = (await self._call(DriverCall.STATE)).value
         if value is None:
             raise DriverError(DriverCall.STATE, self.pid, None, "no state")
@@ -169,11 +169,11 @@ class CheckpointProcess:
         return await self.state() is ProcessState.CHECKPOINTED
 
     async def wait_for_state(self, expected: ProcessState, timeout_s: float) -> ProcessState:
-        """Polls every 25 ms until the process is in the state. It asks at least once.
+        """Polls every 25 ms until the process is in the state. There is at least one query.
 
         Raises:
             WaitTimeoutError: The time passed.
-            DriverError: The driver answered an error, or the process is FAILED, which it never leaves.
+            DriverError: The driver returned an error, or the process is FAILED, which is permanent.
         """
         deadline = trio.current_time() + timeout_s
         while (state := await self.state()) != expected:
@@ -188,7 +188,7 @@ class CheckpointProcess:
         return state
 
     async def restore_thread_id(self) -> int:
-        """Id of the driver's thread in the process. The cheapest proof that it uses CUDA."""
+        """Id of the driver's thread in the process, the cheapest evidence that it uses CUDA."""
         value = (await self._call(DriverCall.RESTORE_THREAD_ID)).value
         if value is None:
             raise DriverError(DriverCall.RESTORE_THREAD_ID, self.pid, None, "no thread id")
@@ -223,7 +223,7 @@ class CheckpointProcess:
         await self._call(DriverCall.CHECKPOINT, options.timeout_s)
 
     async def restore(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
-        """CHECKPOINTED → LOCKED, on the GPUs that the pairs say."""
+        """CHECKPOINTED → LOCKED, on the GPUs of the pairs."""
         await self.restore_with_options(RestoreOptions(gpu_pairs))
 
     async def restore_with_options(self, options: RestoreOptions) -> None:
@@ -241,12 +241,12 @@ class CheckpointProcess:
         await self._call(DriverCall.UNLOCK, options.timeout_s)
 
     async def suspend(self, options: LockOptions | None = None) -> None:
-        """RUNNING → CHECKPOINTED. A process that was locked and can't be checkpointed is unlocked again.
+        """RUNNING → CHECKPOINTED. If the checkpoint fails, the process is unlocked again.
 
-        A cancellation during the lock undoes the lock. One that comes later waits for the checkpoint.
+        A cancellation during the lock undoes the lock. A later one waits for the checkpoint.
 
         Raises:
-            LeftLockedError: It could not be unlocked again.
+            LeftLockedError: The process could not be unlocked again.
         """
         try:
             await self.lock(options)
@@ -262,12 +262,12 @@ class CheckpointProcess:
             raise
 
     async def resume(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
-        """CHECKPOINTED → RUNNING, on the GPUs that the pairs say. It is finished before a cancellation.
+        """CHECKPOINTED → RUNNING, on the GPUs of the pairs. The call is finished before a cancellation.
 
-        A restore that did not return is unlocked too, if it has happened.
+        After a restore that did not return, the process is unlocked too, if it was restored.
 
         Raises:
-            LeftLockedError: It was restored, and could not be unlocked.
+            LeftLockedError: The process was restored, and could not be unlocked.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
@@ -282,10 +282,10 @@ class CheckpointProcess:
                 await self._unlock_after(error)
 
     async def _unlock_after(self, cause: BaseException) -> None:
-        """Unlocks the process if it is LOCKED: its CUDA calls would hang for ever. It is tried twice.
+        """Unlocks the process if it is LOCKED, in two attempts: its CUDA calls would hang for ever.
 
         Raises:
-            LeftLockedError: It is LOCKED still, or the driver does not tell.
+            LeftLockedError: The process is still LOCKED, or its state is unknown.
         """
         seen = "perhaps LOCKED"
         with trio.CancelScope(shield=True):
@@ -309,7 +309,7 @@ class CheckpointProcess:
         Never part of a command: a repeated toggle undoes itself.
 
         Raises:
-            DriverError: ILLEGAL_STATE in every other state, besides what the calls raise.
+            DriverError: ILLEGAL_STATE in every other state, besides the errors of the calls.
         """
         match await self.state():
             case ProcessState.RUNNING:

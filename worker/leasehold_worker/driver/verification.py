@@ -1,6 +1,6 @@
-"""NVML's word for what the driver reports: a process is listed on the GPUs that it holds, and on no other.
+"""Verification of the driver by NVML: a process is listed on exactly the GPUs that it holds.
 
-The driver may report success and have done nothing (NVIDIA/cuda-checkpoint issue 53).
+The driver may report success without any effect (NVIDIA/cuda-checkpoint issue 53).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuUsage, Inventory
 
 DEFAULT_TIMEOUT_S: Final = 5.0
-"""NVML lags behind the driver."""
+"""Time for NVML to follow the driver."""
 
 POLL_INTERVAL_S: Final = 0.02
 
@@ -28,10 +28,10 @@ Usage = Mapping[str, GpuUsage]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What NVML said before members were parked.
+    """The answers of NVML before a suspend.
 
     Attributes:
-        members: Those that are parked, measured.
+        members: The members to suspend, measured.
         pids: All processes of their workloads: none may have device memory afterwards.
         usage: The memory of all GPUs.
     """
@@ -43,7 +43,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Where members of a workload may have memory, by NVML.
+    """GPUs on which members of a workload may have memory, according to NVML.
 
     Attributes:
         listed: UUIDs of the GPUs on which NVML lists a member.
@@ -56,26 +56,26 @@ class Occupancy:
 
 @final
 class Verification:
-    """Looks into NVML until it agrees with the driver, or the time is over."""
+    """Queries NVML until it agrees with the driver, or a timeout."""
 
     def __init__(self, inventory: Inventory, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._inventory = inventory
         self._timeout_s = timeout_s
 
     async def usage(self) -> Usage:
-        """What NVML says now."""
+        """The current usage of the GPUs."""
         return await trio.to_thread.run_sync(self._inventory.usage)
 
     async def measured(self, members: Sequence[Member], home: Sequence[str] = ()) -> tuple[Member, ...]:
-        """The members of one workload, as :func:`sized` by NVML now."""
+        """The members of one workload, with their current sizes as in :func:`sized`."""
         return sized(members, await self.usage(), home)
 
     async def kept_bytes(
         self, members: Sequence[Member], gpu_uuids: Collection[str]
     ) -> dict[str, int | None]:
-        """Memory that the members have on GPUs. It is that of everybody where NVML tells less.
+        """Memory that the members have on GPUs, or the memory of all processes if NVML reports no sizes.
 
-        None: NVML can't say that either.
+        None: unknown to NVML.
         """
         usage = await self.usage()
         pids = [member.identity.pid for member in members]
@@ -91,7 +91,7 @@ class Verification:
         return _listed(members, await self.usage())
 
     async def occupancy(self, members: Sequence[Member]) -> Occupancy:
-        """Where the members may have memory, once NVML has had the time to drop those that are parked."""
+        """GPUs on which the members may have memory, after NVML had time to drop suspended members."""
         parked = {member.identity.pid for member in members if member.state == CHECKPOINTED}
         usage, _ = await self._poll(
             lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked]
@@ -99,14 +99,14 @@ class Verification:
         return Occupancy(_listed(members, usage), self._inventory.chips.keys() - usage.keys())
 
     async def prove_freed(self, before: Before, now: Usage) -> Usage:
-        """Waits until NVML lists none of the processes, and their memory is not in use any more.
+        """Waits until NVML lists none of the processes, and their memory is free.
 
         Args:
-            before: What NVML said before.
-            now: What it says since, which is enough where that proves it.
+            before: The answers before the suspend.
+            now: A later answer, which may be evidence enough.
 
         Returns:
-            What NVML said that proves it.
+            The answer that is the evidence.
 
         Raises:
             OperationError: MEMORY_NOT_FREED.
@@ -120,14 +120,14 @@ class Verification:
         return usage
 
     async def prove_placed(self, members: Sequence[Member], pairs: Sequence[GpuPair]) -> None:
-        """Waits until NVML lists every member on the GPUs where the pairs lead, and on no other.
+        """Waits until NVML lists every member on exactly the GPUs of the pairs.
 
         Args:
             members: Measured before the pairs moved them.
             pairs: Empty: all stayed.
 
         Raises:
-            OperationError: REMAP_NOT_APPLIED, a member is somewhere else.
+            OperationError: REMAP_NOT_APPLIED, a member is on another GPU.
         """
 
         def misplaced(now: Usage) -> list[tuple[int, set[str], set[str]]]:
@@ -152,7 +152,7 @@ class Verification:
             )
 
     async def _poll(self, wrong: Callable[[Usage], list[Found]]) -> tuple[Usage, list[Found]]:
-        """Reads NVML until nothing is wrong: the last reading, with what is wrong still at the deadline."""
+        """Reads NVML until it agrees: the last reading, with the remaining problem at the deadline."""
         deadline = trio.current_time() + self._timeout_s
         while True:
             usage = await self.usage()
@@ -163,21 +163,21 @@ class Verification:
 
 
 def not_freed(before: Before, now: Usage) -> list[OperationError]:
-    """Why the memory of what was parked is not free, if it is not."""
+    """Why suspended memory is not free. None: it is."""
     return _still_listed(before.pids, now) or _not_fallen(before, now)
 
 
 def sized(members: Sequence[Member], usage: Usage, home: Sequence[str] = ()) -> tuple[Member, ...]:
-    """The members of one workload with their GPUs and their device memory.
+    """The members of one workload, with their GPUs and device memory.
 
-    NVML can list a process without its size, and in a container with a process namespace of its own it lists
-    none. The memory of such a GPU that no process accounts for then counts as that of one member. This is
-    too much rather than too little: a restore that runs out of device memory wedges the process for ever.
+    NVML can list a process without its size, and in a container with its own process namespace it lists none.
+    Memory of such a GPU that belongs to no listed process then counts for one member. This is rather too much
+    than too little: a restore that runs out of device memory wedges the process for ever.
 
     Args:
         members: The members.
-        usage: What NVML says.
-        home: GPUs of their workload, which are taken for theirs where NVML lists none of them.
+        usage: The usage of the GPUs.
+        home: GPUs of their workload, which count as theirs if NVML lists none of them.
     """
     sizes = [
         {uuid: gpu.processes[pid] for uuid, gpu in usage.items() if pid in gpu.processes}
@@ -202,10 +202,10 @@ def sized(members: Sequence[Member], usage: Usage, home: Sequence[str] = ()) -> 
 
 
 def freed_usage(pids: Collection[int], then: Usage, now: Usage) -> Usage:
-    """The memory that was freed on each GPU, for :func:`sized`: what parked processes had.
+    """The memory that a suspend freed on each GPU, for :func:`sized`.
 
-    Where others use the GPU, or less than half of its memory became free, it is the memory from before: NVML
-    may lag, and somebody may have taken memory meanwhile.
+    If other processes use the GPU, or less than half of its memory became free, the memory from before
+    counts: NVML may lag, and another process may have allocated memory meanwhile.
     """
     freed: dict[str, GpuUsage] = {}
     for gpu_uuid, gpu in then.items():
@@ -221,12 +221,12 @@ def freed_usage(pids: Collection[int], then: Usage, now: Usage) -> Usage:
 
 
 def placed(member: Member, displacement: Sequence[GpuPair]) -> set[str]:
-    """GPUs of a member that was measured before pairs moved it."""
+    """GPUs of a member after the pairs have moved it."""
     return set(moved(member.gpu_uuids, displacement))
 
 
 def _unaccounted_bytes(gpu: GpuUsage) -> int | None:
-    """Memory in use that no process with a known size has. None: NVML can't say."""
+    """Memory in use that belongs to no process with a known size. None: unknown to NVML."""
     if gpu.used_bytes is None:
         return None
     return max(0, gpu.used_bytes - sum(size for size in gpu.processes.values() if size is not None))
@@ -252,7 +252,7 @@ def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:
 
 
 def _not_fallen(before: Before, now: Usage) -> list[OperationError]:
-    """GPUs whose memory did not fall by half of what was parked, and no process that is listed holds it."""
+    """GPUs whose used memory fell by less than half of the suspended memory, with no listed user."""
     errors: list[OperationError] = []
     for gpu_uuid, parked_bytes in bytes_by_gpu(before.members).items():
         then, after = before.usage.get(gpu_uuid), now.get(gpu_uuid)

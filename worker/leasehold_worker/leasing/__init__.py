@@ -1,1 +1,1 @@
-"""Leases: which workload holds which GPU, CPU, memory and disk."""
+"""Leases and reservations of GPUs, CPU, memory and disk by workloads."""

@@ -1,8 +1,7 @@
-"""GPUs, CPU time, memory and disk for a workload: all that it asks for, or nothing.
+"""Allocation of GPUs, CPU time, memory and disk for a workload, all or nothing.
 
-GPUs are taken first, since they are scarcest, then CPU time and memory, then disk; they are given back in
-reverse. GPUs are the pool's, which also says whose turn it is. The rest is the host ledger's, which takes its
-part in one step.
+GPUs are allocated first, since they are scarcest, then CPU time and memory, then disk. The release runs in
+reverse. The pool leases GPUs and orders the claims. The host ledger reserves the rest in one step.
 """
 
 import logging
@@ -26,10 +25,10 @@ _ANY_GPU: Final = GpuRequest(1)
 
 @dataclass(frozen=True, slots=True)
 class AllocRequest:
-    """What a workload needs of its host.
+    """The resources that a workload requests.
 
     Attributes:
-        gpus: The GPUs. A count of 0 with nothing else said wants none.
+        gpus: The GPUs. A count of 0 without further fields requests none.
         host: CPU time, memory and disk.
     """
 
@@ -38,10 +37,10 @@ class AllocRequest:
 
     @classmethod
     def of(cls, resources: workload_pb2.Resources, preferred: Sequence[str] = ()) -> "AllocRequest":
-        """The request of a spec, as it is; :meth:`validate` says whether it makes sense.
+        """The request of a spec, unchecked; :meth:`validate` checks it.
 
         Args:
-            resources: The spec's.
+            resources: Resources of the spec.
             preferred: GPUs that a workload of the same name had last.
         """
         return cls(
@@ -60,7 +59,7 @@ class AllocRequest:
         )
 
     def validate(self) -> None:
-        """Refuses what makes no sense on any host.
+        """Refuses a request that makes no sense on any host.
 
         Raises:
             OperationError: INVALID_ARGUMENT; metadata "field" names the field.
@@ -94,7 +93,7 @@ class AllocRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an allocation would take now. Nothing was reserved, so that it may be gone a moment later.
+    """The resources that an allocation would get now. Nothing is reserved, so they may soon be gone.
 
     Attributes:
         gpu_uuids: The GPUs, in the order in which the workload would see them.
@@ -107,7 +106,7 @@ class Preview:
 
 @final
 class Allocation:
-    """What a workload holds, until it is released. Only :class:`Resources` makes them.
+    """The resources of a workload, until released. Only :class:`Resources` makes them.
 
     Attributes:
         workload_id: The holder.
@@ -131,20 +130,20 @@ class Allocation:
 
     @property
     def lease(self) -> Lease | None:
-        """The GPUs that :meth:`release` gives back. None: it was allocated none, or handed them over."""
+        """The GPUs that :meth:`release` releases. None: there are none, or the caller took them over."""
         return self._lease
 
     def hand_over_lease(self) -> Lease | None:
-        """Leaves the GPUs to the caller: a remap exchanges a workload's lease, and a suspend gives it up."""
+        """Passes the GPUs to the caller: a remap exchanges a workload's lease, and a suspend releases it."""
         lease, self._lease = self._lease, None
         return lease
 
     def release(self) -> None:
-        """Gives everything back, last taken first, whatever goes wrong with any of it.
+        """Releases everything in reverse order, even if a part fails.
 
         Raises:
-            OperationError: ALREADY_RELEASED: it was before. Nothing was done.
-            ExceptionGroup: What went wrong. The rest was given back, and nothing is left to be tried again.
+            OperationError: ALREADY_RELEASED: it was released before, and is unchanged.
+            ExceptionGroup: The failures. The rest was released, and no retry is needed.
         """
         if self._released:
             raise OperationError(
@@ -176,10 +175,10 @@ class Allocation:
 
 @final
 class Resources:
-    """Allocates what workloads need of a host.
+    """Allocates the resources of one host.
 
     Args:
-        pool: The GPUs. It is served whenever the ledger has something back.
+        pool: The GPUs. Releases of the ledger let it grant claims.
         ledger: CPU time, memory and disk.
     """
 
@@ -187,25 +186,25 @@ class Resources:
         self._pool = pool
         self._ledger = ledger
         self._claims: dict[str, AllocRequest] = {}
-        """By workload: what it waits for."""
+        """Waiting requests by workload."""
         ledger.on_change = pool.note_host
 
     def why_not(self, request: AllocRequest) -> OperationError:
-        """Why a request can't be granted now, and what would help: its GPUs first, then the rest."""
+        """Why a request can't be granted now, with a remedy: first its GPUs, then the rest."""
         short = self._host_shortage(request)
         return short if short is not None else self._pool.why_not(request.gpus)
 
     def what_lacks(self, request: AllocRequest) -> str:
-        """What a request waits for, in words."""
+        """The missing resources of a request, as text."""
         short = self._host_shortage(request)
         return short.message if short is not None else self._pool.slots.what_lacks(request.gpus)
 
     def waits_for(self, workload_id: str) -> AllocRequest | None:
-        """What a workload waits for here. None: it does not."""
+        """The request of a waiting workload. None: it does not wait."""
         return self._claims.get(workload_id)
 
     def _host_shortage(self, request: AllocRequest) -> OperationError | None:
-        """What lacks of the host where there are GPUs enough. None: GPUs lack, or nothing but its turn."""
+        """The missing host resources of a request with enough GPUs. None: GPUs are missing, or nothing."""
         pool = self._pool
         if pool.slots.worker_cordon is not None:
             return None
@@ -230,17 +229,18 @@ class Resources:
     def alloc(
         self, workload_id: str, request: AllocRequest, *, live: bool, priority: int = 0
     ) -> Allocation | Preview:
-        """Takes all that is requested without waiting, or only says what it would take.
+        """Allocates all requested resources without waiting, or only previews that.
 
         Args:
-            workload_id: Who is to hold it.
-            request: What is wanted.
+            workload_id: The holder.
+            request: The resources.
             live: False changes nothing, and refuses what a live call would refuse.
-            priority: What is kept for claims that wait with this priority or a higher one is not taken.
+            priority: Priority: resources reserved for waiting claims of this or higher priority are not
+                available.
 
         Raises:
-            OperationError: INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, CORDONED, or whatever the pool says.
-                Nothing is held; what went wrong while giving back is in the error's notes.
+            OperationError: INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, CORDONED, or another refusal of the
+                pool. Nothing is held; failures of the rollback are in the error's notes.
         """
         request.validate()
         if self._pool.slots.worker_cordon is not None:
@@ -265,7 +265,7 @@ class Resources:
     def alloc_named(
         self, workload_id: str, gpu_uuids: Sequence[str], host: HostRequest, *, allow_foreign: bool
     ) -> Allocation:
-        """Takes these very GPUs, whoever waits for them, and the rest; all or nothing.
+        """Allocates named GPUs, even if claims wait for them, and the rest; all or nothing.
 
         Raises:
             OperationError: As of :meth:`alloc`; nothing is held.
@@ -281,12 +281,12 @@ class Resources:
     async def claim(
         self, workload_id: str, request: AllocRequest, *, priority: int = 0, helper: bool = False
     ) -> Allocation:
-        """As a live :meth:`alloc`, but waits its turn for the GPUs, and until the rest is there with them.
+        """Like a live :meth:`alloc`, but waits for its place in the queue, and for the other resources.
 
-        A request for no GPU does not wait. If cancelled, it leaves no trace.
+        A request for no GPU does not wait. A cancellation leaves no trace.
 
         Raises:
-            OperationError: As of :meth:`alloc`, for what no waiting helps.
+            OperationError: As of :meth:`alloc`, for a request that can never be granted.
         """
         request.validate()
         self._ledger.check_possible(request.host)
@@ -328,11 +328,11 @@ class Resources:
         return self._allocation(workload_id, lease, taken[0])
 
     def take_back(self, workload_id: str, host: HostRequest) -> Allocation:
-        """What a workload held of the host before the worker's restart. Its lease is adopted by the pool."""
+        """Restores the host reservation of a workload after a restart of the worker."""
         return self._allocation(workload_id, None, self._ledger.take_back(workload_id, host))
 
     def fetch_machine_resources(self) -> machine_pb2.MachineResources:
-        """What the host has for workloads, and what of it nobody has."""
+        """The host's resources for workloads, in total and free."""
         figures = self._ledger.figures()
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
         leasable = [
@@ -367,7 +367,7 @@ class Resources:
         return Allocation(workload_id, lease, host, self._pool, self._ledger)
 
     def _roll_back(self, lease: Lease, cause: Exception) -> None:
-        """Gives GPUs back. What goes wrong with that becomes a note of the cause, which is what is told."""
+        """Releases GPUs. A failure becomes a note of the cause, which is reported."""
         try:
             self._pool.release(lease)
         except Exception as error:

@@ -1,13 +1,13 @@
-"""Who waits for GPUs, in which order, and whose turn it is. Pure but for the event that tells a waiter.
+"""The queue of waiting claims and its order. Pure but for the event that notifies a claim.
 
-The rule: claims go by priority, and first come, first served among equals. No claim is delayed by one behind
-it: what it needs is kept for it while it waits. Of the host (CPU time, memory, disk), that is what it asks
-for. Of the GPUs, it is all that the claim could use while too few of them are free, and no more than the
-claim would take while only the host lacks something. So a large claim is not starved by small ones, and a
-small one is not held up where it makes no difference. A claim that could not be granted even if every lease
-ended, because GPUs are cordoned, unhealthy or in foreign hands, holds up nobody. Helpers come behind
-everybody, and get nothing while anybody else waits for GPUs alone. A claim that waits for the host keeps no
-GPU from them: they give it back.
+Claims go by priority, and first come, first served among equals. A claim never waits for a later one, because
+its resources are reserved while it waits. Of the host (CPU time, memory, disk), that is its request. Of the
+GPUs, it is every GPU that fits while too few are free, and only the chosen GPUs while just the host lacks
+something. So small claims can't starve a large one, and a large one blocks small ones no more than needed. A
+claim that could not be granted even if every lease ended, because GPUs are cordoned, unhealthy or used by
+foreign processes, blocks no other claim. Preemptible workloads come last, and get nothing while another claim
+waits for GPUs alone. A claim that waits for the host keeps no GPU from them, since they release it on
+request.
 """
 
 from bisect import insort
@@ -27,20 +27,20 @@ Granted = TypeVar("Granted")
 
 @dataclass(eq=False, slots=True)
 class Waiter(Generic[Granted]):
-    """A claim that waits.
+    """A waiting claim.
 
     Attributes:
-        workload_id: Who is to hold the lease.
-        request: The GPUs that are wanted.
+        workload_id: The holder of the future lease.
+        request: The requested GPUs.
         priority: Higher goes first.
-        helper: It is opportunistic work.
-        host: What is wanted of the host beside GPUs.
-        has_host: Whether that is there now, beside what is kept for others.
-        take_host: Takes that, in the same step; False where it is not there.
-        since: When it came.
+        helper: The workload is preemptible.
+        host: The requested host resources beside GPUs.
+        has_host: Whether these are available now, beside those reserved for other claims.
+        take_host: Reserves these in the same step; False if they are not available.
+        since: Time of its arrival.
         number: Its place among equals.
         granted: Set with ``lease``.
-        lease: What it was granted.
+        lease: The granted lease.
     """
 
     workload_id: str
@@ -57,18 +57,18 @@ class Waiter(Generic[Granted]):
 
     @property
     def turn(self) -> tuple[bool, int, int]:
-        """Smaller goes first."""
+        """The sort key of the claim; smaller goes first."""
         return (self.helper, -self.priority, self.number)
 
     @property
     def wants_gpus_alone(self) -> bool:
-        """Whether it waits for GPUs and for nothing of the host, as most do."""
+        """Whether the claim waits for GPUs only, as most do."""
         return self.request.count > 0 and self.host == NOTHING
 
 
 @final
 class ClaimQueue(Generic[Granted]):
-    """The claims that wait, in the order of their turn."""
+    """The waiting claims, in queue order."""
 
     def __init__(self) -> None:
         self._waiters: list[Waiter[Granted]] = []
@@ -83,12 +83,12 @@ class ClaimQueue(Generic[Granted]):
 
     @property
     def pending_claimers(self) -> int:
-        """How many wait that are no helpers."""
+        """Number of waiting claims that are not preemptible."""
         return sum(not waiter.helper for waiter in self._waiters)
 
     @property
     def wants_gpus_alone(self) -> bool:
-        """Whether all that wait want GPUs alone."""
+        """Whether all waiting claims wait for GPUs only."""
         return not self._wanting_more
 
     def add(
@@ -103,7 +103,7 @@ class ClaimQueue(Generic[Granted]):
         take_host: Callable[[HostRequest], bool],
         since: datetime,
     ) -> Waiter[Granted]:
-        """Takes a claim in, behind its equals."""
+        """Adds a claim, behind its equals."""
         waiter = Waiter[Granted](
             workload_id, request, priority, helper, host, has_host, take_host, since, next(self._numbers)
         )
@@ -112,22 +112,22 @@ class ClaimQueue(Generic[Granted]):
         return waiter
 
     def remove(self, waiter: Waiter[Granted]) -> None:
-        """Takes a claim out."""
+        """Removes a claim."""
         self._waiters.remove(waiter)
         self._wanting_more -= not waiter.wants_gpus_alone
 
     def ahead_of(self, priority: int, *, helper: bool) -> list[Waiter[Granted]]:
-        """The claims that a new one would wait behind."""
+        """The claims ahead of a new one."""
         return [waiter for waiter in self._waiters if waiter.turn[:2] <= (helper, -priority)]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept for claims that wait.
+    """Resources reserved for waiting claims.
 
     Attributes:
         gpu_uuids: GPUs.
-        host: CPU time, memory and disk, be they free now or not.
+        host: CPU time, memory and disk, free or not.
     """
 
     gpu_uuids: frozenset[str] = frozenset()
@@ -137,7 +137,7 @@ class Kept:
 def kept_with(
     kept: Kept, waiter: Waiter[Granted], chosen: tuple[str, ...] | None, obtainable: frozenset[str]
 ) -> Kept:
-    """What is kept once one more claim waits, which would get the chosen GPUs now. None: too few are free."""
+    """The reservations once one more claim waits, for the chosen GPUs. None: too few are free."""
     if not obtainable:
         return kept
     gpu_uuids = obtainable if chosen is None else frozenset(chosen)

@@ -1,4 +1,4 @@
-"""Taking GPUs, or the whole worker, out of service for new work, and putting them back."""
+"""Cordons: GPUs, or the whole worker, out of service for new work, until uncordoned."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
@@ -13,19 +13,19 @@ from leasehold_worker.leasing.leases import Cordon
 from leasehold_worker.leasing.pool import GpuPool
 
 LOOK_TIMEOUT_S: Final = 12.0
-"""How long a reset that is done waits for the look after it: longer than NVML is waited for."""
+"""Time that a complete reset waits for the next health check: longer than NVML's own timeout."""
 
 REASON_LIMIT: Final = 256
-"""Characters of why, and of who."""
+"""Characters of the reason and of the operator's name."""
 
 
 @final
 class Cordons:
-    """The operations cordon, uncordon and reset_gpu_health. Each names its GPUs, all of which must be there.
+    """The operations cordon, uncordon and reset_gpu_health. All GPUs that a request names must exist.
 
     Args:
-        pool: The pool, which keeps what is held against GPUs.
-        look: Looks at the health of the GPUs.
+        pool: The pool, which stores cordons and health verdicts.
+        look: Checks the health of the GPUs.
     """
 
     def __init__(self, pool: GpuPool, look: Callable[[], Awaitable[None]]) -> None:
@@ -33,7 +33,7 @@ class Cordons:
         self._look = look
 
     def cordon(self, operation: command_pb2.CordonOperation) -> None:
-        """Who has one of them keeps it, and nobody else gets it.
+        """Cordons GPUs. A workload keeps its lease, and no new lease is granted.
 
         Raises:
             OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT without a reason.
@@ -45,7 +45,7 @@ class Cordons:
             self._pool.slots.cordon(gpu_uuid, cordon)
 
     def uncordon(self, operation: command_pb2.UncordonOperation) -> None:
-        """Puts them back; those that are in service already stay so.
+        """Uncordons GPUs; those without a cordon stay unchanged.
 
         Raises:
             OperationError: UNKNOWN_GPU.
@@ -54,10 +54,10 @@ class Cordons:
             self._pool.slots.cordon(gpu_uuid, None)
 
     async def reset_health(self, operation: command_pb2.ResetGpuHealthOperation) -> None:
-        """Forgets what is known against them, and looks again: what is still the case is found at once.
+        """Clears the health verdicts of GPUs and checks them again, so that a lasting fault is found at once.
 
         Raises:
-            OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT where none is named.
+            OperationError: UNKNOWN_GPU, or INVALID_ARGUMENT if none is named.
         """
         gpu_uuids = self._named(operation.gpu_uuids)
         if not gpu_uuids:
@@ -69,6 +69,6 @@ class Cordons:
             await self._look()
 
     def _named(self, gpu_uuids: Iterable[str]) -> list[str]:
-        """The GPUs by NVML's name, once it is certain that all of them are there."""
+        """The GPUs by NVML's UUIDs, after a check that all of them exist."""
         named = [normalize_uuid(gpu_uuid) for gpu_uuid in gpu_uuids]
         return [self._pool.slots.get(gpu_uuid).gpu_uuid for gpu_uuid in named]

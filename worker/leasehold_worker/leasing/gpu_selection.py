@@ -1,4 +1,4 @@
-"""Which GPUs a request gets, of those that it may have. Pure."""
+"""The choice of GPUs for a request. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from leasehold.v1.workload_pb2 import GpuPreference
 
 @dataclass(frozen=True, slots=True)
 class PoolGpu:
-    """What claims may ask of a GPU.
+    """The properties of a GPU that requests can name.
 
     Attributes:
         uuid: NVML's UUID.
         name: Product name; equal names are the same chip.
         memory_bytes: Its memory. None: unknown.
         units: Its throughput units.
-        numa_node: Its NUMA node. None: there is one, or it is unknown.
+        numa_node: Its NUMA node. None: the host has only one, or it is unknown.
     """
 
     uuid: str
@@ -29,18 +29,18 @@ class PoolGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """GPUs that somebody wants, all of them or none.
+    """Requested GPUs, all or none.
 
     Attributes:
-        count: How many.
+        count: Number of GPUs.
         memory_bytes: Least memory of each.
         name: Product name of each. Empty: any.
-        gpu_uuids: Those that may be taken. Empty: any.
+        gpu_uuids: Permitted GPUs. Empty: any.
         units: Least throughput units of all together. 0: any.
         acceptable_units: Units that each may have. Empty: any.
-        preference: Which of several that would do.
-        preferred: GPUs that the holder had before.
-        allow_foreign: Those with processes that we don't know will do.
+        preference: Preference among matching GPUs.
+        preferred: Former GPUs of the holder.
+        allow_foreign: GPUs with foreign processes match, too.
     """
 
     count: int
@@ -54,7 +54,7 @@ class GpuRequest:
     allow_foreign: bool = False
 
     def allows(self, gpu: PoolGpu) -> bool:
-        """Whether a GPU will do, whoever has it. Memory that is unknown is not enough."""
+        """Whether a GPU matches, leased or not. An unknown memory size does not match."""
         return (
             (not self.memory_bytes or (gpu.memory_bytes or 0) >= self.memory_bytes)
             and self.name in ("", gpu.name)
@@ -68,15 +68,15 @@ def choose(
 ) -> tuple[str, ...] | None:
     """The GPUs for a request. Without a preference, those in the lowest slots.
 
-    Where units are wanted, those go first that together have the fewest that suffice.
+    For units, the GPUs go first whose units suffice with the smallest sum.
 
     Args:
-        gpus: Those that it may get now, in slot order.
-        request: What is wanted.
-        free_bytes: Free memory by UUID; a GPU is missing where it is unknown.
+        gpus: Available GPUs, in slot order.
+        request: The request.
+        free_bytes: Free memory by UUID; a GPU without a known value is missing.
 
     Returns:
-        Their UUIDs, or None where there are too few.
+        Their UUIDs, or None if there are too few.
     """
     fitting = [gpu for gpu in gpus if request.allows(gpu)]
     if len(fitting) < request.count:
@@ -95,7 +95,7 @@ def choose(
 
 
 def _in_order(gpus: list[PoolGpu], request: GpuRequest, free_bytes: Mapping[str, int]) -> list[PoolGpu]:
-    """By preference, and by slot among equals: sorting keeps their order."""
+    """Sorts by preference, and by slot among equals."""
     match request.preference:
         case workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE:
             return sorted(gpus, key=lambda gpu: gpu.uuid not in request.preferred)

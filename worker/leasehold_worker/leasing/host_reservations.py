@@ -1,8 +1,8 @@
-"""What workloads were promised of the host's CPU time, memory and disk, and what is left. Pure bookkeeping.
+"""Reservations of the host's CPU time, memory and disk. Pure bookkeeping.
 
 A reservation limits later reservations. :mod:`leasehold_worker.host.cgroup_limits` has the kernel enforce it
-where possible. The rest is never negative, even if more is reserved than the host has, for example after a
-restart of the worker with lower limits.
+where possible. The free amount is never negative, even if more is reserved than the host has, for example
+after a restart of the worker with lower limits.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
 
 KEPT_FREE_PERCENT: Final = 10
-"""Share of the volume that nobody gets, however little is configured."""
+"""Share of the volume that is never reserved, even with a smaller setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """What somebody wants of the host. 0: nothing.
+    """Requested resources of the host. 0: nothing.
 
     Raises:
-        OperationError: INVALID_ARGUMENT: a figure is negative.
+        OperationError: INVALID_ARGUMENT: a number is negative.
     """
 
     cpu_millicores: int = 0
@@ -54,11 +54,11 @@ NOTHING: Final = HostRequest()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HostReservation:
-    """What somebody holds of the host, until it is released. Only the ledger makes them.
+    """Reserved resources of the host, until released. Only the ledger makes them.
 
     Attributes:
-        holder: Whose it is.
-        request: How much.
+        holder: The holder.
+        request: The resources.
     """
 
     holder: str
@@ -67,7 +67,7 @@ class HostReservation:
 
 @dataclass(frozen=True, slots=True)
 class HostFigures:
-    """What there is for workloads, and what of it nobody holds. Names are those of ``machine.proto``."""
+    """The host's resources for workloads, in total and free. Names are those of ``machine.proto``."""
 
     cpu_millicores_total: int
     cpu_millicores_free: int
@@ -79,17 +79,17 @@ class HostFigures:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """One kind of resource in a request, beside what there is of it.
+    """One resource of a request, with the amounts of the host.
 
     Attributes:
         field: Its name in requests.
-        wanted: How much is wanted.
-        free: How much nobody holds.
-        kept: How much of that is kept for claims that wait.
-        most: How much there is when nobody holds any.
-        text: How people read a figure of it.
-        what: How people call it.
-        why: What else there is to say where too little is free.
+        wanted: Requested amount.
+        free: Free amount.
+        kept: Part of it that is reserved for waiting claims.
+        most: Total amount.
+        text: Formats an amount.
+        what: Its name in messages.
+        why: Addition to the message of a shortage.
     """
 
     field: str
@@ -102,7 +102,7 @@ class _Want:
     why: str = ""
 
     def check_possible(self) -> None:
-        """Refuses what is never to be had."""
+        """Refuses more than the total."""
         if self.wanted > self.most:
             raise self._refusal(
                 f"the request needs {self.text(self.wanted)} of {self.what}, and this host "
@@ -111,7 +111,7 @@ class _Want:
             )
 
     def check(self) -> None:
-        """Refuses what is not to be had now."""
+        """Refuses more than the free amount."""
         if self.wanted and self.wanted > self.free - self.kept:
             kept = f", with {self.text(self.kept)} reserved for waiting claims" if self.kept else ""
             raise self._refusal(
@@ -131,13 +131,13 @@ class _Want:
 
 @final
 class HostReservations:
-    """The ledger. It belongs to one thread, and nothing of it waits.
+    """The ledger. It belongs to one thread, and never waits.
 
     Args:
-        limits: What workloads may have of CPU time and memory together.
-        disk: Reads the volume that workloads write to. It may raise OSError: then disk is refused, no more.
-        disk_reserve_bytes: What is kept free of the volume, if that is more than a tenth of it.
-        parked_bytes: Host memory that parked workloads take, beside what they were promised.
+        limits: CPU time and memory of all workloads together.
+        disk: Reads the volume that workloads write to. It may raise OSError, which makes disk unavailable.
+        disk_reserve_bytes: Reserve of the volume, if it exceeds a tenth of it.
+        parked_bytes: Host memory of suspended workloads, beside their reservations.
     """
 
     def __init__(
@@ -154,21 +154,21 @@ class HostReservations:
         self._parked_bytes = parked_bytes
         self._written: dict[HostReservation, int] = {}
         self.on_change: Callable[[], None] = lambda: None
-        """Called after something was released, so that whoever waits can be served."""
+        """Called after a release, so that waiting claims can be granted."""
 
     @property
     def reservations(self) -> tuple[HostReservation, ...]:
-        """What is held, oldest first."""
+        """The reservations, oldest first."""
         return tuple(self._written)
 
     @property
     def disk_refusal(self) -> str:
-        """Why no disk is to be had, in a sentence. Empty: the volume can be read."""
+        """Why no disk is available. Empty: the volume can be read."""
         volume = self._volume()
         return volume if isinstance(volume, str) else ""
 
     def figures(self) -> HostFigures:
-        """What there is and what is free now. A volume that can't be read has nothing."""
+        """The total and free amounts now. An unreadable volume counts as empty."""
         volume = self._volume()
         total = volume.total_bytes if isinstance(volume, DiskSpace) else 0
         free = self._disk_free(volume) if isinstance(volume, DiskSpace) else 0
@@ -182,11 +182,11 @@ class HostReservations:
         )
 
     def check(self, request: HostRequest, kept: HostRequest = NOTHING) -> None:
-        """Refuses what :meth:`reserve` would refuse.
+        """Refuses a request that :meth:`reserve` would refuse.
 
         Args:
-            request: What is wanted.
-            kept: What is kept for claims that wait.
+            request: The request.
+            kept: Reservations of waiting claims.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES; metadata has "field", "wanted", "free" and "most".
@@ -198,7 +198,7 @@ class HostReservations:
             want.check()
 
     def check_possible(self, request: HostRequest) -> None:
-        """Refuses what this host could not give even if nobody held anything, so that nobody waits for it.
+        """Refuses a request beyond the host's totals, so that no claim waits for it in vain.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
@@ -207,7 +207,7 @@ class HostReservations:
             want.check_possible()
 
     def reserve(self, holder: str, request: HostRequest, kept: HostRequest = NOTHING) -> HostReservation:
-        """Takes all that is requested, or nothing, beside what is kept for claims that wait.
+        """Reserves all requested resources or none, beside those of waiting claims.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES, as of :meth:`check`.
@@ -216,10 +216,11 @@ class HostReservations:
         return self.take_back(holder, request)
 
     def try_reserve(self, holder: str, request: HostRequest) -> HostReservation | None:
-        """As :meth:`reserve`. None: too little is free now, and waiting would help.
+        """As :meth:`reserve`. None: too little is free now.
 
         Raises:
-            OperationError: INSUFFICIENT_RESOURCES: this host never has so much, or its volume is unreadable.
+            OperationError: INSUFFICIENT_RESOURCES: the request exceeds the host's totals, or the volume is
+                unreadable.
         """
         self.check_possible(request)
         try:
@@ -228,16 +229,16 @@ class HostReservations:
             return None
 
     def take_back(self, holder: str, request: HostRequest) -> HostReservation:
-        """What a workload held before the worker's restart, and holds whether or not it still fits."""
+        """Restores a reservation after a restart of the worker, even if it exceeds the limits now."""
         reservation = HostReservation(holder, request)
         self._written[reservation] = 0
         return reservation
 
     def release(self, reservation: HostReservation) -> None:
-        """Gives back.
+        """Releases a reservation.
 
         Raises:
-            OperationError: ALREADY_RELEASED: it was before, or is none of this ledger's. Nothing was done.
+            OperationError: ALREADY_RELEASED: it was released before, or is not in this ledger.
         """
         if self._written.pop(reservation, None) is None:
             raise OperationError(
@@ -247,9 +248,9 @@ class HostReservations:
         self.on_change()
 
     def set_written(self, reservation: HostReservation, written_bytes: int) -> None:
-        """How much of its disk a holder has written, which the volume's own figures show, so it counts once.
+        """Sets the disk usage of a holder. The volume's figures include it, so the ledger counts it once.
 
-        Does nothing for a reservation that was released.
+        Has no effect on a released reservation.
         """
         before = self._written.get(reservation)
         if before is not None and before != written_bytes:
@@ -258,7 +259,7 @@ class HostReservations:
                 self.on_change()
 
     def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
-        """The kinds that are wanted, in the order in which they are taken."""
+        """The requested kinds, in the order of their reservation."""
         wants = [
             _Want(
                 "cpu_millicores",
@@ -310,7 +311,7 @@ class HostReservations:
         return max(0, self._limits.memory_bytes - held - self._parked_bytes())
 
     def _volume(self) -> DiskSpace | str:
-        """The volume, or why it can't be read."""
+        """The volume, or the error of reading it."""
         try:
             return self._disk()
         except OSError as error:

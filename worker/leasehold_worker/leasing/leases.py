@@ -1,4 +1,4 @@
-"""Leases, and what the slots of a pool are doing, as values."""
+"""Leases and the slots of a pool, as values."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,13 +25,13 @@ OK: Final = gpu_pb2.GPU_HEALTH_OK
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An exclusive hold of GPUs.
+    """An exclusive lease of GPUs.
 
     Attributes:
-        lease_id: Unique, and never used again.
+        lease_id: Unique, and never reused.
         workload_id: The holder.
-        gpu_uuids: Its GPUs, in the order in which the holder sees them.
-        grant_time: When it was granted.
+        gpu_uuids: Its GPUs, in the holder's order.
+        grant_time: Time of the grant.
         fencing_token: Greater than that of every earlier lease of this worker.
     """
 
@@ -44,7 +44,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """An operator's word that nobody is to get something from now on."""
+    """An operator's ban on new leases of a GPU, or of the worker."""
 
     reason: str
     cordoned_by: str
@@ -53,7 +53,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class ForeignProcess:
-    """A process on a GPU, of no workload that leases the GPU. Field names are those of ``lease.proto``."""
+    """A process on a GPU, of no workload with a lease of it. Names are those of ``lease.proto``."""
 
     pid: int
     user: str
@@ -65,7 +65,7 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is held against a GPU, or against the whole worker, and outlives the worker's process."""
+    """The cordon and health verdict of a GPU or of the worker, which survive a restart of the worker."""
 
     cordon: Cordon | None = None
     health: GpuHealth.ValueType = OK
@@ -74,7 +74,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class SlotLease:
-    """What one slot of the pool is doing."""
+    """The state of one slot of the pool."""
 
     gpu_uuid: str
     slot: int
@@ -86,11 +86,11 @@ class SlotLease:
     memory_bytes: int | None = None
     """Memory of the GPU. None: unknown."""
     asleep_bytes: int = 0
-    """Memory that sleeping workloads keep on the GPU while they hold no lease."""
+    """Memory that sleeping workloads keep on the GPU without a lease."""
 
     @property
     def state(self) -> SlotState.ValueType:
-        """What it is doing; what is held against it shows once nobody holds it."""
+        """The state of the slot. A cordon or verdict shows only while the slot is not leased."""
         if self.lease is not None:
             return RESERVED if self.reserved else LEASED
         if excludes(self.standing.health):
@@ -100,13 +100,13 @@ class SlotLease:
         return FOREIGN if self.foreign else FREE
 
     def has_memory_for(self, request: GpuRequest) -> bool:
-        """Whether the memory beside that of sleeping workloads is enough. Unknown memory is not enough."""
+        """Whether the memory beside that of sleeping workloads suffices. Unknown memory does not."""
         if not request.memory_bytes:
             return True
         return self.memory_bytes is not None and self.memory_bytes - self.asleep_bytes >= request.memory_bytes
 
     def may_serve(self, request: GpuRequest) -> bool:
-        """Whether a request could get it once nobody leases it."""
+        """Whether a request could get the GPU once it is not leased."""
         ours = request.allow_foreign or not self.foreign
         in_service = self.standing.cordon is None and not excludes(self.standing.health)
         return in_service and ours and self.has_memory_for(request)
@@ -117,7 +117,7 @@ class LeaseSnapshot:
     """All slots at one moment, in slot order, which is that of ``hello``.
 
     Attributes:
-        revision: Grows with every change, so that of two snapshots the greater is the newer.
+        revision: Grows with every change, so that the newer snapshot has the greater revision.
         slots: The slots.
     """
 

@@ -11,7 +11,7 @@ from leasehold_worker.leasing.leases import Cordon, Lease, SlotLease
 from leasehold_worker.timestamps import timestamp
 
 REASON_LIMIT: Final = 256
-"""Characters of what is known against a GPU that are told."""
+"""Characters of a reported health reason."""
 
 
 def gpu_message(facts: GpuFacts, slot: int, units: int) -> gpu_pb2.Gpu:

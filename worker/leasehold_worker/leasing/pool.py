@@ -1,4 +1,4 @@
-"""The leases of this host's GPUs, and who waits for one.
+"""The leases of this host's GPUs, and the claims that wait for GPUs.
 
 :mod:`leasehold_worker.leasing.claim_queue` orders claims, :mod:`leasehold_worker.leasing.gpu_selection` picks
 GPUs for a request, and :mod:`leasehold_worker.leasing.slots` knows the state of each GPU.
@@ -23,7 +23,8 @@ from leasehold_worker.leasing.refusals import cordoned, not_enough, not_free
 from leasehold_worker.leasing.slots import GpuSlots
 
 TOKEN_BITS: Final = 32
-"""Bits of a fencing token that count the leases of one start. The others are the number of the start."""
+"""Bits of a fencing token that count the leases of one start. The higher bits hold the number of the start.
+"""
 
 
 @final
@@ -32,9 +33,9 @@ class GpuPool:
 
     Args:
         gpus: The GPUs, in slot order.
-        keep: Told the standing of a GPU whenever it is another, and under "" that of the worker.
-        start_number: How often the worker has been started. The fencing tokens of a start are greater than
-            those of every earlier start, whatever the clock says.
+        keep: Receives the changed standing of a GPU, and under "" that of the worker.
+        start_number: Number of the worker's starts. So fencing tokens are greater than those of every earlier
+            start, independent of the clock.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class GpuPool:
         start_number: int = 0,
     ) -> None:
         self.slots = GpuSlots(gpus, keep, self.serve)
-        """The GPUs, and what is held against each."""
+        """The GPUs, with their cordons and health verdicts."""
         self._leases: dict[LeaseId, Lease] = {}
         self._queue = ClaimQueue[Lease]()
         self._last_token = start_number << TOKEN_BITS
@@ -56,24 +57,24 @@ class GpuPool:
 
     @property
     def pending_claimers(self) -> int:
-        """Number of claims that wait, helpers not counted. Momentary."""
+        """Number of waiting claims that are not preemptible, at this moment."""
         return self._queue.pending_claimers
 
     @property
     def waiting(self) -> tuple[Waiter[Lease], ...]:
-        """The claims that wait, helpers too, in the order of their turn."""
+        """The waiting claims, preemptible ones included, in queue order."""
         return tuple(self._queue)
 
     def snapshot_leases(self) -> LeaseSnapshot:
-        """Every slot as it is now."""
+        """The current slots."""
         return self.slots.snapshot()
 
     async def wait_changed(self) -> None:
-        """Waits for the next change of any slot, or of who waits."""
+        """Waits for the next change of a slot, or of the queue."""
         await self.slots.wait_changed()
 
     def note_change(self) -> None:
-        """Wakes those who wait for a change."""
+        """Notifies the tasks that wait for a change."""
         self.slots.note_change()
 
     async def claim(
@@ -87,22 +88,22 @@ class GpuPool:
         has_host: Callable[[HostRequest], bool] = lambda _: True,
         take_host: Callable[[HostRequest], bool] = lambda _: True,
     ) -> Lease | None:
-        """Waits its turn for GPUs.
+        """Waits in the queue for GPUs.
 
-        If cancelled, it leaves no trace. Returns None at once where the pool has no GPUs.
+        A cancellation leaves no trace. Returns None at once if the pool has no GPUs.
 
         Args:
-            workload_id: Who is to hold the lease.
-            request: What is wanted.
+            workload_id: The holder.
+            request: The GPUs.
             priority: Higher goes first.
-            helper: Waits behind everybody else.
-            host: What is wanted of the host beside GPUs.
-            has_host: Whether that is there now, beside what is kept for claims that go first.
-            take_host: Takes that, in the same step as the grant, or says that it can't. Call
-                :meth:`note_host` once it could.
+            helper: The claim is preemptible, and waits behind all others.
+            host: The requested host resources beside GPUs.
+            has_host: Whether these are available now, beside those of earlier claims.
+            take_host: Reserves these in the step of the grant, or returns False. Call :meth:`note_host` after
+                a change.
 
         Raises:
-            OperationError: NO_FREE_GPU, the pool can never grant that.
+            OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
         if not self.capacity:
             await trio.lowlevel.checkpoint()
@@ -133,19 +134,19 @@ class GpuPool:
         return waiter.lease
 
     def try_claim(self, workload_id: str, request: GpuRequest, *, priority: int = 0) -> Lease | None:
-        """Claims without waiting. None: they are not free, or somebody who waits is due them.
+        """Claims without waiting. None: the GPUs are not free, or reserved for a waiting claim.
 
         Raises:
-            OperationError: NO_FREE_GPU, the pool can never grant that.
+            OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
         chosen = self.preview(request, priority=priority)
         return self._take(workload_id, chosen) if chosen is not None else None
 
     def preview(self, request: GpuRequest, *, priority: int = 0) -> tuple[str, ...] | None:
-        """The GPUs that :meth:`try_claim` would take now.
+        """The GPUs that :meth:`try_claim` would lease now.
 
         Raises:
-            OperationError: NO_FREE_GPU, the pool can never grant that.
+            OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
         if not self.capacity:
             return None
@@ -153,12 +154,12 @@ class GpuPool:
         return self._choose(request, self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids)
 
     def kept_host(self, priority: int, *, helper: bool = False) -> HostRequest:
-        """What is kept of the host for claims that go before a new one."""
+        """Host resources reserved for claims ahead of a new one."""
         return self._kept(self._queue.ahead_of(priority, helper=helper)).host
 
     @property
     def holds_back_helpers(self) -> bool:
-        """Whether somebody waits for GPUs, and for nothing else, who is no helper."""
+        """Whether a claim that is not preemptible waits for GPUs only."""
         kept = NOTHING
         for waiter in self._queue:
             if waiter.helper:
@@ -182,11 +183,11 @@ class GpuPool:
         return kept
 
     def unclaimed(self, *, allow_foreign: bool = False, for_helper: bool = False) -> list[str]:
-        """The GPUs that are free and due to nobody who waits, in slot order.
+        """The free GPUs that are reserved for no claim, in slot order.
 
         Args:
-            allow_foreign: Those with processes that we don't know too.
-            for_helper: For a helper that is to be woken: none while somebody waits for GPUs, else all.
+            allow_foreign: Include GPUs with foreign processes.
+            for_helper: For the restore of a preempted workload: none while a claim waits for GPUs, else all.
         """
         if for_helper:
             due = frozenset(gpu.uuid for gpu in self.slots.gpus) if self.holds_back_helpers else frozenset()
@@ -195,7 +196,7 @@ class GpuPool:
         return [gpu_uuid for gpu_uuid in self.slots.free(allow_foreign=allow_foreign) if gpu_uuid not in due]
 
     def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> Lease:
-        """Claims these very GPUs without waiting, in this order, whoever waits for them.
+        """Leases named GPUs without waiting, in this order, even if claims wait for them.
 
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
@@ -212,10 +213,10 @@ class GpuPool:
         return self._take(workload_id, gpu_uuids, reserved=True)
 
     def occupy(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
-        """Leases GPUs to a workload that is on them already, whatever is held against them.
+        """Leases GPUs to a workload that uses them already, even if cordoned or unhealthy.
 
         Raises:
-            OperationError: UNKNOWN_GPU, or NO_FREE_GPU where one is leased.
+            OperationError: UNKNOWN_GPU, or NO_FREE_GPU if one is leased.
         """
         for gpu_uuid in gpu_uuids:
             if self.slots.get(gpu_uuid).lease is not None:
@@ -223,10 +224,10 @@ class GpuPool:
         return self._take(workload_id, gpu_uuids, reserved=reserved)
 
     def adopt(self, lease: Lease, *, reserved: bool = False) -> Lease:
-        """Takes back a lease of an earlier start of the worker. GPUs that are no more are left out.
+        """Restores a lease after a restart of the worker. GPUs that no longer exist are left out.
 
         Returns:
-            The lease over those of its GPUs that this worker has.
+            The lease of those GPUs that the worker still has.
         """
         self._last_token = max(self._last_token, lease.fencing_token)
         unleased = self.slots.unleased()
@@ -241,13 +242,13 @@ class GpuPool:
     def reassign(
         self, given_up: Sequence[Lease], wanted: Sequence[tuple[str, Sequence[str]]]
     ) -> dict[str, Lease]:
-        """Gives up leases and reservations for new leases over some of their GPUs, all in one step.
+        """Exchanges leases and reservations for new leases of the same GPUs, in one step.
 
-        A lease that was released before counts for nothing, since its GPUs may be somebody else's by now.
+        Leases that were released before are ignored, since their GPUs may be leased again.
 
         Args:
-            given_up: What is exchanged.
-            wanted: Workloads with the GPUs that each is to have; the others become free.
+            given_up: The old leases.
+            wanted: The new GPUs of each workload; the others become free.
 
         Returns:
             The new lease of each workload that gets any.
@@ -265,7 +266,7 @@ class GpuPool:
         return leases
 
     def release(self, lease: Lease) -> bool:
-        """Frees the lease's GPUs. False: it had been released before, and nothing was done."""
+        """Frees the lease's GPUs. False: it was released before."""
         held = self._leases.pop(lease.lease_id, None)
         if held is None:
             return False
@@ -275,18 +276,18 @@ class GpuPool:
         return True
 
     def why_not(self, request: GpuRequest) -> OperationError:
-        """Why a request can't be granted now, and what would help."""
+        """Why a request can't be granted now, with a remedy."""
         if self.slots.worker_cordon is not None:
             return cordoned("the worker", self.slots.worker_cordon)
         return not_enough(request, self.slots.fitting(request), self.pending_claimers)
 
     def note_host(self) -> None:
-        """What ``take_host`` takes is another: grants what can be granted by now."""
+        """Reports a change of host resources: grants claims that can be granted now."""
         self.serve()
         self.note_change()
 
     def serve(self) -> None:
-        """Grants what can be granted."""
+        """Grants the claims that can be granted."""
         if self.slots.worker_cordon is not None:
             return
         waiting = tuple(self._queue)  # helpers are last
@@ -295,7 +296,7 @@ class GpuPool:
             self._serve((waiter for waiter in waiting if waiter.helper), Kept(host=kept.host))
 
     def _serve(self, waiters: Iterable[Waiter[Lease]], kept: Kept) -> Kept:
-        """Grants what can be granted, and says what is kept for the others."""
+        """Grants the claims that can be granted, and returns the reservations of the others."""
         obtainable = cache(self.slots.obtainable)
         for waiter in waiters:
             if self._all_kept(kept):
@@ -316,7 +317,7 @@ class GpuPool:
         return None if self.slots.worker_cordon is not None else self.slots.choose(request, (), due)
 
     def _all_kept(self, kept: Kept) -> bool:
-        """Whether claims that go first keep all GPUs: then who wants GPUs alone gets and keeps none."""
+        """Whether earlier claims reserve all GPUs, so that a claim for GPUs alone gets and reserves none."""
         return len(kept.gpu_uuids) == len(self.slots.gpus)
 
     def _take(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:

@@ -1,4 +1,4 @@
-"""Why GPUs can't be had, in words and as a typed reason. Pure."""
+"""Refusals of GPUs, with a message and a typed reason. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -30,9 +30,9 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
     """The refusal of a request that can't be granted now.
 
     Args:
-        request: What is wanted.
-        fitting: The slots whose GPU would do.
-        pending_claimers: Claims that wait.
+        request: The request.
+        fitting: The slots with a matching GPU.
+        pending_claimers: Number of waiting claims.
     """
     states = [slot.state for slot in fitting]
     missing = request.count - _usable(request, fitting)
@@ -49,11 +49,11 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
 
 
 def shortage(request: GpuRequest, fitting: Sequence[SlotLease]) -> str:
-    """What there is of what is wanted, in words.
+    """The requested and the available GPUs, as text.
 
     Args:
-        request: What is wanted.
-        fitting: The slots whose GPU would do.
+        request: The request.
+        fitting: The slots with a matching GPU.
     """
     states = [slot.state for slot in fitting]
     others = ", ".join(
@@ -82,7 +82,7 @@ def _usable_states(request: GpuRequest) -> tuple[SlotState.ValueType, ...]:
 
 
 def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) -> OperationError:
-    """The refusal of something that is cordoned."""
+    """The refusal of a cordoned GPU or worker."""
     return OperationError(
         errors_pb2.ERROR_REASON_CORDONED,
         f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): choose "
@@ -92,7 +92,7 @@ def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) 
 
 
 def not_free(slot: SlotLease) -> OperationError:
-    """The refusal of a GPU by name."""
+    """The refusal of a named GPU."""
     reason, what = errors_pb2.ERROR_REASON_NO_FREE_GPU, _state_name(slot.state)
     standing = slot.standing
     remedy = "choose another"
@@ -116,7 +116,7 @@ def not_free(slot: SlotLease) -> OperationError:
 
 
 def wanted(request: GpuRequest) -> str:
-    """How many GPUs, in words."""
+    """The number of GPUs, as text."""
     units = f" with {request.units} units" if request.units else ""
     return f"{request.count} GPU{'' if request.count == 1 else 's'}{units}"
 

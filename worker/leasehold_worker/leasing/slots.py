@@ -1,7 +1,7 @@
-"""The GPUs of this host one by one: who leases each, and what is held against it.
+"""The GPUs of this host, with their leases, cordons and health verdicts.
 
-One slot per GPU, in an order that is fixed at start. A GPU that is cordoned, unhealthy or in the hands of
-processes that we don't know is granted to nobody; who holds it already keeps it.
+There is one slot per GPU, in an order that is fixed at start. No claim is granted a GPU that is cordoned,
+unhealthy or used by foreign processes; a workload that leases one keeps it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,8 +37,8 @@ class GpuSlots:
 
     Args:
         gpus: The GPUs, in slot order.
-        keep: Told the standing of a GPU whenever it is another, and under "" that of the worker.
-        serve: Called whenever more might be granted than before.
+        keep: Receives the changed standing of a GPU, and under "" that of the worker.
+        serve: Called whenever a claim may have become grantable.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class GpuSlots:
         self._revision = 0
         self._free_bytes: Mapping[str, int] = {}
         self.worker_cordon: Cordon | None = None
-        """Nothing new is granted while the whole worker is cordoned."""
+        """No claim is granted while the whole worker is cordoned."""
 
     def snapshot(self) -> LeaseSnapshot:
-        """Every slot as it is now."""
+        """The current slots."""
         return LeaseSnapshot(self._revision, tuple(self._slots.values()))
 
     def get(self, gpu_uuid: str) -> SlotLease:
@@ -82,17 +82,17 @@ class GpuSlots:
             ) from None
 
     async def wait_changed(self) -> None:
-        """Waits for the next change of any slot, or of who waits."""
+        """Waits for the next change of a slot, or of the queue."""
         await self._changed.wait()
 
     def note_change(self) -> None:
-        """Wakes those who wait for a change."""
+        """Notifies the tasks that wait for a change."""
         self._revision += 1
         self._changed.set()
         self._changed = trio.Event()
 
     def hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
-        """Puts GPUs under a lease, or frees them. Nothing is granted by that."""
+        """Puts GPUs under a lease, or frees them, without granting claims."""
         for gpu_uuid in gpu_uuids:
             self._slots[gpu_uuid] = replace(
                 self._slots[gpu_uuid], lease=lease, reserved=reserved, since=datetime.now(UTC)
@@ -100,7 +100,7 @@ class GpuSlots:
             self.note_change()
 
     def cordon(self, gpu_uuid: str, cordon: Cordon | None) -> None:
-        """Takes a GPU out of service for new work, or puts it back; "" is the whole worker.
+        """Cordons or uncordons a GPU; "" is the whole worker.
 
         Raises:
             OperationError: UNKNOWN_GPU.
@@ -114,14 +114,14 @@ class GpuSlots:
         self._serve()
 
     def set_health(self, gpu_uuid: str, health: GpuHealth.ValueType, reason: str) -> None:
-        """Takes in what was found about a GPU. What excludes it stays until it is reset, or is lost."""
+        """Sets the health verdict of a GPU. One that excludes the GPU stays until reset or loss."""
         before = self.get(gpu_uuid).standing
         if not excludes(before.health) or (health == gpu_pb2.GPU_HEALTH_LOST != before.health):
             self._stand(gpu_uuid, replace(before, health=health, health_reason=reason))
             self._serve()
 
     def reset_health(self, gpu_uuid: str) -> None:
-        """Forgets what is known against a GPU.
+        """Clears the health verdict of a GPU.
 
         Raises:
             OperationError: UNKNOWN_GPU.
@@ -130,14 +130,14 @@ class GpuSlots:
         self._serve()
 
     def restore_standing(self, gpu_uuid: str, standing: Standing) -> None:
-        """Takes back what an earlier start of the worker held against a GPU, or under "" against itself."""
+        """Restores a standing after a restart of the worker; "" is the whole worker."""
         if gpu_uuid in self._slots:
             self._put(replace(self._slots[gpu_uuid], standing=standing))
         elif not gpu_uuid:
             self.worker_cordon = standing.cordon
 
     def add_asleep(self, kept_bytes: Mapping[str, int | None]) -> None:
-        """Takes in what another workload keeps on GPUs while it sleeps. Nothing is granted by that.
+        """Adds memory that another workload keeps on GPUs while it sleeps, without granting claims.
 
         Args:
             kept_bytes: Memory by GPU. None: unknown, which counts as all of the GPU's memory.
@@ -159,13 +159,13 @@ class GpuSlots:
         free_bytes: Mapping[str, int],
         asleep_bytes: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
-        """Takes in who else is on the GPUs, and how much of their memory is free.
+        """Sets the foreign processes on the GPUs, and their free memory.
 
         Args:
-            foreign: Processes that belong to no workload, by GPU. A GPU is missing where NVML can't say: what
-                was known of it stays.
+            foreign: Foreign processes by GPU. A GPU without an answer from NVML is missing, and keeps its
+                last value.
             free_bytes: Free memory by GPU; missing likewise.
-            asleep_bytes: What all sleeping workloads keep, by GPU; missing likewise. None: unknown, which
+            asleep_bytes: Memory of all sleeping workloads, by GPU; missing likewise. None: unknown, which
                 counts as all of the GPU's memory.
         """
         self._free_bytes = free_bytes
@@ -179,12 +179,12 @@ class GpuSlots:
     def choose(
         self, request: GpuRequest, freed: Collection[str], taken: Collection[str]
     ) -> tuple[str, ...] | None:
-        """The GPUs that a request would get if some leased ones were free. None: not enough.
+        """The GPUs that a request would get if some leased ones were free. None: too few.
 
         GPUs without a sleeping workload come first.
 
         Args:
-            request: What is wanted.
+            request: The request.
             freed: Leased GPUs that count as free.
             taken: GPUs that count as taken.
         """
@@ -198,33 +198,33 @@ class GpuSlots:
         return choose(free, request, self._free_bytes)
 
     def obtainable(self, request: GpuRequest) -> frozenset[str]:
-        """The GPUs of which a request could get some if every lease ended. Empty: not enough of them."""
+        """The GPUs that a request could get if every lease ended. Empty: too few."""
         serving = [self._by_uuid[slot.gpu_uuid] for slot in self._slots.values() if slot.may_serve(request)]
         if choose(serving, request, {}) is None:
             return frozenset()
         return frozenset(gpu.uuid for gpu in serving if request.allows(gpu))
 
     def unleased(self) -> frozenset[str]:
-        """The GPUs that nobody leases, whatever is held against them."""
+        """The GPUs without a lease, cordoned and unhealthy ones included."""
         return frozenset(slot.gpu_uuid for slot in self._slots.values() if slot.lease is None)
 
     def free(self, *, allow_foreign: bool) -> list[str]:
-        """The GPUs that may be had, in slot order. Those of unknown processes are among them if allowed."""
+        """The available GPUs, in slot order; those with foreign processes only if allowed."""
         usable = (FREE, FOREIGN) if allow_foreign else (FREE,)
         return [slot.gpu_uuid for slot in self._slots.values() if slot.state in usable]
 
     def what_lacks(self, request: GpuRequest) -> str:
-        """What a request waits for, in words."""
+        """The missing GPUs of a request, as text."""
         if self.worker_cordon is not None:
             return cordoned("the worker", self.worker_cordon).message
         return shortage(request, self.fitting(request))
 
     def fitting(self, request: GpuRequest) -> list[SlotLease]:
-        """The slots whose GPU would do for a request, whoever holds it."""
+        """The slots with a matching GPU, leased or not."""
         return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
 
     def check_free(self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
-        """Refuses GPUs that can't be had.
+        """Refuses GPUs that are not available.
 
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
@@ -240,10 +240,10 @@ class GpuSlots:
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
 
     def check_possible(self, request: GpuRequest) -> None:
-        """Refuses what could not be granted if all of them were free.
+        """Refuses a request that could not be granted even if all GPUs were free.
 
         Raises:
-            OperationError: NO_FREE_GPU; UNKNOWN_GPU where one is named that it has not.
+            OperationError: NO_FREE_GPU; UNKNOWN_GPU if a named GPU is not of this worker.
         """
         for gpu_uuid in request.gpu_uuids:
             self.get(gpu_uuid)

@@ -1,8 +1,7 @@
-"""Host memory that suspends take: what is left for one, and what others were promised.
+"""Host memory for suspends: the available amount, and the charges of running operations.
 
-A suspend moves device memory into the target's own host memory. Until it has, MemAvailable does not show
-it, so what was promised is charged here, and two suspends at once can't both have the same memory. Afterwards
-the kernel's figures show it.
+A suspend moves device memory into the process's own host memory. MemAvailable shows that only afterwards. So
+each running suspend is charged here, and two suspends at once can't use the same memory.
 """
 
 from collections import Counter
@@ -20,18 +19,18 @@ from leasehold_worker.host.cgroups import MemoryLimit, memory_groups, memory_lim
 from leasehold_worker.host.processes import memory_bytes
 
 DEFAULT_RESERVE_BYTES: Final = 2**30
-"""Host memory that no suspend may take: a gibibyte."""
+"""Host memory that suspends may not use: a gibibyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What parking some processes takes, and what there is.
+    """The host memory that a suspend needs, and the available amount.
 
     Attributes:
-        bytes_by_pid: Device memory that each process has.
-        bytes_by_group: The same by control group, of all in which the memory of a process counts.
-        available_bytes: What the host has left, without the reserve and what was promised. None: unknown.
-        cgroup: The control group that has the least to spare, with what it has left. None: none is limited.
+        bytes_by_pid: Device memory of each process.
+        bytes_by_group: The same by control group, of all groups that count the memory of a process.
+        available_bytes: Available memory of the host, less the reserve and the charges. None: unknown.
+        cgroup: The control group with the least room, and its available memory. None: none is limited.
     """
 
     bytes_by_pid: Mapping[int, int]
@@ -41,16 +40,16 @@ class MemoryNeed:
 
     @property
     def needed_bytes(self) -> int:
-        """What all of them need."""
+        """Needed bytes of all processes."""
         return sum(self.bytes_by_pid.values())
 
     @property
     def cgroup_needed_bytes(self) -> int:
-        """What is needed in the control group that has the least to spare."""
+        """Needed bytes in the control group with the least room."""
         return 0 if self.cgroup is None else self.bytes_by_group[self.cgroup.path]
 
     def check(self) -> None:
-        """Refuses what the host can't hold: its kernel would kill the process, or somebody else's.
+        """Refuses more than the host can hold: the kernel would kill a process.
 
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY.
@@ -78,13 +77,13 @@ class _Charge:
 
 @final
 class SuspendMemory:
-    """The ledger of host memory that operations under way were promised.
+    """The ledger of host memory that running operations are charged.
 
     Args:
-        reserve_bytes: Host memory that no suspend may take.
-        makes_room: Whether the limit of a control group is raised for what is parked in it.
-        limit_bytes: What parked workloads may take together. 0: as much as there is.
-        parked_bytes: What they take.
+        reserve_bytes: Host memory that suspends may not use.
+        makes_room: Whether the limit of a control group grows with its suspended memory.
+        limit_bytes: Limit of all suspended workloads together. 0: none.
+        parked_bytes: Memory that they use.
     """
 
     def __init__(
@@ -102,15 +101,15 @@ class SuspendMemory:
 
     @property
     def promised_bytes(self) -> int:
-        """What all of them were promised."""
+        """The sum of the charges."""
         return sum(charge.needed_bytes for charge in self._charges)
 
     def need(self, bytes_by_pid: Mapping[int, int], *, parks: bool = True) -> MemoryNeed:
-        """What parking these processes takes, beside what there is now.
+        """The host memory that a suspend of processes needs, with the available amount.
 
         Args:
-            bytes_by_pid: What each takes.
-            parks: It counts as parked. Else it is only on its way to the GPUs.
+            bytes_by_pid: Bytes by process.
+            parks: The memory stays on the host. Else it only passes through to the GPUs.
         """
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)
@@ -129,10 +128,10 @@ class SuspendMemory:
 
     @contextmanager
     def charged(self, bytes_by_pid: Mapping[int, int], *, parks: bool = True) -> Iterator[None]:
-        """Promises host memory to an operation while it lasts; the check and the charge are one step.
+        """Charges host memory to an operation while it lasts; check and charge are one step.
 
         Args:
-            bytes_by_pid: What each process takes.
+            bytes_by_pid: Bytes by process.
             parks: As of :meth:`need`.
 
         Raises:

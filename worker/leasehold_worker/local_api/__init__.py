@@ -1,1 +1,1 @@
-"""The Unix socket for programs of this host."""
+"""The Unix socket for processes of this host."""

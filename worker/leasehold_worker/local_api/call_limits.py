@@ -1,4 +1,4 @@
-"""Places for calls of a host's processes: bounded, shared among users, and some kept for root."""
+"""Limits of concurrent calls of a host's processes: shared among users, partly reserved for root."""
 
 import threading
 from collections import Counter
@@ -14,11 +14,11 @@ from leasehold_worker.host.peers import Peer
 
 @final
 class CallLimits:
-    """Places that threads take. One user has half at most; an eighth is kept for root and the worker's user.
+    """Limits calls. A user gets half at most; an eighth is kept for root and the worker's user.
 
     Args:
-        limit: How many there are.
-        noun: What takes a place, for refusals.
+        limit: Number of calls.
+        noun: Name of the calls, for refusals.
     """
 
     def __init__(self, limit: int, noun: str) -> None:
@@ -27,14 +27,14 @@ class CallLimits:
         self._lock = threading.Lock()
         self._taken = 0
         self._by_user = Counter[int]()
-        """Those of other users than root and the worker's."""
+        """Calls by user, without root and the worker's user."""
 
     @contextmanager
     def taken(self, peer: Peer) -> Iterator[None]:
-        """Holds a place.
+        """Counts a call while the context lasts.
 
         Raises:
-            OperationError: INSUFFICIENT_RESOURCES: none is free for this user.
+            OperationError: INSUFFICIENT_RESOURCES: the limit is reached for this user.
         """
         with self._lock:
             self._require(peer)

@@ -12,7 +12,7 @@ from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.host.peers import Peer
 
 HOOKS_LIMIT_BYTES: Final = 65_536
-"""What the hooks of a claim may have: they travel with all that is told of its workload."""
+"""Size of a claim's hooks: every report of its workload includes them."""
 
 WAIT_LIMIT_S: Final = 366 * 24 * 3600
 
@@ -28,7 +28,7 @@ TEXT_LIMIT: Final = 128
 """Characters of the name or the UUID of a GPU."""
 
 UNITS_LIMIT: Final = 64
-"""Numbers of units that a claim may accept."""
+"""Number of unit values that a claim may accept."""
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -48,7 +48,7 @@ def check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) ->
 
 
 def check_claim_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
-    """Refuses hooks that are too large, invalid, or that only root and the worker's user may give.
+    """Refuses hooks that are too large, invalid, or permitted only for root and the worker's user.
 
     Raises:
         OperationError: INVALID_ARGUMENT.
@@ -66,7 +66,7 @@ def check_claim_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
 
 
 def check_helper(helper: workload_pb2.HelperTerms) -> None:
-    """Refuses terms of a helper that the worker can't keep.
+    """Refuses invalid terms of a preemptible workload.
 
     Raises:
         OperationError: INVALID_ARGUMENT.
@@ -90,7 +90,7 @@ def check_helper(helper: workload_pb2.HelperTerms) -> None:
 
 
 def check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
-    """Refuses what would make the lists of workloads, and the reports of them, too long to be sent."""
+    """Refuses fields that would make lists and reports of workloads too long to send."""
     labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
     resources = spec.resources
     for field, what, size, limit in (

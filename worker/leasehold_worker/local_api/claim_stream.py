@@ -12,12 +12,12 @@ from leasehold_worker.host.peers import Peer
 
 @final
 class ClaimStream:
-    """One stream of a claimant.
+    """One stream of a claiming process.
 
     Args:
-        peer: Who it is.
-        request: What it said.
-        tell: Sends a response, and ends the stream by None or with a refusal. From any thread.
+        peer: The process.
+        request: Its first message.
+        tell: Sends a response; None or a refusal ends the stream. Callable from any thread.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class ClaimStream:
         self.tell = tell
         self.scope = trio.CancelScope()
         self.marked_id = ""
-        """The workload id that its process was started with. Empty: none, or it was not read yet."""
+        """The workload id that its process was started with. Empty: none, or not read yet."""
 
     def close(self) -> None:
-        """The claimant is gone. On trio's thread."""
+        """Reports that the process closed the stream. On trio's thread."""
         self.scope.cancel()

@@ -1,4 +1,4 @@
-"""The wait of local claims for their turn: whether it may begin, what is told meanwhile, and how it ends."""
+"""The wait of local claims in the queue: its checks, its reports, and its end."""
 
 import logging
 import os
@@ -39,23 +39,23 @@ from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
 logger = logging.getLogger(__name__)
 
 COALESCE_S: Final = 0.05
-"""How long a place in the queue may have changed before it is told."""
+"""Delay of reports of a place in the queue."""
 
 
 CLAIMED_LIMIT: Final = 512
-"""Claims that are granted and have not ended: a hello tells all of them in one frame."""
+"""Granted claims that have not ended: one frame of hello reports all of them."""
 
 USER_CLAIMED_LIMIT: Final = 256
-"""Those of one user other than root and the worker's."""
+"""Granted claims of one user other than root and the worker's."""
 
 
 @final
 class ClaimWaiting:
-    """The claims of one host that wait.
+    """The waiting claims of one host.
 
     Args:
         pool: The GPUs.
-        resources: What workloads may have of the host.
+        resources: Resources of the host.
         workloads: The registry.
         foreign: Finds other processes on the GPUs.
     """
@@ -68,20 +68,20 @@ class ClaimWaiting:
         self._workloads = workloads
         self._foreign = foreign
         self._names: dict[str, str] = {}
-        """By workload that is not granted yet: its name, which nobody else may take."""
+        """Names of waiting claims, by workload: no other workload may use them."""
         self._waiting: dict[str, ClaimStream] = {}
 
     @asynccontextmanager
     async def entered(self, session: ClaimStream, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
-        """Lets a claim in, under a name that nobody else has while it waits.
+        """Checks a claim and reserves a unique name while it waits.
 
-        The look at who is on the GPUs, without which nothing is granted, runs beside the last check.
+        The search for foreign processes, which a grant needs, runs beside the last check.
 
         Yields:
             The name.
 
         Raises:
-            OperationError: It makes no sense, or its process or its name is not free for it.
+            OperationError: The claim is invalid, or its process or name is in use.
         """
         session.marked_id = await read_mark(session.peer.identity.pid)
         name = self._new_name(wanted.name, workload_id)
@@ -98,7 +98,7 @@ class ClaimWaiting:
             del self._names[workload_id], self._waiting[workload_id]
 
     def waiting(self) -> list[local_pb2.WaitingClaim]:
-        """The claims that wait, those of the coordinator's commands too, in the order of their turn."""
+        """The waiting claims, including those of the coordinator's commands, in queue order."""
         pool, resources = self._pool, self._resources
         return [
             local_pb2.WaitingClaim(
@@ -149,7 +149,7 @@ class ClaimWaiting:
         self.check_unowned(claimant)
 
     def _check_number(self, peer: Peer) -> None:
-        """Refuses a claim beyond those that are granted: claims without GPUs are as cheap as processes."""
+        """Refuses a claim beyond the limit: claims without GPUs are as cheap as processes."""
         granted = [each for each in self._workloads.all() if each.state not in ENDED]
         claimed = [each for each in granted if each.origin in (CLAIM, EXEC)]
         mine = sum(each.uid == peer.uid for each in claimed)
@@ -164,12 +164,12 @@ class ClaimWaiting:
         )
 
     def check_unowned(self, session: ClaimStream) -> None:
-        """Refuses a process that belongs to a workload, or that has the first process of one below it.
+        """Refuses a process that belongs to a workload, or that is an ancestor of a workload's first process.
 
-        It reads no more than ancestors, however many processes are below.
+        It reads only ancestors, so its cost does not depend on the number of descendants.
 
         Raises:
-            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED where the worker is among its descendants.
+            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED if the worker is among its descendants.
         """
         peer, workloads = session.peer, self._workloads.all()
         holder = owner(peer.identity.pid, workloads, session.marked_id)
@@ -187,7 +187,7 @@ class ClaimWaiting:
                 raise _has_below(peer, workload.root.pid, workload)
 
     async def _check_descendants(self, peer: Peer) -> None:
-        """Refuses a process that has processes of a workload below it, be they known by their mark alone.
+        """Refuses a process with descendants that belong to a workload, even by their mark alone.
 
         Raises:
             OperationError: ALREADY_REGISTERED.
@@ -205,10 +205,10 @@ class ClaimWaiting:
     async def wait_turn(
         self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen
     ) -> Allocation:
-        """Waits for what is wanted, and tells how it stands meanwhile. The claim was let in just before.
+        """Waits for the requested resources, and reports the place in the queue.
 
         Raises:
-            OperationError: It can't be had, or not in time.
+            OperationError: The resources are not available, or not in time.
         """
         spec = wanted.spec
         request = AllocRequest.of(spec.resources, self._workloads.last_gpus(name))
@@ -249,10 +249,10 @@ class ClaimWaiting:
     def _take_at_once(
         self, workload_id: str, request: AllocRequest, spec: workload_pb2.WorkloadSpec
     ) -> Allocation:
-        """Takes what is there, and passes nobody who waits and goes first.
+        """Allocates immediately if that overtakes no waiter of higher priority.
 
         Raises:
-            OperationError: It can't be had now.
+            OperationError: The resources are not available now.
         """
         pool = self._pool
         if spec.HasField("helper") and request.gpus.count and pool.waiting:
@@ -283,7 +283,7 @@ def _is_below(pid: int, peer: Peer) -> bool:
 
 
 def _owned_below(peer: Peer, workloads: Collection[Workload]) -> tuple[int, Workload] | None:
-    """A descendant of a process that belongs to a workload, with that. It may block: call it in a thread."""
+    """A descendant that belongs to a workload, with the workload. It may block: call it in a thread."""
     for pid in sorted(identity.pid for identity in process_tree(peer.identity)):
         holder = owner(pid, workloads)
         if holder is not None:

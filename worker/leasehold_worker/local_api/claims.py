@@ -1,8 +1,8 @@
-"""Claims of processes of this host: from the wait for their turn to the end of their lease. On trio's side.
+"""Claims of local processes, from the wait in the queue to the end of the lease. On trio's side.
 
-Who claims becomes a workload like any other. Its lease ends with its process, and for one that holds on by a
-stream also with that. A restart of the worker breaks all streams; whoever comes back in time goes on, and
-the others' leases end.
+A claiming process becomes a workload like any other. Its lease ends with the process, and for a claim with a
+stream also with the stream. A restart of the worker breaks all streams. A process that reconnects in time
+keeps its lease.
 """
 
 import logging
@@ -35,7 +35,7 @@ from leasehold_worker.workloads.workload import CLAIM, EXEC, WORKLOAD_ID_VARIABL
 logger = logging.getLogger(__name__)
 
 RESUME_TIMEOUT_S: Final = 30.0
-"""How long after a start of the worker the holder of a claim may take to come back."""
+"""Time for claiming processes to reconnect after a start of the worker."""
 
 GIVE_BACK_AGAIN_S: Final = 1.0
 JOURNAL_TIMEOUT_S: Final = 10.0
@@ -47,10 +47,10 @@ class LocalClaims:
 
     Args:
         workloads: The registry.
-        nursery: Where streams are served.
-        commands: Lets workloads go.
-        journal: A grant is told once it is on disk.
-        turns: The claims that wait.
+        nursery: Runs the tasks of streams.
+        commands: Releases workloads.
+        journal: Stores a grant before it is reported.
+        turns: The waiting claims.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class LocalClaims:
         self._commands = commands
         self._journal = journal
         self._sessions: dict[str, ClaimStream] = {}
-        """By workload: who holds on by a stream."""
+        """Open streams by workload."""
         self._inherited: set[str] = set()
-        """Workloads of an earlier start of the worker, which may not have told their grant any more."""
+        """Workloads of an earlier run of the worker whose grant may not have been delivered."""
         self._suspended = False
 
     def begin(self, session: ClaimStream) -> None:
@@ -77,11 +77,11 @@ class LocalClaims:
         self._nursery.start_soon(self._serve, session)
 
     def suspend_streams(self) -> None:
-        """From now on, the end of a stream ends no lease: the worker stops, and its next start goes on."""
+        """From now on, the end of a stream ends no lease: the worker stops, and claims resume later."""
         self._suspended = True
 
     def expect_resumption(self) -> None:
-        """After a start: ends the leases of those holders of claims that don't come back in time."""
+        """After a start, ends the leases of claims that do not reconnect in time."""
         for workload in self._workloads.all():
             if workload.origin in (CLAIM, EXEC) and workload.state not in ENDED:
                 self._inherited.add(workload.workload_id)
@@ -94,7 +94,7 @@ class LocalClaims:
             await self._give_back(workload)
 
     def ask_to_yield(self, workload_id: str, grace_s: float) -> None:
-        """Tells a helper that holds on by a stream that somebody waits for its GPUs."""
+        """Asks a preemptible workload with a stream to release its GPUs."""
         session = self._sessions.get(workload_id)
         if session is not None:
             request = local_pb2.ClaimYield(grace=duration(grace_s))
@@ -132,7 +132,7 @@ class LocalClaims:
         await self._hold(session, workload)
 
     def _untold(self, peer: Peer, wanted: ClaimOpen) -> Workload | None:
-        """What an earlier start of the worker granted to this very claim, which is made anew now."""
+        """The undelivered grant of an earlier run of the worker, for the same claim."""
         origin, spec = _registration(wanted)
         for workload in self._workloads.all():
             same = (workload.root, workload.origin, workload.spec) == (peer.identity, origin, spec)
@@ -145,11 +145,11 @@ class LocalClaims:
     def _register(
         self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
     ) -> Workload:
-        """Makes the claimant a workload, in one step with its grant.
+        """Makes the process a workload, in one step with its grant.
 
         Raises:
             OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted.
-                Nothing is held, whatever goes wrong.
+                Nothing is held after an error.
         """
         peer = session.peer
         try:
@@ -182,10 +182,10 @@ class LocalClaims:
         return workload
 
     def _limit(self, workload: Workload) -> None:
-        """Has the kernel hold a program to its promise. A process that claims for itself is left as it is.
+        """Has the kernel enforce the limits of a program. A process that claims for itself is not moved.
 
-        A worker that isn't root may not move a process that it did not start: the promise is then kept in the
-        ledger alone.
+        A worker that isn't root may not move a foreign process: then only the ledger enforces the
+        reservation.
         """
         limits, promised = self._workloads.limits, workload.spec.resources
         if workload.origin != EXEC or not (promised.cpu_millicores or promised.memory_bytes):
@@ -201,7 +201,7 @@ class LocalClaims:
                 limits.remove(group)
 
     async def _hold(self, session: ClaimStream, workload: Workload, *, resumed: bool = False) -> None:
-        """Tells of the grant once it is on disk, and holds on for the stream."""
+        """Delivers the grant once it is on disk, and keeps the lease as long as the stream."""
         by_stream = workload.origin == CLAIM
         if by_stream:
             self._sessions[workload.workload_id] = session
@@ -264,7 +264,7 @@ class LocalClaims:
         await self._hold(session, workload, resumed=True)
 
     async def _give_back(self, workload: Workload) -> None:
-        """Lets a workload go. While something is done with it, or it is parked, that has to wait."""
+        """Releases a workload, after any running operation and its restore."""
         while workload.state not in ENDED and workload.workload_id not in self._sessions:
             if workload.state != RUNNING:
                 await self._workloads.wait_changed()
@@ -278,7 +278,7 @@ class LocalClaims:
 
 
 def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, WorkloadSpec]:
-    """What a claim is as a workload: what matters of its spec, in bounds. We start no program for it."""
+    """The workload's spec from a claim, for a program that the worker does not start."""
     said = wanted.spec
     spec = WorkloadSpec(
         arguments=told_arguments(said.arguments),

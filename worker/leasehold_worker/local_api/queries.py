@@ -1,4 +1,4 @@
-"""What the local API answers at once: who has what, and the release of a workload."""
+"""Immediate answers of the local API: lists of leases, and the release of a workload."""
 
 from typing import Final, final
 
@@ -19,20 +19,20 @@ from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import Workload
 
 LIST_LIMIT_BYTES: Final = 3 * 2**20
-"""A client takes 4 MiB. In a longer list, what programs were started with is left out."""
+"""Size of a list. A client accepts 4 MiB. In a longer list, command lines are left out."""
 
 
 @final
 class LocalQueries:
-    """Answers the processes of one host.
+    """Answers queries of one host's processes.
 
     Args:
         pool: The GPUs.
-        resources: What workloads may have of the host.
+        resources: Resources of the host.
         workloads: The registry.
-        commands: Lets workloads go.
-        turns: The claims that wait.
-        worker_id: In workloads that are told.
+        commands: Releases workloads.
+        turns: The waiting claims.
+        worker_id: Id of the worker, for reported workloads.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalQueries:
         self._worker_id = worker_id
 
     def list(self) -> local_pb2.ListResponse:
-        """The GPUs, the workloads and the claims that wait. It always fits a message."""
+        """The GPUs, the workloads and the waiting claims. The list always fits into a message."""
         found = local_pb2.ListResponse(
             gpus=gpu_lease_messages(self._pool.snapshot_leases().slots, {}),
             workloads=[
@@ -74,14 +74,14 @@ class LocalQueries:
         return found
 
     async def release(self, peer: Peer, name: str) -> workload_pb2.Workload:
-        """Lets a claim or an adopted process go.
+        """Releases a claim or an adopted process.
 
         Args:
-            peer: Who asks: its owner, the worker's user or root.
+            peer: The caller: the owner, the worker's user or root.
             name: Id or name of the workload, or id of its lease.
 
         Raises:
-            OperationError: UNKNOWN_WORKLOAD, NOT_PERMITTED, or why it can't be let go.
+            OperationError: UNKNOWN_WORKLOAD, NOT_PERMITTED, or the reason why it can't be released.
         """
         workload = self._find(name)
         if not peer.is_trusted and peer.uid != workload.uid:

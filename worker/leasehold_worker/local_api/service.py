@@ -1,4 +1,4 @@
-"""The gRPC side of the local API, in gRPC's threads. What is asked is done on trio's, and bridged here."""
+"""The gRPC side of the local API, in gRPC's threads, with a bridge to trio's thread."""
 
 import logging
 import threading
@@ -33,27 +33,27 @@ CLAIMS_LIMIT: Final = 256
 """Claims by streams at once. Each takes a thread."""
 
 KERNELS_LIMIT: Final = 64
-"""Streams of applications that save themselves at once. Each takes two threads."""
+"""Streams of checkpointable applications at once. Each takes two threads."""
 
 OTHER_CALLS_LIMIT: Final = 16
 STREAMS_LIMIT: Final = 16
 """Calls of one connection at once; further ones wait in the client."""
 
 FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
-"""How long a call may be open without its request. Then it is cancelled."""
+"""Time for a call to send its request. Then it is cancelled."""
 
 LOOK_INTERVAL_S: Final = 1.0
 SPARE_THREADS: Final = 8
-"""Threads for calls that are refused."""
+"""Threads for refused calls."""
 
 MESSAGE_LIMIT_BYTES: Final = 262_144
 STOP_GRACE_S: Final = 1.0
 
 ERROR_LIMIT: Final = 1500
-"""Characters of a refusal: gRPC sends it in trailers, twice, and 8 KiB of them are taken."""
+"""Characters of a refusal: gRPC sends it twice in trailers, which are limited to 8 KiB."""
 
 METADATA_LIMIT: Final = 200
-"""Characters of each fact in a refusal."""
+"""Characters of each metadata value in a refusal."""
 
 _CODES: Final = {
     errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -69,7 +69,7 @@ _CODES: Final = {
     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
 }
-"""What a reason is for gRPC; others are FAILED_PRECONDITION."""
+"""The gRPC code of each reason; the others are FAILED_PRECONDITION."""
 
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
@@ -78,9 +78,9 @@ Request = TypeVar("Request")
 
 @final
 class Mailbox:
-    """What is to be sent by a stream, from any thread to gRPC's: of each kind only the newest that is unsent.
+    """Unsent messages of a stream, from any thread to gRPC's: only the newest of each kind.
 
-    So it is bounded, however slowly a claimant reads: every frame says all that its kind has to say.
+    So its size is bounded however slowly a client reads: every frame has all information of its kind.
     """
 
     def __init__(self) -> None:
@@ -89,11 +89,11 @@ class Mailbox:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many are unsent."""
+        """Number of unsent messages."""
         return len(self._unsent)
 
     def put(self, response: local_pb2.ClaimResponse | OperationError | None) -> None:
-        """Adds one in place of an unsent one of its kind. Nothing comes behind None, the end."""
+        """Adds a message in place of an unsent one of its kind. No message follows None, the end."""
         kind = _kind(response)
         with self._changed:
             if not self._closed:
@@ -103,7 +103,7 @@ class Mailbox:
                 self._changed.notify()
 
     def get(self) -> local_pb2.ClaimResponse | OperationError | None:
-        """Waits for the next one, and takes it out."""
+        """Waits for the next message, and removes it."""
         with self._changed:
             while not self._unsent:
                 self._changed.wait()
@@ -124,8 +124,8 @@ def _kind(response: local_pb2.ClaimResponse | OperationError | None) -> str:
 class LocalService:
     """Serves the processes of this host.
 
-    Every method takes a stream of requests, also where the API has a single one, which is the same on the
-    wire: gRPC would keep a thread waiting for a call's request before we are asked whether the call may be.
+    Every method takes a stream of requests, even for a single request, which is the same on the wire:
+    otherwise gRPC would block a thread for the request before the service can refuse the call.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class LocalService:
         self._claims_open = CallLimits(CLAIMS_LIMIT, "claims")
         self._kernels_open = CallLimits(KERNELS_LIMIT, "applications that serve kernels")
         self._unasked: dict[Context, float] = {}
-        """Calls of which the request has not come, and when they opened."""
+        """Calls without a request so far, with their start times."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The methods, for gRPC."""
@@ -177,7 +177,7 @@ class LocalService:
         return grpc.method_handlers_generic_handler(service, methods)
 
     async def cancel_unasked(self) -> None:
-        """Cancels calls whose request does not come, until cancelled itself."""
+        """Cancels calls without a request in time, until cancelled itself."""
         while True:
             await trio.sleep(LOOK_INTERVAL_S)
             latest = time.monotonic() - FIRST_MESSAGE_TIMEOUT_S
@@ -188,7 +188,7 @@ class LocalService:
     def claim(
         self, requests: Iterator[local_pb2.ClaimRequest], context: Context
     ) -> Iterator[local_pb2.ClaimResponse]:
-        """Waits for what a process claims, and holds it as long as the call lasts."""
+        """Waits for a claim's grant, and holds the lease as long as the call lasts."""
         with self._admitted(context, self._calls, self._claims_open) as peer:
             yield from self._serve_claim(peer, self._first(requests, context), context)
 
@@ -213,7 +213,7 @@ class LocalService:
     def serve_kernel(
         self, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
     ) -> Iterator[local_pb2.ServeKernelResponse]:
-        """Asks an application to save itself, for as long as the call lasts."""
+        """Sends requests to a checkpointable application, as long as the call lasts."""
         with self._admitted(context, self._calls, self._kernels_open) as peer:
             yield from self._serve_kernel(peer, requests, context)
 
@@ -233,7 +233,7 @@ class LocalService:
     def _read_kernel(
         self, session: ApplicationStream, requests: Iterator[local_pb2.ServeKernelRequest]
     ) -> None:
-        """Reads until the stream is over, by whichever side."""
+        """Reads until either side ends the stream."""
         try:
             for frame in requests:
                 if not self._wait(partial(session.take_in, frame)):
@@ -243,14 +243,14 @@ class LocalService:
         self._soon(session.close)
 
     def _wait(self, question: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """Waits for an answer of trio's. None: the worker has ended."""
+        """Waits for an answer of trio's thread. None: the worker has ended."""
         try:
             return trio.from_thread.run(question, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
             return None
 
     def list(self, requests: Iterator[local_pb2.ListRequest], context: Context) -> local_pb2.ListResponse:
-        """Says who has what."""
+        """Lists leases, workloads and claims."""
         with self._admitted(context, self._calls):
             self._first(requests, context)
             return self._ask(context, self._answers.list)
@@ -258,7 +258,7 @@ class LocalService:
     def release(
         self, requests: Iterator[local_pb2.ReleaseRequest], context: Context
     ) -> local_pb2.ReleaseResponse:
-        """Lets a claim or an adopted process go."""
+        """Releases a claim or an adopted process."""
         with self._admitted(context, self._calls) as peer:
             name = self._first(requests, context).workload
             try:
@@ -271,7 +271,7 @@ class LocalService:
 
     @contextmanager
     def _admitted(self, context: Context, *kinds: CallLimits) -> Iterator[Peer]:
-        """Takes a place of each kind for a call. It is refused where there is none for its user."""
+        """Counts a call against its limits, and refuses it at the limit."""
         peer = self._socket.peer(context.peer())
         if peer is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "use the worker's socket")
@@ -284,7 +284,7 @@ class LocalService:
             yield peer
 
     def _first(self, requests: Iterator[Request], context: Context) -> Request:
-        """The request of a call that has one. A call that does not say it in time is cancelled."""
+        """The request of a call. A call without a request in time is cancelled."""
         self._unasked[context] = time.monotonic()
         try:
             request = next(requests, None)
@@ -316,9 +316,9 @@ _STOPPING: Final = OperationError(
 async def serve_locally(
     local_socket: LocalSocket, claims: LocalClaims, answers: LocalQueries, applications: ApplicationRegistry
 ) -> AsyncIterator[None]:
-    """Serves the local API for as long as the context lasts. Its threads end with it.
+    """Serves the local API in the context. Its threads end with it.
 
-    Whoever holds a claim by a stream has a while to come back to the next start of the worker.
+    Claims with a stream can be resumed for a while after the next start of the worker.
     """
     calls = CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT
     threads = calls + KERNELS_LIMIT + SPARE_THREADS
@@ -354,7 +354,7 @@ async def serve_locally(
 
 
 def _abort(context: Context, error: OperationError) -> NoReturn:
-    """Ends a call with a refusal, in the form that the coordinator's API has."""
+    """Ends a call with a refusal, in the form of the coordinator's API."""
     reason = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
     facts = {name: fact[:METADATA_LIMIT] for name, fact in error.metadata.items()}
     info = error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata=facts)

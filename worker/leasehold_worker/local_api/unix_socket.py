@@ -1,10 +1,10 @@
-"""The unix socket of the local API: who connects is asked of the kernel, and told to gRPC's handlers.
+"""The unix socket of the local API, which identifies its peers by the kernel for gRPC's handlers.
 
-gRPC keeps the sockets of its peers to itself. So connections are taken here, where the kernel can be asked
-who connected (unix(7)), and passed on byte by byte to gRPC's own listener, each from a name by which a
-handler finds out who is calling. That listener is in a folder that is shut to everybody else, so that
-nobody can use up the worker's descriptors there. After a kill -9 the folder stays, until the next start at
-the same socket.
+gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies
+the peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a handler
+finds its peer. The listener is in a folder that only the worker's user can enter, so that no other user can
+exhaust the worker's descriptors there. After a kill -9 the folder stays until the next start with the same
+socket.
 """
 
 import errno
@@ -37,28 +37,28 @@ logger = logging.getLogger(__name__)
 
 MODE: Final = 0o660
 CONNECTIONS_LIMIT: Final = 512
-"""Connections at once; further ones wait to be taken."""
+"""Connections at once; further ones wait."""
 
 USER_CONNECTIONS_LIMIT: Final = 128
-"""Those of one user at once, other than root and the worker's; further ones are refused."""
+"""Connections of one user other than root and the worker's; further ones are refused."""
 
 CONNECTIONS_KEPT: Final = 64
-"""Connections of root and the worker's user that others leave room for."""
+"""Connections reserved for root and the worker's user."""
 
 DESCRIPTORS_KEPT: Final = 256
-"""Those that are not for connections."""
+"""Descriptors reserved for other uses than connections."""
 
 DESCRIPTORS_EACH: Final = 3
-"""Those of a connection: both sides of ours, and gRPC's."""
+"""Descriptors of a connection: both sides of the forwarder, and gRPC's."""
 
 PATH_LIMIT: Final = 107
-"""Bytes of a path in sockaddr_un (unix(7)), less the one that ends it."""
+"""Bytes of a path in sockaddr_un (unix(7)), without the final zero."""
 
 REMEDY: Final = "choose another path by the setting `socket`"
 
 DIRECTORY_TIMEOUT_S: Final = 10.0
 LOOK_UPS_AT_ONCE: Final = 8
-"""Threads that ask the directory of users who somebody is, those included that hang."""
+"""Threads that look up users in the directory, including those that hang."""
 
 CHUNK_BYTES: Final = 65_536
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -67,19 +67,19 @@ _SCHEME: Final = "unix-abstract:"
 
 
 _NOT_OURS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
-"""What accept(2) says of something that is no listener any more. All else passes."""
+"""Errors of accept(2) after which the socket is no listener any more. All others pass."""
 
 
 @final
 class LocalSocket:
-    """The socket. It is there, and nobody is let in, until :meth:`run`.
+    """The socket. It exists from the start, and accepts no connection before :meth:`run`.
 
     Args:
-        path: Where it is made.
+        path: Its path.
         group: Name of the group that may connect besides the worker's user and root. Empty: the worker's own.
 
     Raises:
-        StartError: It can't be made, and why.
+        StartError: The socket can't be created.
     """
 
     def __init__(self, path: Path, group: str) -> None:
@@ -87,13 +87,13 @@ class LocalSocket:
         self._gid = _gid(group)
         self._peers: dict[str, Peer] = {}
         self._connections = Counter[int]()
-        """By user."""
+        """Connections by user."""
         self._look_ups = trio.CapacityLimiter(LOOK_UPS_AT_ONCE)
         self._others = 0
-        """Connections of others than root and the worker's user."""
+        """Connections of users other than root and the worker's."""
         self._limit = _connections_limit(raise_limit())
         self._full: set[int] = set()
-        """Users of whom it was logged that they have too many."""
+        """Users whose excess of connections has been logged."""
         self._socket = _listen(path, self._gid)
         try:
             self._folder = _make_folder(path)
@@ -105,19 +105,19 @@ class LocalSocket:
                 "TMPDIR to another directory"
             ) from error
         self.inner_path = self._folder / "grpc"
-        """gRPC's own listener, which answers only those that come through here."""
+        """gRPC's own listener, which serves only forwarded connections."""
 
     def peer(self, grpc_peer: str) -> Peer | None:
-        """Who a gRPC handler's peer is, by ``context.peer()``. None: it did not come through here."""
+        """The process behind a gRPC peer, by ``context.peer()``. None: the connection was not forwarded."""
         return self._peers.get(grpc_peer.removeprefix(_SCHEME))
 
     @property
     def inner_address(self) -> str:
-        """Where gRPC is to listen."""
+        """Address of gRPC's own listener."""
         return f"unix:{self.inner_path}"
 
     async def run(self) -> None:
-        """Takes connections until cancelled. Then the socket is gone."""
+        """Accepts connections until cancelled, and then removes the socket."""
         limit = trio.CapacityLimiter(self._limit)
         listener = trio.socket.from_stdlib_socket(self._socket)
         try:
@@ -131,7 +131,7 @@ class LocalSocket:
             listener.close()
 
     def close(self) -> None:
-        """Takes the socket away, unless that was done before."""
+        """Removes the socket, if it is there."""
         if self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
             self._socket.close()
@@ -144,7 +144,7 @@ class LocalSocket:
         limit: trio.CapacityLimiter,
         token: object,
     ) -> None:
-        """Serves one connection, to its end. What goes wrong with it ends no other."""
+        """Serves one connection until its end. An error affects no other one."""
         try:
             peer = await self._identify(connection, taken_at)
             if peer is not None:
@@ -159,7 +159,7 @@ class LocalSocket:
 
     @contextmanager
     def _counted(self, peer: Peer) -> Iterator[bool]:
-        """Counts a connection of a user. Yields False where that has too many."""
+        """Counts a connection of a user. Yields False at the limit."""
         if not peer.is_trusted and self._others >= self._limit - CONNECTIONS_KEPT:
             logger.warning("rejected a connection of user %s: users have %d of them", peer.user, self._others)
             yield False
@@ -226,7 +226,7 @@ class LocalSocket:
         return None
 
     def _admit(self, identity: ProcessIdentity, uid: int, gid: int) -> Peer | None:
-        """Asks the host's directory of users, which may take long."""
+        """Looks a user up in the host's directory, which may take long."""
         if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
             logger.warning(
                 "rejected a connection of process %d of user %s, who is not permitted to connect",
@@ -238,20 +238,20 @@ class LocalSocket:
 
 
 def _connections_limit(descriptors: int) -> int:
-    """Connections for which there are descriptors enough."""
+    """Number of connections for which the descriptors suffice."""
     return max(1, min(CONNECTIONS_LIMIT, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_EACH))
 
 
 def _temporary() -> Path:
-    """Where temporary folders are, unless that is too long for the path of a socket."""
+    """The folder of temporary files, unless it is too long for the path of a socket."""
     folder = tempfile.gettempdir()
     return Path(folder if len(os.fsencode(folder)) < PATH_LIMIT - 50 else "/tmp")  # noqa: S108 - mkdtemp's
 
 
 def _make_folder(path: Path) -> Path:
-    """Makes a folder that only the worker's user may enter, for its start at this socket.
+    """Creates a folder that only the worker's user may enter, for this start of the socket.
 
-    Those of earlier starts at the same socket that were killed are removed: they are known by their name.
+    Folders of killed earlier starts of the same socket are removed: their names identify them.
     """
     prefix = f"leasehold-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]}-"
     for stale in _temporary().glob(f"{prefix}*"):
@@ -304,17 +304,17 @@ def _listen(path: Path, gid: int) -> socket.socket:
 
 
 def _make_public(folder: Path) -> None:
-    """Makes a missing directory that every user may pass through, whatever the worker's umask is."""
+    """Creates a missing directory that every user may pass through, independent of the worker's umask."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir()
         missing.chmod(0o755)
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket on which nobody listens.
+    """Removes a socket without a listener.
 
     Raises:
-        StartError: Somebody does, or it is no socket.
+        StartError: The socket has a listener, or the path is not a socket.
     """
     try:
         mode = path.lstat().st_mode
@@ -350,7 +350,7 @@ async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType:
 async def _pump(
     source: trio.socket.SocketType, sink: trio.socket.SocketType, scope: trio.CancelScope
 ) -> None:
-    """Passes bytes on until one side ends."""
+    """Forwards bytes until one side ends."""
     out = trio.SocketStream(sink)
     try:
         while data := await source.recv(CHUNK_BYTES):

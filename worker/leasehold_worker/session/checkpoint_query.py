@@ -1,4 +1,4 @@
-"""What the coordinator asks with checkpoint_query: the checkpoints on this worker's disk, page by page."""
+"""Answers to checkpoint_query: the checkpoints on this worker's disk, page by page."""
 
 import logging
 from functools import partial
@@ -20,9 +20,9 @@ ANSWER_LIMIT_BYTES: Final = 131_072
 async def answer_checkpoints(
     disk: CheckpointDirectory, query: CheckpointQuery, worker_id: str
 ) -> CheckpointAnswer:
-    """The checkpoints behind the one that the query names, newest first, as many as fit; or why not.
+    """The checkpoints after the one that the query names, newest first, as many as fit; or the error.
 
-    Where that one was deleted meanwhile, the list begins anew.
+    If that one was deleted meanwhile, the list starts again.
     """
     try:
         found = await trio.to_thread.run_sync(partial(disk.checkpoints, query.workload_id))

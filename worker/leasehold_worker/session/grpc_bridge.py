@@ -1,6 +1,6 @@
 """gRPC's synchronous stream, bridged to trio.
 
-One thread reads responses and hands them over through the trio token; gRPC's own thread takes requests from
+One thread reads responses and passes them to trio through its token. gRPC's own thread takes requests from
 the outbox. Cancelling the call ends both.
 """
 
@@ -18,10 +18,10 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.session.outbox import Outbox
 
 INBOX_LIMIT: Final = 256
-"""Frames that may wait for us. While so many wait, nothing is read, and gRPC holds the coordinator back."""
+"""Received frames that may wait. At the limit reading stops, and gRPC slows the coordinator down."""
 
 REFUSED_BACKOFF_S: Final = 60.0
-"""After an answer that trying again does not change."""
+"""Wait after an answer that a retry does not change."""
 
 _SERVICE: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"]
 _MALFORMED: Final = "what came is no frame of this protocol"
@@ -34,13 +34,13 @@ _FINAL_CODES: Final = {
 
 
 class SessionEndError(Exception):
-    """The session is over: that is how every one of them ends.
+    """The end of a session, however it ends.
 
     Attributes:
-        why: For the log.
-        retry_after_s: The time before the next. None: the usual back-off.
-        reason: Why we leave. None: the other side did, or is gone.
-        error: More about that, for the other side.
+        why: Reason for the log.
+        retry_after_s: Wait before the next session. None: the usual back-off.
+        reason: Reason why the worker leaves. None: the coordinator left, or is gone.
+        error: Details for the coordinator.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ Incoming: TypeAlias = ConnectResponse | SessionEndError
 
 
 class _Call(Protocol):
-    """What the bridge uses of a gRPC call."""
+    """The part of a gRPC call that the bridge uses."""
 
     def __iter__(self) -> Iterator[ConnectResponse | bytes]: ...
     def cancel(self) -> bool: ...
@@ -130,7 +130,7 @@ def _read_to_the_end(call: _Call, deliver: Callable[[ConnectResponse], None]) ->
 
 
 def _parse(data: bytes) -> ConnectResponse | bytes:
-    """A frame, or the bytes where they are none: an error here would end the stream without a word."""
+    """A frame, or the bytes if they are not a frame: an exception here would end the stream silently."""
     try:
         return ConnectResponse.FromString(data)
     except DecodeError:

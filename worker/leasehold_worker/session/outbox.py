@@ -1,7 +1,7 @@
-"""Frames on their way up: the one queue between trio and gRPC's sending thread.
+"""The queue of outgoing frames between trio and gRPC's sending thread.
 
 News (hello, updates of commands and workloads, goodbye) keep their order and go first. Loads never queue: a
-newer one takes the place of an unsent one. Answers go last: readers of output must not cut a worker off.
+newer one replaces an unsent one. Answers go last, so that readers of output can't block the rest.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Final, final
 from leasehold.v1.worker_session_pb2 import ConnectRequest
 
 FRAME_LIMIT: Final = 256
-"""News that may wait. More means that the coordinator doesn't read: the session is given up."""
+"""News that may wait. More means that the coordinator doesn't read: the session ends."""
 
 ANSWER_LIMIT: Final = 16
 """Answers that may wait before the next question is answered. The largest have 64 KiB."""
@@ -35,7 +35,7 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """How many frames wait, beside answers."""
+        """Number of waiting frames, without answers."""
         with self._condition:
             return len(self._frames)
 
@@ -46,10 +46,10 @@ class Outbox:
             return len(self._answers) < ANSWER_LIMIT
 
     def put(self, frame: ConnectRequest) -> None:
-        """Adds a frame that must not be lost. Nothing is added once the box is closed.
+        """Adds a frame that must not be lost. A closed outbox ignores it.
 
         Raises:
-            OutboxFullError: Too many wait.
+            OutboxFullError: Too many frames wait.
         """
         with self._condition:
             if self._closed:
@@ -60,21 +60,21 @@ class Outbox:
             self._condition.notify()
 
     def put_answer(self, frame: ConnectRequest) -> None:
-        """Adds an answer, which is sent once nothing else waits. The caller waits for room first."""
+        """Adds an answer, which is sent once nothing else waits. Wait for ``has_room`` first."""
         with self._condition:
             if not self._closed:
                 self._answers.append(frame)
                 self._condition.notify()
 
     def put_load(self, frame: ConnectRequest) -> None:
-        """Adds a load, in the place of one that has not been sent."""
+        """Adds a load, in place of an unsent one."""
         with self._condition:
             if not self._closed:
                 self._load = frame
                 self._condition.notify()
 
     def close(self) -> None:
-        """Lets the news and the load that wait be sent, drops the answers, and then ends the iterator."""
+        """Sends the waiting news and load, drops the answers, and then ends the iterator."""
         with self._condition:
             self._closed = True
             self._answers.clear()

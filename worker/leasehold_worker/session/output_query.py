@@ -1,4 +1,4 @@
-"""Pieces of a workload's output, for whoever follows it."""
+"""Answers to reads of a workload's output."""
 
 from typing import Final
 
@@ -17,26 +17,26 @@ CHUNK_LIMIT_BYTES: Final = 65_536
 """Well below the limit of a frame."""
 
 OFFSET_LIMIT: Final = 2**62
-"""More bytes than any file has, and an offset that lseek(2) takes."""
+"""Larger than any file, and an offset that lseek(2) accepts."""
 
 WAIT_LIMIT_S: Final = 30.0
 POLL_INTERVAL_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
-"""Between two looks at a file to which nothing is written. The pause begins short, and doubles."""
+"""Longest pause between two checks of a file without new bytes. The pause begins short and doubles."""
 
 READ_TIMEOUT_S: Final = 10.0
-"""How long a disk may take to answer."""
+"""Timeout of a read from disk."""
 
 READS_AT_ONCE: Final = 8
 _reads: Final = trio.CapacityLimiter(READS_AT_ONCE)
-"""Threads that read, those included that hang at a disk that does not answer."""
+"""Reading threads, including those that hang on a disk."""
 
 
 async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
-    """The answer to a read. It waits for more as long as the request says, and never longer than 30 s.
+    """The answer to a read. It waits for more bytes as long as the request asks, and never longer than 30 s.
 
     Raises:
-        OperationError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT for an offset that no file has, or
+        OperationError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT for an offset beyond any file, or
             OUTPUT_UNAVAILABLE.
     """
     workload = workloads.get(request.workload_id)

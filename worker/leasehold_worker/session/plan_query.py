@@ -1,4 +1,4 @@
-"""Dry runs: what the coordinator asks with plan_query."""
+"""Answers to plan_query: dry runs."""
 
 import logging
 from typing import final
@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 @final
 class PlanQueries:
-    """Answers plan queries. It changes nothing."""
+    """Answers plan queries, without any change."""
 
     def __init__(self, preflight: Preflight, durations: Durations) -> None:
         self._preflight = preflight
         self._durations = durations
 
     async def answer(self, query: PlanQuery) -> PlanAnswer:
-        """The plan of an operation, or why there can be none."""
+        """The plan of an operation, or the error."""
         try:
             plan = await self._plan(query)
         except OperationError as error:

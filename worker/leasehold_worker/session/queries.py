@@ -1,4 +1,4 @@
-"""Answers to what the coordinator asks in a session. A question ends in its answer, and in nothing else."""
+"""Answers to the questions of a coordinator. Each question ends in its answer, and has no other effect."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ LISTS_AT_ONCE: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One question: how it is answered, and how it is refused."""
+    """A kind of question: its answer, and its refusal."""
 
     answer: Callable[[], Awaitable[ConnectRequest]]
     refuse: Callable[[Error], ConnectRequest]
@@ -44,10 +44,10 @@ class Queries:
     """Answers questions.
 
     Args:
-        workloads: Whose output is read.
+        workloads: The workloads, whose output is read.
         planning: Makes plans.
         disk: Lists checkpoints.
-        worker_id: Told with checkpoints.
+        worker_id: Id that checkpoints carry.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Queries:
         self._lists = trio.CapacityLimiter(LISTS_AT_ONCE)
 
     async def answer(self, frame: ConnectResponse) -> ConnectRequest | None:
-        """The answer to a frame, or its refusal, whatever goes wrong. None: the frame is no question."""
+        """The answer to a frame, or its refusal after any error. None: the frame is not a question."""
         question = self._question(frame)
         if question is None:
             return None
@@ -74,7 +74,7 @@ class Queries:
             return question.refuse(defect().to_proto())
 
     def refuse(self, frame: ConnectResponse, error: OperationError) -> ConnectRequest | None:
-        """The refusal of a frame. None: the frame is no question."""
+        """The refusal of a frame. None: the frame is not a question."""
         question = self._question(frame)
         return question.refuse(error.to_proto()) if question else None
 

@@ -1,4 +1,4 @@
-"""What the worker tells of itself: hello and worker_load, from one look at everything."""
+"""The worker's reports hello and worker_load, each from one consistent view."""
 
 import os
 import platform
@@ -32,7 +32,7 @@ from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
-"""Sides with the same major version talk."""
+"""Version of the protocol. Peers need the same major version."""
 
 HELLO_LIMIT_BYTES: Final = 131_072
 """Half a frame. The coordinator has the specs in its store; without them, 256 workloads fit."""
@@ -40,11 +40,11 @@ HELLO_LIMIT_BYTES: Final = 131_072
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who this worker is.
+    """The worker's identity.
 
     Attributes:
         worker_id: Kept across restarts.
-        name: What people call it.
+        name: Its name.
         labels: From its configuration.
         instance_id: Random for each start.
     """
@@ -62,7 +62,7 @@ class WorkerIdentity:
 
 @final
 class Reporter:
-    """Puts together what goes into hello and worker_load."""
+    """Builds hello and worker_load."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Reporter:
         return await trio.to_thread.run_sync(self._inventory.read)
 
     def workload(self, workload_id: str) -> list[workload_pb2.Workload]:
-        """The workload as it is; none where the worker doesn't have it."""
+        """The current workload; none if the worker doesn't have it."""
         if workload_id not in self._workloads:
             return []
         return [workload_message(self._workloads.get(workload_id), self._identity.worker_id)]
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
-        """Everything that the worker holds. Where it would not fit into a frame, specs are left out."""
+        """The whole state of the worker. Specs are left out if the frame would be too large."""
         versions = self._inventory.versions
         hello = Hello(
             worker_id=self._identity.worker_id,
@@ -136,7 +136,7 @@ class Reporter:
         return hello
 
     def description(self) -> list[Gpu | Capability]:
-        """What of hello may change while the worker runs, and is then told again."""
+        """The parts of hello that may change while the worker runs, and are then sent again."""
         return [*self._gpus(), *self._capabilities()]
 
     def _gpus(self) -> list[Gpu]:
@@ -146,7 +146,7 @@ class Reporter:
         ]
 
     def load(self, readings: Mapping[str, GpuReading], session_id: str) -> WorkerLoad:
-        """Who holds which GPU now, under the next sequence number."""
+        """The current leases of all GPUs, with the next sequence number."""
         self._load_sequence += 1
         return WorkerLoad(
             session_id=session_id,

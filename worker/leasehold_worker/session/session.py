@@ -1,6 +1,6 @@
-"""The stream to the coordinator: connect, say hello, pump frames both ways, connect again.
+"""The stream to the coordinator: connect, send hello, pass frames both ways, reconnect.
 
-A worker that loses its coordinator fails static: workloads stay as they are.
+A worker without its coordinator changes nothing: workloads stay as they are.
 """
 
 import logging
@@ -46,21 +46,21 @@ logger = logging.getLogger(__name__)
 WELCOME_TIMEOUT_S: Final = 10.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 JOURNAL_TIMEOUT_S: Final = 5.0
-"""How long hello waits until all that it tells is on disk. A disk that refuses must not cut us off."""
+"""Time that hello waits until its content is on disk. A disk that refuses must not cut the worker off."""
 
 EPOCH_LIMIT: Final = 2**62
-"""More sessions than there can have been, and a number that fits into the journal."""
+"""More sessions than are possible, and a number that fits into the journal."""
 
 COALESCE_S: Final = 0.05
-"""Lease changes that come together are told by one load, within 100 ms."""
+"""Lease changes within 100 ms share one load."""
 
 POLL_INTERVAL_S: Final = 0.02
 LOAD_INTERVALS_S: Final = (0.01, 3600.0)
 SILENCE_LIMIT_S: Final = 86_400.0
-"""What a welcome may ask for. Beyond that the coordinator or the worker would be taken for gone."""
+"""Longest silence that a welcome may permit. A longer one would pass for a lost peer."""
 
 RECONNECT_LIMIT_S: Final = 300.0
-"""How long a drain may keep a worker away."""
+"""Longest time that a drain may keep a worker away."""
 
 QUESTIONS_LIMIT: Final = 256
 """Questions that may wait for their answers, of 64 KiB at most each. Further questions are refused."""
@@ -112,9 +112,9 @@ class CoordinatorSession:
         self._next_load = trio.CancelScope()
 
     def send(self, frame: ConnectRequest) -> None:
-        """Sends a frame if there is a session. Without one it is dropped: the next hello tells all.
+        """Sends a frame if there is a session. Without one it is dropped: the next hello has the whole state.
 
-        Where too many wait, the session is over.
+        With too many waiting frames, the session ends.
         """
         if self._outbox is None:
             return
@@ -126,7 +126,7 @@ class CoordinatorSession:
             self._overflow.set()
 
     async def leave(self, reason: GoodbyeReason.ValueType) -> None:
-        """Says goodbye, and waits 2 s at most for the coordinator to end the stream, which proves receipt."""
+        """Sends goodbye, and waits 2 s at most for the coordinator to end the stream, as confirmation."""
         self._leaving = True
         outbox = self._outbox
         if outbox is None:
@@ -137,7 +137,7 @@ class CoordinatorSession:
             await self._session_over.wait()
 
     async def run(self) -> None:
-        """Holds a session, and another after it, until cancelled or left."""
+        """Holds one session after another, until cancelled or left."""
         backoff_s = BACKOFF_MIN_S
         with open_channel(self._coordinator) as channel:
             while True:
@@ -157,7 +157,7 @@ class CoordinatorSession:
                 await trio.sleep(wait_s)
 
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
-        """Holds one session to its end."""
+        """Holds one session until its end."""
         readings = await self._reporter.read_gpus()
         outbox = Outbox()
         with trio.move_on_after(JOURNAL_TIMEOUT_S):
@@ -273,7 +273,7 @@ class CoordinatorSession:
             )
 
     def _check(self, welcome: Welcome) -> None:
-        """Refuses a coordinator that we can't talk to, or that is deposed."""
+        """Refuses a coordinator with another protocol, or a deposed one."""
         theirs = welcome.protocol_version
         if theirs.major != PROTOCOL_VERSION.major:
             ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
@@ -294,7 +294,7 @@ class CoordinatorSession:
         self._take_intervals(welcome)
 
     def _take_intervals(self, frame: Welcome | Heartbeat) -> None:
-        """Takes in how often a load is wanted, and for how long the coordinator may be silent."""
+        """Sets the interval of loads, and the permitted silence of the coordinator."""
         least_s, most_s = LOAD_INTERVALS_S
         if not least_s <= (interval_s := seconds(frame.load_interval)) <= most_s:
             raise violation(f"invalid load interval {interval_s:g} s: give {least_s:g} to {most_s:g} s")
@@ -305,14 +305,14 @@ class CoordinatorSession:
         self._load_interval_s, self._silence_limit_s = interval_s, limit_s
 
     async def _tell_again(self, outbox: Outbox) -> None:
-        """Tells the outcomes that were never acknowledged, as fast as they are read: there may be many."""
+        """Sends unacknowledged outcomes again, at the speed of the reader: there may be many."""
         for update in self._commands.unacknowledged:
             while outbox.waiting > FRAME_LIMIT // 2:  # noqa: ASYNC110 - gRPC's thread tells nobody
                 await trio.sleep(POLL_INTERVAL_S)
             self.send(ConnectRequest(command_update=update))
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
-        """Tells the load within every interval, and soon after each change of a lease."""
+        """Sends the load within every interval, and soon after each change of a lease."""
         next_s = random.uniform(0, self._load_interval_s)
         while True:
             with trio.move_on_after(next_s) as self._next_load:
@@ -347,7 +347,7 @@ async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float
     """The next frame.
 
     Raises:
-        SessionEndError: The stream ended, or nothing came in time.
+        SessionEndError: The stream ended, or no frame came in time.
     """
     with trio.move_on_after(timeout_s):
         frame = await frames.receive()
